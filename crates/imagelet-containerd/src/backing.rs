@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 use imagelet_core::{
-    image::{Digest, ImageId},
+    image::ImageId,
     runtime::{ImageBacking, RuntimeError},
 };
 
-use crate::{Containerd, snapshotter_folder::OVERLAYFS};
+use crate::{ContainerdClient, client::Answer, sizes::refers_to_snapshot, v1::content};
 
 /// The prefix of the labels by which a manifest refers to its layers, and an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
@@ -18,37 +18,68 @@ const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
 const BLOBS_MAX: usize = 2_000;
 
 #[async_trait]
-impl ImageBacking for Containerd {
-    async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError> {
-        let client = self.client();
-        if client.snapshot(OVERLAYFS, chain.as_str()).await?.is_some() {
-            return Ok(true);
+impl ImageBacking for ContainerdClient {
+    async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError> {
+        // The configuration refers to the top of the chain in each snapshotter; no container is created without it.
+        let Some(config) = self.content(image.as_str()).await? else { return Ok(false) };
+        for (snapshotter, chain) in config.labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
+            if self.snapshot(snapshotter, chain).await?.is_some() {
+                return Ok(true);
+            }
         }
         // containerd unpacks the layers again if it has all their blobs.
-        let target = client.image(image.as_str()).await?.and_then(|record| record.target);
-        let mut waiting: Vec<String> = target.map(|target| target.digest).into_iter().collect();
-        let mut seen = BTreeSet::new();
-        while let Some(digest) = waiting.pop() {
-            if !seen.insert(digest.clone()) || seen.len() > BLOBS_MAX {
-                continue;
-            }
-            let Some(document) = client.content(&digest).await? else { continue };
-            let of = |prefix: &str| {
-                let labels = document.labels.iter().filter(|(key, _)| key.starts_with(prefix));
-                labels.map(|(_, digest)| digest.clone()).collect::<Vec<_>>()
-            };
-            if document.labels.get(REFERS_TO_CONFIG).is_none_or(|config| config != image.as_str()) {
-                waiting.extend(of(REFERS_TO_MANIFEST));
-                continue;
-            }
-            for layer in of(REFERS_TO_LAYER) {
-                if client.content(&layer).await?.is_none() {
+        let target = self.image(image.as_str()).await?.and_then(|record| record.target);
+        let Some(target) = target else { return Ok(false) };
+        match self.manifests_of(&target.digest).await? {
+            // Without a manifest containerd cannot unpack the image again.
+            Some(manifests) => {
+                let Some(manifest) = manifests.iter().find(|manifest| config_of(manifest) == Some(image.as_str()))
+                else {
                     return Ok(false);
+                };
+                for layer in labelled(manifest, REFERS_TO_LAYER) {
+                    if self.content(layer).await?.is_none() {
+                        return Ok(false);
+                    }
                 }
+                Ok(true)
             }
-            return Ok(true);
+            None => Ok(true),
         }
-        // Without a manifest containerd cannot unpack the image again.
-        Ok(seen.len() > BLOBS_MAX)
     }
+}
+
+impl ContainerdClient {
+    /// Whether the target of an image record is this image, or an index with it.
+    pub(crate) async fn is_of(&self, target: &str, image: &ImageId) -> Answer<bool> {
+        let manifests = self.manifests_of(target).await?.unwrap_or_default();
+        Ok(manifests.iter().any(|manifest| config_of(manifest) == Some(image.as_str())))
+    }
+
+    /// The present manifests that a target reaches; `None`: they are more than any image has.
+    async fn manifests_of(&self, target: &str) -> Answer<Option<Vec<content::Info>>> {
+        let (mut waiting, mut seen, mut manifests) = (vec![target.to_owned()], BTreeSet::new(), Vec::new());
+        while let Some(digest) = waiting.pop() {
+            if !seen.insert(digest.clone()) {
+                continue;
+            }
+            if seen.len() > BLOBS_MAX {
+                return Ok(None);
+            }
+            let Some(document) = self.content(&digest).await? else { continue };
+            waiting.extend(labelled(&document, REFERS_TO_MANIFEST).map(str::to_owned));
+            if config_of(&document).is_some() {
+                manifests.push(document);
+            }
+        }
+        Ok(Some(manifests))
+    }
+}
+
+fn config_of(document: &content::Info) -> Option<&str> {
+    document.labels.get(REFERS_TO_CONFIG).map(String::as_str)
+}
+
+fn labelled<'a>(document: &'a content::Info, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    document.labels.iter().filter(move |(key, _)| key.starts_with(prefix)).map(|(_, digest)| digest.as_str())
 }

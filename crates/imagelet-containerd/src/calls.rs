@@ -179,9 +179,23 @@ impl ContainerdClient {
         self.ask("Images.Update", &name, message).await
     }
 
+    /// Deletes an image record; its content is collected later. An absent record is no error.
+    pub(crate) async fn delete_image(&self, name: &str) -> Answer<()> {
+        self.ask_to_remove("Images.Delete", name, name.to_owned()).await
+    }
+
     /// The snapshotter plugins.
     pub async fn snapshotters(&self) -> Answer<Vec<introspection::Plugin>> {
-        let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
+        self.plugins("io.containerd.snapshotter.v1").await
+    }
+
+    /// The plugins that store blobs; usually one.
+    pub(crate) async fn content_stores(&self) -> Answer<Vec<introspection::Plugin>> {
+        self.plugins("io.containerd.content.v1").await
+    }
+
+    async fn plugins(&self, kind: &str) -> Answer<Vec<introspection::Plugin>> {
+        let message = introspection::PluginsRequest { filters: vec![format!("type=={kind}")] };
         self.ask_many("Introspection.Plugins", "", message).await
     }
 

@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod fuzzing;
 mod import;
 mod lease;
+mod names;
 mod sink;
 mod sizes;
 mod snapshotter_folder;
@@ -25,6 +26,7 @@ pub mod v1;
 pub use client::{ContainerdClient, Many, One};
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
+pub use names::ContainerdNames;
 pub use sink::{Containerd, ContainerdConfig};
 pub use sizes::ContainerdSizes;
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{
+    credentials::Credential,
     image::{Image, ImageId, ImageSpec},
     runtime::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
@@ -143,7 +144,14 @@ impl ImageService for RemoteImageService {
                 Err(RuntimeError::other(format!("imageRef of image {} is not set", quoted(&request.image.image))))
             }
             Ok(id) => Ok(ImageId::new(id)),
-            Err(status) => Err(self.peer.error(Call::Pull, &convert::without_credential(status, request))),
+            Err(status) => {
+                let error = self.peer.error(Call::Pull, &convert::without_credential(status, request));
+                let ending = request.credential.as_ref().and_then(Credential::line_break_hint);
+                Err(match ending.filter(|_| error.kind() == RuntimeErrorKind::Denied) {
+                    Some(ending) => error.with_hint(ending),
+                    None => error,
+                })
+            }
         }
     }
 

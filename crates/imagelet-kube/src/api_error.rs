@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use imagelet_core::printable::one_line;
+use imagelet_core::{image::ByteSize, printable::one_line};
 use serde::Deserialize;
 
 /// Most of a server's message that is kept.
@@ -41,7 +41,7 @@ pub enum ApiError {
         message: String,
     },
     /// An answer, or one event, is larger than its limit.
-    #[error("the answer of the API server is larger than {max} bytes")]
+    #[error("the answer of the API server is larger than {}", ByteSize(*.max as u64))]
     TooLarge {
         /// The limit.
         max: usize,

@@ -32,7 +32,7 @@ pub use engine::{Engine, EngineConfig, check_signature_policy};
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,
-    check_login, check_path, check_registry_files,
+    check_login, check_path, check_registry_files, registry_hosts,
 };
-pub use store::{Access, Durability};
+pub use store::{Access, Durability, command_of_owner};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

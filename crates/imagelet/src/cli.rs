@@ -5,10 +5,12 @@ mod help;
 mod image_filter;
 mod install;
 mod kubelet_options;
+mod pages;
 mod serve;
 mod template;
 #[cfg(test)]
 mod tests;
+mod usage_error;
 mod values;
 
 use std::{path::PathBuf, time::Duration};
@@ -22,24 +24,21 @@ use imagelet_core::image::{ByteSize, Percent, Platform};
 
 pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
-    help::command,
+    help::{command, print_help},
     image_filter::ImageFilter,
     install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
     serve::ServeArgs,
     template::{Template, TemplateError},
+    usage_error::{format_of, usage_failure},
     values::Since,
 };
 
 use self::values::{parse_log, parse_percent, parse_wait};
-use crate::{
-    config::{has_dumb_terminal, is_empty_variable},
-    output::Format,
-    size::parse_size,
-};
+use crate::{config::is_empty_variable, output::Format, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
-#[command(name = "imagelet", version, max_term_width = 100)]
+#[command(name = "imagelet", version, max_term_width = 100, disable_help_flag = true, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -55,12 +54,12 @@ pub(crate) struct Global {
     ///
     /// A running imagelet, or any CRI runtime (`unix:///run/containerd/containerd.sock`). The variable IMAGELET_ENDPOINT
     /// stands for it.
-    #[arg(long, global = true, env = "IMAGELET_ENDPOINT", value_name = "URI", hide_env = true)]
+    #[arg(long, global = true, env = "IMAGELET_ENDPOINT", value_name = "URI", hide_env = true, hide_short_help = true)]
     pub(crate) endpoint: Option<String>,
     /// Use the embedded store in this directory
     ///
     /// The store is opened in this process. The variable IMAGELET_STORE stands for it.
-    #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", hide_env = true)]
+    #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", hide_env = true, hide_short_help = true)]
     pub(crate) store: Option<PathBuf>,
     /// The store is named by the flag, not by the variable.
     #[arg(skip)]
@@ -78,7 +77,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "LEVEL", value_parser = parse_log, hide_short_help = true)]
     pub(crate) log_level: Option<String>,
     /// How to print.
-    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT", hide_short_help = true)]
     pub(crate) output: Format,
 }
 
@@ -242,6 +241,13 @@ pub(crate) enum Command {
         /// The folder; it has to exist.
         #[arg(value_name = "DIR")]
         directory: PathBuf,
+    },
+    /// Describe a command with all its options, or show a page of the guide.
+    #[command(after_help = "Example: imagelet help registries")]
+    Help {
+        /// A command, such as `gc` or `config show`, or a page; without one, all of them are listed.
+        #[arg(value_name = "COMMAND|PAGE")]
+        topic: Vec<String>,
     },
     /// Print the version.
     #[command(after_help = "Example: imagelet version -o json")]
@@ -523,10 +529,6 @@ impl Cli {
         T: Into<std::ffi::OsString> + Clone,
     {
         let mut command = without_empty_variables(kubelet_options::accept_ignored(command()));
-        // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
-        if has_dumb_terminal() {
-            command = command.color(clap::ColorChoice::Never);
-        }
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
@@ -543,6 +545,12 @@ impl Cli {
         }
         if cli.command.format().is_some() && typed("output") {
             return conflict("the argument '--format <TEMPLATE>' cannot be used with '--output <FORMAT>'");
+        }
+        if let Command::Help { topic } = &cli.command
+            && !help::is_topic(topic)
+        {
+            let message = format!("no command or page is named '{}'; `imagelet help` lists them", topic.join(" "));
+            return Err(command.error(clap::error::ErrorKind::InvalidSubcommand, message));
         }
         if let Command::Gc(GcArgs { high: Some(high), low: Some(low), .. }) = &cli.command
             && low > high

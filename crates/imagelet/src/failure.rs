@@ -9,8 +9,9 @@ use imagelet_core::{
     runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::output::fitted_to_stderr;
+use crate::output::{Format, fitted_to_stderr, line, print};
 
 const CAUSES_MAX: usize = 16;
 
@@ -112,6 +113,19 @@ impl Failure {
     pub(crate) fn print(&self) {
         // A closed stderr is no failure of its own.
         drop(writeln!(std::io::stderr().lock(), "{}", fitted_to_stderr(&self.text())));
+    }
+
+    /// Writes the document where a program asked for one; `is_line`: behind other documents in lines.
+    pub(crate) fn write(&self, format: Format, is_line: bool) {
+        if !format.is_document() {
+            return;
+        }
+        // A closed stdout is no failure of its own.
+        drop(if is_line {
+            std::io::stdout().lock().write_all(&line(&json!({ "type": "failure", "failure": self }), format))
+        } else {
+            print(format, &json!({ "failure": self }), |_| Ok(())).map(drop)
+        });
     }
 
     fn text(&self) -> String {

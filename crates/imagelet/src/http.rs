@@ -73,7 +73,7 @@ pub(crate) async fn bind(address: &str, has_token: bool) -> Result<TcpListener, 
     // A configuration knows addresses; what a name means is known now.
     if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
         let message = format!("the HTTP address `{address}` is not loopback and needs a token file");
-        return Err(Failure::new("InvalidArgument", message).or_hint("see docs/http.md"));
+        return Err(Failure::new("InvalidArgument", message).or_hint("`imagelet help http` describes the access"));
     }
     Ok(listener)
 }

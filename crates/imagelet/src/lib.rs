@@ -32,8 +32,10 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 
-use cli::{Cli, Command, PodCommand};
+use cli::{Cli, Command, PodCommand, format_of, usage_failure};
 use config::Environment;
+use failure::Failure;
+use output::Format;
 
 /// Exit code for an invalid command line, as in `clap`.
 const EXIT_USAGE: u8 = 2;
@@ -54,14 +56,18 @@ pub fn run_process() -> ExitCode {
     match commands::complete_word(&arguments) {
         Ok(false) => {}
         Ok(true) => return ExitCode::SUCCESS,
-        Err(failure) => return report(&failure),
+        Err(failure) => return report(&failure, Format::default(), false),
     }
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors and are printed to stdout; a closed pipe is no error.
             drop(error.print());
-            return if error.exit_code() == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
+            if error.exit_code() == 0 {
+                return ExitCode::SUCCESS;
+            }
+            usage_failure(&error).write(format_of(&arguments), false);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
     let mut environment = Environment::of_process();
@@ -73,13 +79,14 @@ pub fn run_process() -> ExitCode {
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);
     log::start(&environment, cli.command.is_daemon());
+    let (format, has_lines) = (cli.global.output, matches!(cli.command, Command::Events(_)));
     if let Command::Pod(PodCommand::Install(arguments)) = cli.command {
         // Before any other thread is started.
-        return install::set_host_up(arguments, cli.global.output).unwrap_or_else(|failure| report(&failure));
+        return install::set_host_up(arguments, format).unwrap_or_else(|failure| report(&failure, format, false));
     }
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
-        Err(error) => return report(&failure::Failure::of(&error)),
+        Err(error) => return report(&Failure::of(&error), format, has_lines),
     };
     let is_daemon = cli.command.is_daemon();
     let outcome = runtime.block_on(commands::run(cli, environment));
@@ -89,7 +96,7 @@ pub fn run_process() -> ExitCode {
     }
     match outcome {
         Ok(code) => code,
-        Err(failure) => report(&failure),
+        Err(failure) => report(&failure, format, has_lines),
     }
 }
 
@@ -110,8 +117,9 @@ fn runtime(command: &Command) -> std::io::Result<Runtime> {
     builder.enable_all().build()
 }
 
-fn report(failure: &failure::Failure) -> ExitCode {
+fn report(failure: &Failure, format: Format, is_line: bool) -> ExitCode {
     failure.print();
+    failure.write(format, is_line);
     ExitCode::FAILURE
 }
 

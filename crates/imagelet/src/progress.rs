@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::ByteSize, printable::printable};
+use imagelet_core::{
+    image::{ByteSize, counted},
+    printable::printable,
+};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
@@ -23,7 +26,7 @@ const BARS_MAX: usize = 24;
 const LINES_RESERVED: usize = 4;
 /// Columns of a name before a bar, so that the line fits 80.
 const BAR_NAME_COLUMNS: usize = 28;
-const ASKING: &str = "asking the registry";
+const RESOLVING: &str = "asking the registry";
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are one.
@@ -116,8 +119,7 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
         Step::Resolved { layers: resolved, .. } => {
             said.sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
             let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
-            let plural = if resolved.len() == 1 { "" } else { "s" };
-            Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
+            Some(format!("{}, {total} to fetch at most", counted(resolved.len(), "layer")))
         }
         Step::Silence { note } => Some(printable(note)),
         Step::Waiting { host, over } => {
@@ -284,8 +286,9 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
-    let (received, layers) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
-    format!("{} {received} of {}{speed}{left}, {over} of {layers} layers{retry}", pull.phase, ByteSize(total))
+    let (received, all) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
+    let layers = counted(all, "layer");
+    format!("{} {received} of {}{speed}{left}, {over} of {layers}{retry}", pull.phase, ByteSize(total))
 }
 
 /// How many layers have a bar on a terminal of so many lines.
@@ -354,7 +357,7 @@ impl Bars {
     fn new(screen: MultiProgress, image: String, layers_max: usize) -> Self {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
         total.set_prefix(image);
-        total.set_message(ASKING);
+        total.set_message(RESOLVING);
         total.enable_steady_tick(Duration::from_millis(120));
         Self { screen, total, layers_max, layers: Mutex::default() }
     }
@@ -405,7 +408,7 @@ impl Bars {
             }
             Step::Waiting { host, over } => {
                 let message = match unanswered(&mut layers.unanswered, &host, over) {
-                    (_, 0) if layers.by_digest.is_empty() => ASKING.to_owned(),
+                    (_, 0) if layers.by_digest.is_empty() => RESOLVING.to_owned(),
                     (_, 0) => String::new(),
                     _ => waiting_for(&host),
                 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use imagelet_core::{
-    image::{ImageId, ImageSpec},
+    image::{ImageId, ImageSpec, counted},
     runtime::{ErrorClass, Fault, ImportError, ImportStage, ImportedBytes, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ impl ImportRun {
     pub(super) async fn name(&self) -> Result<ImageId, ImportError> {
         let count = self.count();
         if count < self.chains.len() {
-            let why = format!("containerd has {count} of the image's {} layers", self.chains.len());
+            let why = format!("containerd has {count} of {} of the image", counted(self.chains.len(), "layer"));
             return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
         }
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;

@@ -10,7 +10,7 @@ use imagelet_core::{
 use crate::v1::{images::Image, types::Descriptor};
 
 /// CRI ignores an image record without this label.
-const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
+pub(crate) const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
 /// containerd's limit of a label, key and value together.
 const LABEL_BYTES_MAX: usize = 4096;
 /// The first version that labels a snapshot with its layer and its parent.

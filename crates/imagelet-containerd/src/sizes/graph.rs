@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
     sync::Arc,
 };
 
@@ -73,6 +74,14 @@ pub(crate) struct ImageParts {
     unmeasured: usize,
 }
 
+/// Where the parts lie, as far as containerd says so.
+#[derive(Debug, Default)]
+pub(crate) struct PartFolders {
+    pub(crate) contents: Option<Arc<Path>>,
+    /// By snapshotter.
+    pub(crate) snapshots: HashMap<String, Arc<Path>>,
+}
+
 /// The lists have more references than any real containerd's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
@@ -107,6 +116,15 @@ impl ImageParts {
 
     pub(crate) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
         self.snapshots.values()
+    }
+
+    pub(crate) fn set_folders(&mut self, folders: &PartFolders) {
+        for (place, layer) in self.layers.iter_mut().enumerate() {
+            layer.folder = match self.snapshots.get(&place) {
+                Some(snapshot) => folders.snapshots.get(&*snapshot.snapshotter).cloned(),
+                None => folders.contents.clone(),
+            };
+        }
     }
 
     /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
@@ -304,7 +322,13 @@ impl<'a> Nodes<'a> {
                 }
             };
             let place = u32::try_from(layers.len()).ok()?;
-            layers.push(LayerFacts { id: id.into(), bytes: ByteSize(bytes), inodes, held: held.contains(&node) });
+            layers.push(LayerFacts {
+                id: id.into(),
+                bytes: ByteSize(bytes),
+                inodes,
+                held: held.contains(&node),
+                folder: None,
+            });
             places.insert(node, place);
             Some(place)
         };
@@ -314,7 +338,7 @@ impl<'a> Nodes<'a> {
     }
 }
 
-fn refers_to_snapshot<'a>(key: &'a str, value: &'a str) -> Option<(&'a str, &'a str)> {
+pub(crate) fn refers_to_snapshot<'a>(key: &'a str, value: &'a str) -> Option<(&'a str, &'a str)> {
     let snapshotter = key.strip_prefix(REFERS_TO_SNAPSHOT)?;
     Some((snapshotter.split('/').next().unwrap_or(snapshotter), value))
 }

@@ -6,7 +6,8 @@ mod graph;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,11 +16,11 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
 use jiff::Timestamp;
 
-use self::graph::{CommittedSnapshot, snapshotters};
-pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage};
+use self::graph::{CommittedSnapshot, PartFolders, snapshotters};
+pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage, refers_to_snapshot};
 use crate::{
     ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
-    v1::{leases, snapshots},
+    v1::{introspection, leases, snapshots},
 };
 
 const USAGES_AT_ONCE: usize = 32;
@@ -54,14 +55,36 @@ impl ContainerdSizes {
         let (snapshots, leased, elsewhere) = tokio::try_join!(self.snapshots(named), self.leased(), self.elsewhere())?;
         let listed = Listed { images, contents, snapshots, leased, elsewhere };
         let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
-        let parts = match found {
+        let mut parts = match found {
             Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))?,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
+        parts.set_folders(&self.folders().await);
         let usages = self.usages_of(parts.snapshots()).await?;
         let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
         *self.known() = usages;
         Ok(graph)
+    }
+
+    /// Where containerd keeps blobs and snapshots. Unknown folders count as those of the measured file system.
+    async fn folders(&self) -> PartFolders {
+        let of = |stores: Result<Vec<introspection::Plugin>, ContainerdError>, below: &'static str| {
+            let stores = stores.unwrap_or_else(|error| {
+                tracing::debug!(%error, "could not ask where containerd keeps its content");
+                Vec::new()
+            });
+            let folder = move |plugin: introspection::Plugin| {
+                let root = plugin.exports.get("root").map(Path::new).filter(|root| root.is_absolute())?;
+                // A file system may be mounted on the folder inside the root.
+                Some((plugin.id, Arc::from(root.join(below))))
+            };
+            stores.into_iter().filter_map(folder)
+        };
+        let (contents, snapshotters) = tokio::join!(self.client.content_stores(), self.client.snapshotters());
+        PartFolders {
+            contents: of(contents, "blobs").map(|(_, folder)| folder).next(),
+            snapshots: of(snapshotters, "snapshots").collect(),
+        }
     }
 
     async fn snapshots(

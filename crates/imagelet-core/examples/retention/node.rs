@@ -274,6 +274,7 @@ impl LocalStore for World {
             bytes: ByteSize(*bytes),
             inodes: None,
             held: false,
+            folder: None,
         };
         // Those that are here, numbered anew.
         let present = &self.lock().present;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::record::Line;
-use crate::failpoint::Step;
+use crate::{failpoint::Step, image::ByteSize};
 
 /// The number of files of a full log; removing one loses a quarter of the history.
 const FILES: u64 = 4;
@@ -80,8 +80,8 @@ impl LogFiles {
             text.push(b'\n');
         }
         if text.len() as u64 > self.file_bytes_max() {
-            let (length, limit) = (text.len(), self.file_bytes_max());
-            return Err(io::Error::other(format!("lines of {length} bytes; the limit is {limit}")));
+            let (length, limit) = (ByteSize(text.len() as u64), ByteSize(self.file_bytes_max()));
+            return Err(io::Error::other(format!("lines of {length}; the limit is {limit}")));
         }
         let mut older = list(&self.directory)?;
         older.retain(|(number, _)| *number < youngest.number);

@@ -10,12 +10,9 @@ use std::{
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::{
-    Secret,
-    registry_match::{is_default_registry, registry_key},
-};
+use super::{Secret, registry_match::registry_key};
 use crate::{
-    image::{DOCKER_HUB, is_docker_hub},
+    image::{ByteSize, DOCKER_HUB, is_docker_hub},
     text::json_error,
     trusted_files,
 };
@@ -72,7 +69,7 @@ pub(crate) struct HelperNames {
 impl HelperNames {
     /// The helper for a repository, and the server name to pass to it, as `docker` does.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
-        self.helper_of(if is_default_registry(repository) { DOCKER_HUB } else { registry_key(repository) })
+        self.helper_of(registry_key(repository))
     }
 
     /// The helper for a registry's host.
@@ -99,6 +96,8 @@ pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
     pub(crate) email: String,
+    /// A refresh token in place of the password, as `az acr login` leaves it. The kubelet reads none.
+    pub(crate) identity_token: Option<Secret>,
 }
 
 /// A document cannot be read: in Go's words, with at most one character of the document.
@@ -109,7 +108,8 @@ pub(crate) struct DockerConfigError(String);
 impl DockerConfig {
     pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
-            return Err(DockerConfigError(format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")));
+            let limit = ByteSize(DOCKER_CONFIG_LENGTH_MAX as u64);
+            return Err(DockerConfigError(format!("the document is longer than {limit}")));
         }
         let text = String::from_utf8_lossy(document);
         let root = serde_json::from_str(&text).map_err(|error| DockerConfigError(json_error(&error, &text)))?;
@@ -119,6 +119,12 @@ impl DockerConfig {
             PullSecretKind::DockerCfg => config.read_entries(root, None)?,
         }
         Ok(config)
+    }
+
+    /// Without what the kubelet does not read.
+    pub(super) fn as_the_kubelet_reads_it(mut self) -> Self {
+        self.entries.values_mut().for_each(|entry| entry.identity_token = None);
+        self
     }
 
     /// Reads a file, and the reason why its helpers must not run: other users may have written it.
@@ -210,8 +216,8 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError 
 }
 
 fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
-    const NAMES: [&str; 4] = ["username", "password", "email", "auth"];
-    let mut fields = [const { String::new() }; 4];
+    const NAMES: [&str; 5] = ["username", "password", "email", "auth", "identitytoken"];
+    let mut fields = [const { String::new() }; 5];
     let members = match value {
         Value::Null => serde_json::Map::new(),
         Value::Object(members) => members,
@@ -222,15 +228,18 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigE
         match value {
             Value::Null => {}
             Value::String(text) => fields[index] = text,
+            // The kubelet does not read it, so that it rejects no document.
+            _ if NAMES[index] == "identitytoken" => {}
             other => {
                 let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
                 return Err(wrong(&other, Some(&field), "string"));
             }
         }
     }
-    let [username, password, email, auth] = fields;
+    let [username, password, email, auth, identity_token] = fields;
     let (username, password) = if auth.is_empty() { (username, password) } else { decode_auth(&auth)? };
-    Ok(DockerEntry { username, password: Secret::new(password), email })
+    let identity_token = (!identity_token.is_empty()).then(|| Secret::new(identity_token));
+    Ok(DockerEntry { username, password: Secret::new(password), email, identity_token })
 }
 
 fn decode_auth(auth: &str) -> Result<(String, String), DockerConfigError> {
@@ -303,7 +312,7 @@ mod tests {
         let parsed = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
         assert_eq!(parsed(&longest).unwrap().entries.len(), 1);
         let error = parsed(&(longest + " ")).unwrap_err().to_string();
-        assert_eq!(error, format!("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes"));
+        assert_eq!(error, "the document is longer than 1.05MB");
     }
 
     #[test]
@@ -334,10 +343,12 @@ mod tests {
                                 username: text(&entry["username"]),
                                 password: Secret::new(text(&entry["password"])),
                                 email: text(&entry["email"]),
+                                identity_token: None,
                             };
                             (key.clone(), entry)
                         });
-                        assert_eq!(parsed.map(|read| read.entries), Ok(entries.collect()), "{}", case["name"]);
+                        let parsed = parsed.map(|read| read.as_the_kubelet_reads_it().entries);
+                        assert_eq!(parsed, Ok(entries.collect()), "{}", case["name"]);
                     }
                 }
                 Some("hash") => {}

@@ -23,7 +23,7 @@ use super::{
     provider::{CredentialHelpers, HelperError},
 };
 use crate::{
-    image::{DOCKER_HUB, is_docker_hub, shown_name},
+    image::{ByteSize, DOCKER_HUB, is_docker_hub, shown_name},
     printable::printable_start,
 };
 
@@ -207,7 +207,8 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
     let mut writer = serde_json::Serializer::with_formatter(&mut *document, PrettyFormatter::with_indent(b"\t"));
     serde::Serialize::serialize(&root, &mut writer)?;
     if document.len() > DOCKER_CONFIG_LENGTH_MAX {
-        return Err(io::Error::other(format!("it would be longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")));
+        let limit = ByteSize(DOCKER_CONFIG_LENGTH_MAX as u64);
+        return Err(io::Error::other(format!("it would be longer than {limit}")));
     }
     let beside = folder.join(format!(".config.json.{}", std::process::id()));
     let written = write(&beside, &document, owner.as_ref()).and_then(|()| fs::rename(&beside, &target));

@@ -8,10 +8,10 @@ use zeroize::Zeroizing;
 use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, DockerConfigError, PullSecretKind},
-    registry_match::{Location, is_default_registry, matches},
+    registry_match::{Location, is_default_registry, is_read_as_docker_hub, matches, registry_key},
 };
 use crate::{
-    image::{Digest, shown_name},
+    image::{DOCKER_HUB, Digest, is_docker_hub, shown_name},
     text::json_text,
 };
 
@@ -22,6 +22,29 @@ const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 pub struct Keyring {
     /// Reverse lexical order: longest and most literal keys first.
     index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
+    /// By the hosts of keys, where `docker` looks no further.
+    by_host: Vec<(String, TrackedCredential)>,
+}
+
+/// Whose spellings of keys open a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeySpelling {
+    /// The kubelet's: host, port and path.
+    Kubelet,
+    /// Also that of `auth.json`: of a URL the host counts.
+    Containers,
+    /// Also docker's: of any key the host counts.
+    Docker,
+}
+
+impl KeySpelling {
+    /// The host that a key stands for as a whole.
+    fn host(self, key: &str) -> Option<String> {
+        let (is_url, rest) = key.split_once("://").map_or((false, key), |(_, rest)| (true, rest));
+        let counts = self == Self::Docker || (self == Self::Containers && is_url);
+        let host = rest.split('/').next().unwrap_or_default().to_ascii_lowercase();
+        counts.then(|| if is_docker_hub(&host) { DOCKER_HUB.to_owned() } else { host })
+    }
 }
 
 /// A credential and its source.
@@ -86,25 +109,31 @@ impl Keyring {
     }
 
     /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one.
-    pub(crate) fn from_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
+    pub(crate) fn from_secrets(secrets: &[PullSecret], is_kubelet: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
-        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
+        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, is_kubelet).err()).collect();
         (keyring, unreadable)
     }
 
-    fn add_secret(&mut self, secret: &PullSecret) -> Result<(), KeyringError> {
+    fn add_secret(&mut self, secret: &PullSecret, is_kubelet: bool) -> Result<(), KeyringError> {
         if secret.document.expose().is_empty() {
             return Ok(());
         }
         let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
             KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
         })?;
+        let document = if is_kubelet { document.as_the_kubelet_reads_it() } else { document };
         self.add(&CredentialSource::Secret(secret.identity.clone()), document);
         Ok(())
     }
 
     /// Appends a document's entries. An entry whose key is not a URL is skipped.
     pub(crate) fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
+        self.add_spelled(KeySpelling::Kubelet, source, document);
+    }
+
+    /// As [`Self::add`], with another program's spellings of keys.
+    pub(crate) fn add_spelled(&mut self, spelling: KeySpelling, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match Location::parse(&with_scheme(&entry_key)) {
                 Ok(location) => index_key(&location),
@@ -117,10 +146,16 @@ impl Keyring {
                 ("username", &entry.username),
                 ("password", entry.password.expose()),
                 ("email", &entry.email),
+                ("identitytoken", entry.identity_token.as_ref().map_or("", Secret::expose)),
             ]);
             // No server address: the runtime would compare it with the registry host, and a key may be a glob.
             let credential = Credential::basic("", entry.username, entry.password);
+            let credential = match entry.identity_token {
+                Some(token) => Credential { kind: CredentialKind::IdentityToken(token), ..credential },
+                None => credential,
+            };
             let tracked = TrackedCredential { credential, source: source.clone(), hash };
+            self.by_host.extend(spelling.host(&entry_key).map(|host| (host, tracked.clone())));
             self.index.entry(Reverse(key)).or_default().push(tracked);
         }
     }
@@ -131,15 +166,24 @@ impl Keyring {
         self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
 
-    /// All credentials for a repository, in the order to try them.
+    /// All credentials for a repository, in the order to try them, as the kubelet finds them.
     pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
-        let found: Vec<TrackedCredential> = self
-            .index
-            .iter()
-            .filter(|(Reverse(key), _)| matches(key, repository))
-            .flat_map(|(_, credentials)| credentials.iter().cloned())
-            .collect();
-        if found.is_empty() && is_default_registry(repository) {
+        self.found(repository, is_default_registry(repository))
+    }
+
+    /// As [`Self::lookup`], for the host that is asked: one without dot and port is not Docker Hub, as it is for the kubelet.
+    pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
+        self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository))
+    }
+
+    fn found(&self, repository: &str, is_of_hub: bool) -> Vec<TrackedCredential> {
+        let matching = self.index.iter().filter(|(Reverse(key), _)| matches(key, repository));
+        let mut found: Vec<_> = matching.flat_map(|(_, credentials)| credentials).cloned().collect();
+        if found.is_empty() {
+            let of_host = self.by_host.iter().filter(|(host, _)| host == registry_key(repository));
+            found.extend(of_host.map(|(_, tracked)| tracked.clone()));
+        }
+        if found.is_empty() && is_of_hub {
             return self.index.get(&Reverse(DEFAULT_REGISTRY_KEY.to_owned())).cloned().unwrap_or_default();
         }
         found
@@ -271,7 +315,8 @@ mod tests {
                     }
                     None => CredentialSource::Node,
                 };
-                keyring.add(&source, DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable"));
+                let document = DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable");
+                keyring.add(&source, document.as_the_kubelet_reads_it());
             }
             let keys: Vec<&str> = keyring.keys().collect();
             let expected: Vec<String> = serde_json::from_value(case["expected"]["index"].clone()).unwrap_or_default();
@@ -365,9 +410,71 @@ mod tests {
     const LOGIN: &str = r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#;
 
     #[test]
+    fn the_identity_token_of_an_entry_is_its_credential() {
+        let document = r#"{"auths": {"a.azurecr.io": {"auth": "MDAwMDAwMDAtMDAwMC0wMDAwLTAwMDAtMDAwMDAwMDAwMDAwOg==",
+            "identitytoken": "eyJhbGciOi"}, "b.azurecr.io": {"username": "<token>", "IdentityToken": "other"},
+            "c.azurecr.io": {"username": "u", "password": "p", "identitytoken": ""}}}"#;
+        let (keyring, unreadable) = Keyring::from_secrets(&[secret("s", document)], false);
+        assert_eq!(unreadable.len(), 0);
+        let kind = |host: &str| keyring.lookup(&format!("{host}/app")).remove(0).credential.kind;
+        assert_eq!(kind("a.azurecr.io"), CredentialKind::IdentityToken(Secret::new("eyJhbGciOi")));
+        assert_eq!(kind("b.azurecr.io"), CredentialKind::IdentityToken(Secret::new("other")));
+        assert!(matches!(kind("c.azurecr.io"), CredentialKind::Basic { .. }));
+        let hash = |host: &str| keyring.lookup(&format!("{host}/app")).remove(0).hash;
+        assert_ne!(hash("a.azurecr.io"), hash("b.azurecr.io"));
+    }
+
+    #[test]
+    fn a_key_of_docker_opens_its_whole_registry_to_commands_and_only_as_the_kubelet_reads_it_to_pods() {
+        // Key, repository, and whether it opens to the kubelet, of an `auth.json`, and of docker's own file.
+        for (key, repository, opens) in [
+            ("https://reg.io/v1/", "reg.io/team/app", [true, true, true]),
+            ("http://reg.io/v2/", "reg.io/team/app", [true, true, true]),
+            ("https://reg.io/v1", "reg.io/team/app", [false, true, true]),
+            ("https://REG.io/api/docker/", "reg.io/team/app", [false, true, true]),
+            ("http://reg.io:5000/some/where", "reg.io:5000/team/app", [false, true, true]),
+            ("reg.io:5000/other", "reg.io:5000/team/app", [false, false, true]),
+            ("reg.io:5000/team", "reg.io:5000/team/app", [true, true, true]),
+            ("reg.io:5000", "reg.io/team/app", [false, false, false]),
+            ("reg.io", "reg.io.example/team/app", [false, false, false]),
+            ("https://index.docker.io/v1/", "docker.io/library/app", [true, true, true]),
+            ("https://index.docker.io/v1", "docker.io/library/app", [false, true, true]),
+            ("docker.io", "docker.io/library/app", [true, true, true]),
+            ("https://index.docker.io/v1/", "reg.io/library/app", [false, false, false]),
+        ] {
+            for (spelling, opens) in
+                [KeySpelling::Kubelet, KeySpelling::Containers, KeySpelling::Docker].into_iter().zip(opens)
+            {
+                let document = format!(r#"{{"auths": {{"{key}": {{"username": "u", "password": "p"}}}}}}"#);
+                let document = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
+                let mut keyring = Keyring::new();
+                keyring.add_spelled(spelling, &CredentialSource::Node, document);
+                assert_eq!(keyring.lookup_at(repository).len(), usize::from(opens), "{key} {repository} {spelling:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_login_for_docker_hub_is_not_for_a_host_without_a_dot() {
+        let document = LOGIN.replace("reg.io", "https://index.docker.io/v1/");
+        let (keyring, _) = Keyring::from_secrets(&[secret("s", &document)], false);
+        for (repository, at_host, to_kubelet) in [
+            ("docker.io/library/app", 1, 1),
+            ("mirror/library/app", 0, 1),
+            ("localhost/library/app", 0, 1),
+            ("mirror:5000/library/app", 0, 0),
+        ] {
+            assert_eq!(keyring.lookup_at(repository).len(), at_host, "{repository}");
+            assert_eq!(keyring.lookup(repository).len(), to_kubelet, "{repository}");
+        }
+        let (keyring, _) = Keyring::from_secrets(&[secret("s", &LOGIN.replace("reg.io", "mirror"))], false);
+        assert_eq!(keyring.lookup_at("mirror/library/app").len(), 1, "its own entry");
+    }
+
+    #[test]
     fn a_keyring_does_not_print_what_it_holds() {
         let secret = secret("s", LOGIN);
-        let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret));
+        let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret), false);
         let found = keyring.lookup("reg.io/a");
         assert_eq!(found.len(), 1);
         assert!(!format!("{secret:?} {keyring:?} {found:?}").contains("hunter2"));
@@ -377,7 +484,7 @@ mod tests {
     fn each_readable_secret_of_a_pod_is_tried_and_each_other_one_is_named() {
         let second = LOGIN.replace("hunter2", "other");
         let secrets = [secret("a", LOGIN), secret("bad", "hunter2"), secret("empty", ""), secret("b", &second)];
-        let (keyring, unreadable) = Keyring::from_secrets(&secrets);
+        let (keyring, unreadable) = Keyring::from_secrets(&secrets, false);
         let tried: Vec<String> = keyring
             .lookup("reg.io/a")
             .into_iter()

@@ -6,6 +6,7 @@ mod docker_logins;
 mod keyring;
 mod node;
 mod provider;
+mod pull_credentials;
 mod registry_match;
 mod secret;
 mod token_cache;
@@ -20,11 +21,12 @@ pub use docker_config::{PlainLogin, config_logins};
 pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
-pub use node::NodeKeyring;
+pub use node::{LoginFile, NodeKeyring};
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError, Variables};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use provider::{helper_answer, plugin_answer, provider_names};
+pub(crate) use pull_credentials::{HostCredentials, PullCredentials};
 use registry_match::registry_key;
 pub use secret::{Secret, spellings};
 pub use token_cache::TokenCache;
@@ -61,6 +63,19 @@ pub enum CredentialKind {
 }
 
 impl Credential {
+    /// Why a registry may reject the credential although it looks right.
+    pub fn line_break_hint(&self) -> Option<&'static str> {
+        let ends_badly = |text: &str| text.ends_with(['\n', '\r']);
+        let is_broken = match &self.kind {
+            CredentialKind::Basic { username, password } => ends_badly(username) || ends_badly(password.expose()),
+            CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => ends_badly(token.expose()),
+        };
+        is_broken.then_some(
+            "the password ends with a line break, which is part of it: write it without one (`echo -n`, `printf '%s'`), and \
+             encode it again",
+        )
+    }
+
     /// A user and a password for one registry.
     pub fn basic(server_address: impl Into<String>, username: impl Into<String>, password: Secret) -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! The node's own docker configuration: searched as the kubelet does, reread periodically (`docs/spec/pull.md §6.5`).
+//! The node's own docker configuration: searched as the kubelet does, or the logins of commands; reread periodically
+//! (`docs/spec/pull.md §6.5`).
 
 use std::{
     io,
@@ -11,6 +12,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use super::{
     CredentialSource, DockerConfig, HelperNames, Keyring, PullSecretKind, TrackedCredential, Variables,
+    keyring::KeySpelling,
     provider::{CredentialHelpers, HelperError},
 };
 
@@ -28,8 +30,9 @@ pub struct NodeKeyring {
 
 #[derive(Debug, Default)]
 struct NodeKeyringState {
-    /// The first readable file is used.
     files: Vec<NodeFile>,
+    /// All files are used; else the first readable one.
+    reads_all: bool,
     cached: Arc<NodeCredentials>,
     /// `None`: no expiry.
     until: Option<Instant>,
@@ -38,15 +41,27 @@ struct NodeKeyringState {
 #[derive(Debug, Default)]
 struct NodeCredentials {
     keyring: Arc<Keyring>,
-    helpers: HelperNames,
-    /// The reason why no helper runs: other users may change the document.
-    refused: Option<String>,
+    /// By document, with the reason why none of its helpers runs: other users may change it.
+    helpers: Vec<(HelperNames, Option<String>)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NodeFile {
     path: PathBuf,
     kind: PullSecretKind,
+    /// `None`: as the kubelet reads it, and nothing more.
+    spelling: Option<KeySpelling>,
+}
+
+/// A file with the logins of a user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoginFile {
+    /// The `auth.json` of podman, skopeo and buildah.
+    Containers(PathBuf),
+    /// Docker's `config.json`.
+    Docker(PathBuf),
+    /// The older `.dockercfg`.
+    DockerCfg(PathBuf),
 }
 
 impl NodeKeyring {
@@ -64,7 +79,28 @@ impl NodeKeyring {
 
     /// Reads a single `config.json`.
     pub fn from_file(path: impl Into<PathBuf>) -> Self {
-        Self::from_files(vec![NodeFile { path: path.into(), kind: PullSecretKind::DockerConfigJson }])
+        let (kind, spelling) = (PullSecretKind::DockerConfigJson, Some(KeySpelling::Kubelet));
+        Self::from_files(vec![NodeFile { path: path.into(), kind, spelling }], false)
+    }
+
+    /// Reads all of a user's logins, each file with the spellings of its own program. Of equal keys the first file's is first.
+    pub fn from_logins(files: impl IntoIterator<Item = LoginFile>) -> Self {
+        let file = |file| {
+            let (path, kind, spelling) = match file {
+                LoginFile::Containers(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Containers),
+                LoginFile::Docker(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Docker),
+                LoginFile::DockerCfg(path) => (path, PullSecretKind::DockerCfg, KeySpelling::Docker),
+            };
+            NodeFile { path, kind, spelling: Some(spelling) }
+        };
+        Self::from_files(files.into_iter().map(file).collect(), true)
+    }
+
+    /// Reads what the kubelet reads, and nothing more.
+    #[must_use]
+    pub fn as_the_kubelet(mut self) -> Self {
+        self.state.get_mut().files.iter_mut().for_each(|file| file.spelling = None);
+        self
     }
 
     /// Searches as the kubelet does: the first readable `config.json` in its root directory, the working directory,
@@ -79,13 +115,14 @@ impl NodeKeyring {
             let home = home.map(|home| home.join(below_home));
             let folders =
                 [root.to_owned(), PathBuf::new()].into_iter().chain(home).chain([Path::new("/").join(below_home)]);
-            files.extend(folders.map(|folder| NodeFile { path: folder.join(name), kind }));
+            let spelling = Some(KeySpelling::Kubelet);
+            files.extend(folders.map(|folder| NodeFile { path: folder.join(name), kind, spelling }));
         }
-        Self::from_files(files)
+        Self::from_files(files, false)
     }
 
-    fn from_files(files: Vec<NodeFile>) -> Self {
-        let state = NodeKeyringState { files, until: Some(Instant::now()), ..NodeKeyringState::default() };
+    fn from_files(files: Vec<NodeFile>, reads_all: bool) -> Self {
+        let state = NodeKeyringState { files, reads_all, until: Some(Instant::now()), ..NodeKeyringState::default() };
         Self { state: Mutex::new(state), helpers: None }
     }
 
@@ -93,8 +130,10 @@ impl NodeKeyring {
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
-        let Some((name, server)) = named.helpers.helper_for(repository) else { return (None, None) };
-        if let Some(refused) = &named.refused {
+        let mut found =
+            named.helpers.iter().filter_map(|(names, refused)| Some((names.helper_for(repository)?, refused)));
+        let Some(((name, server), refused)) = found.next() else { return (None, None) };
+        if let Some(refused) = refused {
             return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
         }
         match helpers.ask(name, &server).await {
@@ -117,8 +156,8 @@ impl NodeKeyring {
     async fn read_now(&self) -> Arc<NodeCredentials> {
         let mut state = self.state.lock().await;
         if state.until.is_some_and(|until| until <= Instant::now()) {
-            let (files, until) = (state.files.clone(), Instant::now() + CACHED_FOR);
-            let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
+            let (files, reads_all, until) = (state.files.clone(), state.reads_all, Instant::now() + CACHED_FOR);
+            let read = tokio::task::spawn_blocking(move || read_files(&files, reads_all)).await;
             if let Some(found) = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
                 state.cached = Arc::new(found);
             }
@@ -138,16 +177,21 @@ impl NodeKeyring {
     }
 }
 
-/// The first readable file; `None`: files exist, and none is readable.
-fn first_readable(files: &[NodeFile]) -> Option<NodeCredentials> {
-    let mut is_broken = false;
-    for NodeFile { path, kind } in files {
+/// The first readable file, or all of them; `None`: files exist, and none is readable.
+fn read_files(files: &[NodeFile], reads_all: bool) -> Option<NodeCredentials> {
+    let (mut keyring, mut helpers, mut is_broken) = (Keyring::new(), Vec::new(), false);
+    for NodeFile { path, kind, spelling } in files {
         match DockerConfig::read_file(path, *kind) {
             Ok((document, refused)) => {
                 let refused = refused.map(|error| error.to_string().replace('\n', "; "));
-                let (helpers, mut keyring) = (document.helpers.clone(), Keyring::new());
-                keyring.add(&CredentialSource::Node, document);
-                return Some(NodeCredentials { keyring: Arc::new(keyring), helpers, refused });
+                helpers.push((document.helpers.clone(), refused));
+                match spelling {
+                    Some(spelling) => keyring.add_spelled(*spelling, &CredentialSource::Node, document),
+                    None => keyring.add(&CredentialSource::Node, document.as_the_kubelet_reads_it()),
+                }
+                if !reads_all {
+                    break;
+                }
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {
@@ -156,7 +200,7 @@ fn first_readable(files: &[NodeFile]) -> Option<NodeCredentials> {
             }
         }
     }
-    (!is_broken).then(NodeCredentials::default)
+    (!helpers.is_empty() || !is_broken).then(|| NodeCredentials { keyring: Arc::new(keyring), helpers })
 }
 
 #[cfg(test)]
@@ -217,6 +261,38 @@ mod tests {
         assert_eq!(users(&searching()).await, ["root"]);
         std::fs::write(root.path().join("config.json"), "{}").unwrap();
         assert_eq!(users(&searching()).await, Vec::<String>::new(), "an empty one reads");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_all_logins_of_a_user_the_first_files_is_shown_first_and_a_broken_one_hides_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let node = || {
+            NodeKeyring::from_logins([
+                LoginFile::Containers(path("auth.json")),
+                LoginFile::Docker(path("config.json")),
+                LoginFile::DockerCfg(path(".dockercfg")),
+            ])
+        };
+        assert_eq!(users(&node()).await, Vec::<String>::new());
+        std::fs::write(path("auth.json"), document("podman")).unwrap();
+        std::fs::write(path("config.json"), document("docker")).unwrap();
+        let older = r#"{"reg.io": {"username": "cfg", "password": "x"}}"#;
+        std::fs::write(path(".dockercfg"), older).unwrap();
+        assert_eq!(users(&node()).await, ["podman", "docker", "cfg"]);
+        std::fs::write(path("auth.json"), "{ broken").unwrap();
+        assert_eq!(users(&node()).await, ["docker", "cfg"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_identity_token_counts_but_for_the_kubelet() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let text = r#"{"auths": {"reg.io": {"username": "az", "password": "x", "identitytoken": "hunter2"}}}"#;
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(users(&NodeKeyring::from_file(&path).as_the_kubelet()).await, ["az"]);
+        let found = NodeKeyring::from_file(&path).keyring().await.lookup("reg.io/a");
+        assert!(matches!(found[0].credential.kind, crate::credentials::CredentialKind::IdentityToken(_)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,6 +11,12 @@ pub(super) fn is_default_registry(repository: &str) -> bool {
     }
 }
 
+/// Whether the kubelet reads the name of a repository at another registry as one of Docker Hub: the host has neither a dot
+/// nor a port. Docker Hub's credentials are not for it.
+pub(super) fn is_read_as_docker_hub(repository: &str) -> bool {
+    is_default_registry(repository) && !repository.starts_with("docker.io/")
+}
+
 /// The registry part of a response's cache key: the repository up to its first slash.
 pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)

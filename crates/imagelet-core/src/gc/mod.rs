@@ -9,6 +9,7 @@ mod plan;
 mod policy;
 mod prune_records;
 mod reason;
+mod remaining;
 mod remove_on_request;
 mod report;
 mod run;
@@ -20,7 +21,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicBool};
 
-use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning};
+use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning, remaining::RemainingImages};
 pub use self::{
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
     plan::Shortfall,
@@ -47,6 +48,7 @@ pub struct ImageGc {
     probe: Arc<dyn DiskProbe>,
     turn: tokio::sync::Mutex<()>,
     shortfall: ReportedShortfall,
+    remaining: RemainingImages,
     rules: Mutex<Arc<KeepRules>>,
     labels: LabelCache,
     decisions: Option<Arc<AuditLog>>,
@@ -62,6 +64,7 @@ impl ImageGc {
             probe: Arc::new(StatVfs),
             turn: tokio::sync::Mutex::new(()),
             shortfall: ReportedShortfall::default(),
+            remaining: RemainingImages::default(),
             rules: Mutex::default(),
             labels: LabelCache::default(),
             decisions: None,

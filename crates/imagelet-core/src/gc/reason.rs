@@ -57,6 +57,8 @@ pub enum Reason {
     Refused(String),
     /// Stays: the removal failed with this error.
     Failed(String),
+    /// Stays: it cannot be removed, or was still there after its removal, for this reason.
+    Remains(String),
     /// Removed: idle for too long.
     Old {
         /// Its idle time.
@@ -152,6 +154,7 @@ impl Reason {
             Self::Aborted(_) => "aborted",
             Self::Refused(_) => "refused",
             Self::Failed(_) => "failed",
+            Self::Remains(_) => "remains",
             Self::Old { .. } => "old",
             Self::Room { .. } => "room",
             Self::Unused(_) => "unused",
@@ -175,7 +178,7 @@ impl Reason {
             Self::Young(age_min) => json!({"ageMinSeconds": seconds(*age_min)}),
             Self::Leased(lease) => json!({"leaseSeconds": seconds(*lease)}),
             Self::Awaited(Some(until)) => json!({"until": moment(*until)}),
-            Self::Aborted(why) => json!({"why": why}),
+            Self::Aborted(why) | Self::Remains(why) => json!({"why": why}),
             Self::Refused(error) | Self::Failed(error) => json!({"error": error}),
             Self::Recent { idle, idle_min } => idle_and(idle, "idleMinSeconds", seconds(*idle_min)),
             Self::Old { idle, age_max } => idle_and(idle, "ageMaxSeconds", seconds(*age_max)),
@@ -250,6 +253,7 @@ impl fmt::Display for Reason {
             Self::Aborted(why) => write!(f, "the collection ended early: {why}"),
             Self::Refused(error) => write!(f, "the runtime refused to remove it: {error}"),
             Self::Failed(error) => write!(f, "could not be removed: {error}"),
+            Self::Remains(why) => write!(f, "cannot be removed: {why}"),
             Self::Old { idle, age_max } => write!(f, "unused for more than {}: {idle}", duration_text(*age_max)),
             Self::Room { idle, .. } => write!(f, "room is wanted: {idle}"),
             Self::Unused(idle) => write!(f, "unused: {idle}"),

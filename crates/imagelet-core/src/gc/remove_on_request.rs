@@ -4,11 +4,11 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use super::{ImageGc, report::GcError};
+use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
     inventory::RemovalBlocker,
-    runtime::RuntimeError,
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 /// How a removal treats an image in use.
@@ -66,7 +66,15 @@ impl ImageGc {
             Err(RemovalBlocker::InUse(by)) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
             Err(_) => return Err(GcError::ContainersVanished.into()),
         };
-        self.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
+        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        let removed = self.runtime.remove_and_look(&spec).await;
+        if let Err(error) = &removed
+            && error.kind() == RuntimeErrorKind::Remains
+        {
+            let left = self.runtime.status(&spec).await.ok().flatten();
+            self.remaining.add(image.key(), Reason::Remains(error.chain()), left.as_ref());
+        }
+        removed?;
         Ok(Some(image))
     }
 }
@@ -78,7 +86,7 @@ mod tests {
     use super::*;
     use crate::{
         inventory::Inventory,
-        runtime::{ContainerState, ImageService as _, RuntimeErrorKind, RuntimeManager},
+        runtime::{ContainerState, ImageService as _, RuntimeManager},
         testing::FakeRuntime,
     };
 

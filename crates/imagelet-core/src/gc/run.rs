@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    path::Path,
     sync::Arc,
     time::SystemTime,
 };
@@ -23,7 +24,7 @@ use crate::{
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{ImageEntry, Removal, RemovalBlocker, Snapshot},
-    runtime::{Freed, RuntimeErrorKind},
+    runtime::{Freed, LayerGraph, RuntimeErrorKind},
     text::{aggregate, duration_text, split_grpc_error},
 };
 
@@ -96,6 +97,21 @@ impl ImageGc {
             why: reason.to_string(),
             hosts: Vec::new(),
         });
+    }
+
+    /// The layers of images, of which those on another file system than the measured one free nothing.
+    async fn layers_on(&self, disk: Option<&DiskUse>) -> Option<LayerGraph> {
+        let graph = self.runtime.layers().await.unwrap_or_else(|error| {
+            tracing::warn!(error = error.chain(), "planning without the layers that images share");
+            None
+        })?;
+        let folders = graph.folders();
+        let device = disk.map(|disk| disk.device.clone()).filter(|device| !device.is_empty());
+        let Some(device) = device.filter(|_| !folders.is_empty()) else { return Some(graph) };
+        let probe = Arc::clone(&self.probe);
+        let is_elsewhere = move |folder: &Arc<Path>| probe.look(folder).is_ok_and(|there| there.device != device);
+        let elsewhere = tokio::task::spawn_blocking(move || folders.into_iter().filter(is_elsewhere).collect()).await;
+        Some(graph.without(&elsewhere.unwrap_or_default()))
     }
 
     /// Measures the disk of the directory that the runtime reports for images.
@@ -200,13 +216,11 @@ impl<'a> Run<'a> {
     /// Executes one plan. Returns whether a removal was prevented, so that a new plan may do better.
     async fn pass(&mut self, snapshot: &Arc<Snapshot>, disk: Option<DiskUse>, is_last: bool) -> bool {
         let gc = self.gc;
-        let layers = gc.runtime.layers().await.unwrap_or_else(|error| {
-            tracing::warn!(error = error.chain(), "planning without the layers that images share");
-            None
-        });
+        let layers = gc.layers_on(disk.as_ref()).await;
         let labels = gc.labels.labels(&gc.runtime, snapshot, &self.rules).await;
         let ruled = held_by_rules(&snapshot.entries, &labels, &self.rules, self.now);
-        let spared = self.spared.clone();
+        let mut spared = self.gc.remaining.of(snapshot);
+        spared.extend(self.spared.iter().map(|(key, reason)| (key.clone(), reason.clone())));
         let input = PlanInput {
             policy: self.request.policy,
             goal: self.request.goal,
@@ -353,7 +367,7 @@ impl<'a> Run<'a> {
         // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
         let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
         let spec = ImageSpec { image: id, ..spec };
-        match self.gc.runtime.remove(&spec).await {
+        match self.gc.runtime.remove_and_look(&spec).await {
             Ok(()) => {
                 self.report.claimed = self.report.claimed + size;
                 if step.phase != GcPhase::Age {
@@ -366,6 +380,13 @@ impl<'a> Run<'a> {
             // A user that only the store sees, or a use since the check: another image is removed instead.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
                 self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
+            }
+            Err(error) if error.kind() == RuntimeErrorKind::Remains => {
+                let why = error.chain();
+                tracing::warn!(image = %spec.image, why, "an image cannot be removed; collections spare it until its names change");
+                let reason = Reason::Remains(why);
+                self.gc.remaining.add(entry.key(), reason.clone(), None);
+                self.spare(entry, step, reason)
             }
             Err(error) => {
                 let error = error.chain();
@@ -441,8 +462,13 @@ impl<'a> Run<'a> {
         if !self.space_failures.is_empty() {
             let freed = if self.is_kubelet() { for_space } else { self.freed.bytes.0 };
             let errors = aggregate(&self.space_failures);
+            // The kubelet wants the largest number of bytes here.
+            let goal = match goal {
+                GcGoal::AllUnused if !self.is_kubelet() => "wanted to remove all unused images".to_owned(),
+                _ => format!("wanted to free {amount} bytes"),
+            };
             self.fail(GcError::Removals(format!(
-                "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
+                "{goal}, but freed {freed} bytes space with errors in image deletion: {errors}"
             )));
         }
         if self.aborted.is_some() || goal == GcGoal::AllUnused {
@@ -519,6 +545,8 @@ impl<'a> Run<'a> {
                     let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
                     ids.dedup();
                     report.present = Some(ids);
+                    // The names that the removal left.
+                    gc.remaining.of(&snapshot);
                 }
                 Err(error) => tracing::warn!(%error, "could not list the images that are left"),
             }

@@ -1,4 +1,4 @@
-//! The types of bytes and percents.
+//! The types of bytes and percents, and a number with its noun.
 
 use std::{fmt, ops::Add};
 
@@ -55,6 +55,12 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// A number with a noun that takes an `s`: `1 image`, `2 images`.
+pub fn counted<N: fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+    let plural = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// A share of a whole, 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
@@ -94,6 +100,11 @@ mod tests {
         ] {
             assert_eq!(ByteSize(bytes).to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_number_has_the_noun_that_agrees() {
+        assert_eq!([0_u64, 1, 2].map(|number| counted(number, "image")), ["0 images", "1 image", "2 images"]);
     }
 
     #[test]

@@ -6,9 +6,9 @@ use async_trait::async_trait;
 
 use super::{
     Freed, ImageDetails, Listing, LocalStore, RuntimeError,
-    pull_request::{Progress, PullRequest},
+    pull_request::{Progress, PullRequest, RegistryHost},
 };
-use crate::image::{ByteSize, Image, ImageId, ImageSpec};
+use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
 /// An image store: a runtime behind CRI, the embedded engine, or a fake.
 ///
@@ -35,6 +35,12 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Dropping the future cancels the pull and leaves no partial image. Progress may be called from any thread and
     /// must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
+
+    /// The hosts that a pull of an image may ask beside its registry, and that have credentials of their own. None where a
+    /// runtime pulls: it knows them by itself.
+    async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
+        Vec::new()
+    }
 
     /// Removes an image with all its names; a missing image counts as success.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;

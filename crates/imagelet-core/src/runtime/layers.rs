@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    path::Path,
     sync::Arc,
 };
 
 use async_trait::async_trait;
 
 use super::RuntimeError;
-use crate::image::{ByteSize, ImageId};
+use crate::image::{ByteSize, ImageId, counted};
 
 /// Reads the layer graph of a runtime whose [`super::ImageService`] has none, as CRI has none.
 #[async_trait]
@@ -42,6 +43,8 @@ pub struct LayerFacts {
     pub inodes: Option<u64>,
     /// Something else than an image keeps it, as a running pull does.
     pub held: bool,
+    /// The folder that it lies in, where it may be on another file system than the rest.
+    pub folder: Option<Arc<Path>>,
 }
 
 /// How far the sizes in a graph can be trusted.
@@ -92,6 +95,21 @@ impl LayerGraph {
             frees.push(freed);
         }
         frees
+    }
+
+    /// The folders that parts lie in, each once.
+    pub(crate) fn folders(&self) -> BTreeSet<Arc<Path>> {
+        self.layers.iter().filter_map(|layer| layer.folder.clone()).collect()
+    }
+
+    /// The graph of one file system: a part in one of these folders, which lie elsewhere, frees nothing on it.
+    #[must_use]
+    pub(crate) fn without(mut self, elsewhere: &BTreeSet<Arc<Path>>) -> Self {
+        let is_elsewhere = |layer: &LayerFacts| layer.folder.as_ref().is_some_and(|folder| elsewhere.contains(folder));
+        for layer in self.layers.iter_mut().filter(|layer| is_elsewhere(layer)) {
+            (layer.bytes, layer.inodes) = (ByteSize::ZERO, Some(0));
+        }
+        self
     }
 
     /// The unique and shared bytes of each image, whatever else keeps its parts.
@@ -200,7 +218,9 @@ impl fmt::Display for Certainty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact => f.write_str("exact"),
-            Self::Partial { measured, layers } => write!(f, "partial ({measured} of {layers} layers measured)"),
+            Self::Partial { measured, layers } => {
+                write!(f, "partial ({measured} of {} measured)", counted(*layers, "layer"))
+            }
             Self::Claimed => f.write_str("as the runtime claims"),
         }
     }
@@ -216,6 +236,7 @@ mod tests {
             bytes: ByteSize(*size),
             inodes: Some(1),
             held: false,
+            folder: None,
         };
         LayerGraph {
             layers: sizes.iter().enumerate().map(facts).collect(),

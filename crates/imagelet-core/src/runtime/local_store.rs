@@ -136,7 +136,7 @@ fn unsupported() -> RuntimeError {
 pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// The credentials for a repository, in the order of their use.
-pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
+pub type Credentials<'a> = dyn Fn(&str) -> Vec<Credential> + Send + Sync + 'a;
 
 /// The estimated cost of a pull, from its manifests and the layers in the store.
 ///

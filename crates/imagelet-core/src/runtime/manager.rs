@@ -11,11 +11,13 @@ use tokio::time::Instant;
 
 use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
-    LocalStore, Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
+    LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, RuntimeError, Sandbox, SandboxImage,
+    UsableImages,
     pull_observer::{ObservedPull, PullObserver},
+    removal,
 };
 use crate::{
-    image::{Image, ImageId, ImageSpec, PinnedNames},
+    image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
     metrics::{Family, MetricKind, Metrics},
 };
 
@@ -77,6 +79,10 @@ pub struct RuntimeManager {
     pub observer: Option<Arc<dyn PullObserver>>,
     /// Reads the layer graph from another interface of the runtime. `None`: the image store supplies it.
     pub layers: Option<Arc<dyn LayerSource>>,
+    /// Whether a listed image has its layers. `None`: the image store lists no other.
+    pub usable: Option<UsableImages>,
+    /// Makes names removable. `None`: the image store removes any name.
+    pub names: Option<Arc<dyn RemovableNames>>,
 }
 
 /// A pod, identified by its uid.
@@ -99,7 +105,8 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers, metrics: None, pinned: Arc::default(), observer: None, layers: None }
+        let (metrics, pinned, observer) = (None, Arc::default(), None);
+        Self { images, containers, metrics, pinned, observer, layers: None, usable: None, names: None }
     }
 
     /// Counts the calls.
@@ -124,7 +131,31 @@ impl RuntimeManager {
         Ok(images.into())
     }
 
-    /// Finds one image; see [`ImageService::status`].
+    /// Finds one image that containers can start from. One that is listed without its layers is absent.
+    pub async fn usable(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(match self.status(spec).await? {
+            Some(found) => self.is_usable(&found.id).await.then_some(found),
+            None => None,
+        })
+    }
+
+    /// Finds one image as [`Self::usable`] does, with its details.
+    pub async fn usable_details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        Ok(match self.details(spec).await? {
+            Some(found) => self.is_usable(&found.image.id).await.then_some(found),
+            None => None,
+        })
+    }
+
+    /// Whether containers can start from a listed image; true in doubt.
+    pub async fn is_usable(&self, image: &ImageId) -> bool {
+        match &self.usable {
+            Some(usable) => usable.is_usable(image).await,
+            None => true,
+        }
+    }
+
+    /// Finds one image, with its layers or without; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let mut image = self.counted("image_status", self.images.status(spec)).await?;
         if let Some(image) = &mut image {
@@ -153,6 +184,11 @@ impl RuntimeManager {
         outcome
     }
 
+    /// The hosts beside an image's registry; see [`ImageService::registry_hosts`].
+    pub(crate) async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.images.registry_hosts(image).await
+    }
+
     /// The store in this process; see [`ImageService::local`].
     pub fn local(&self) -> Option<&dyn LocalStore> {
         self.images.local()
@@ -169,6 +205,18 @@ impl RuntimeManager {
     /// Removes an image with all its names; see [`ImageService::remove`].
     pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.counted("remove_image", self.images.remove(spec)).await
+    }
+
+    /// Removes an image with all its names, and asks whether it is gone.
+    ///
+    /// # Errors
+    /// `Remains` where the image cannot be removed, or is still there.
+    pub(crate) async fn remove_and_look(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        if let Some(names) = &self.names {
+            removal::prepare(&*self.images, &**names, spec).await?;
+        }
+        self.remove(spec).await?;
+        removal::check(&*self.images, spec).await
     }
 
     /// The usage of images; see [`ImageService::filesystem`].

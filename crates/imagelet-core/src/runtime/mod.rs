@@ -9,8 +9,10 @@ mod layers;
 mod listing;
 mod local_store;
 mod manager;
+mod presence;
 mod pull_observer;
 mod pull_request;
+mod removal;
 mod space_request;
 mod verify_report;
 
@@ -24,9 +26,9 @@ pub(crate) use error::error_chain;
 pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use import::{
-    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding,
-    ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite,
-    PullWay, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
+    ForwardReason, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding, ImportedBytes,
+    ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
+    RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
     WayTaken,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
@@ -36,10 +38,12 @@ pub use local_store::{
     MountedImage, PullEstimate, VerifyProgress,
 };
 pub use manager::{Pod, RuntimeManager};
+pub use presence::{ImageBacking, UsableImages};
 pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{
-    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, SandboxConfig, no_progress,
+    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, RegistryHost, SandboxConfig, no_progress,
 };
+pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 

@@ -19,12 +19,24 @@ pub struct PullRequest {
     pub image: ImageSpec,
     /// The credential for the registry; `None` means anonymous.
     pub credential: Option<Credential>,
+    /// The own credentials of other hosts that serve the registry's content; each names its host. A runtime gets none.
+    pub host_credentials: Vec<Credential>,
     /// The pod that needs the image, if any.
     pub sandbox: Option<SandboxConfig>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
     /// How long it retries at a registry that serves nothing.
     pub patience: Patience,
+}
+
+/// A host that may serve the content of a registry in its place: a mirror, or another location. It is shown its own credential
+/// and none of the registry's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryHost {
+    /// As in [`PullHost::host`].
+    pub host: String,
+    /// The repository there, as keys of a docker configuration name it; with the default port also in another form.
+    pub repositories: Vec<String>,
 }
 
 /// How long a pull retries while its registry has served nothing; then it has the whole retry budget of its store.

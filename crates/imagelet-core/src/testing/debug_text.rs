@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variant_is_told_from_words() {
+    fn a_variant_with_fields_is_found_among_words() {
         for (text, found) in [
             ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", Some("Other(")),
             ("peer misbehaved: InvalidCertRequest", None),

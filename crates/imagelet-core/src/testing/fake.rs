@@ -72,6 +72,8 @@ struct FakeState {
     estimated: HashMap<String, PullEstimate>,
     /// Layers of each image, by id and size; without any, the fake reports no layers.
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
+    /// Images that stay after a removal, with these names by digest and no other.
+    keeps: BTreeMap<ImageId, Vec<String>>,
     reserved: Freed,
     pull_takes: Duration,
     pulls_running: usize,
@@ -158,6 +160,11 @@ impl FakeRuntime {
     pub fn set_layers(&self, id: &ImageId, layers: &[(&str, u64)]) {
         let layers = layers.iter().map(|(name, size)| ((*name).to_owned(), ByteSize(*size))).collect();
         self.lock().layers.insert(id.clone(), layers);
+    }
+
+    /// From now on accepts removals of an image and keeps it, with these names by digest and no tag.
+    pub fn keep_after_removal(&self, id: &ImageId, digests: &[&str]) {
+        self.lock().keeps.insert(id.clone(), digests.iter().map(|name| (*name).to_owned()).collect());
     }
 
     /// Disk usage of all images together, shared layers once.
@@ -359,7 +366,7 @@ impl FakeState {
             let layers = self.layers.get(&image.id).cloned().unwrap_or_else(own);
             let place = |(id, bytes): (String, ByteSize)| {
                 *places.entry(id.clone()).or_insert_with(|| {
-                    graph.layers.push(LayerFacts { id: id.into(), bytes, inodes: Some(1), held: false });
+                    graph.layers.push(LayerFacts { id: id.into(), bytes, inodes: Some(1), held: false, folder: None });
                     u32::try_from(graph.layers.len() - 1).expect("no test has so many")
                 })
             };
@@ -471,8 +478,14 @@ impl ImageService for FakeRuntime {
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let mut fake = self.enter("remove", &spec.image)?;
-        if let Some(id) = fake.find(&spec.image)?.map(|image| image.id.clone()) {
-            fake.images.remove(&id);
+        let Some(id) = fake.find(&spec.image)?.map(|image| image.id.clone()) else { return Ok(()) };
+        let kept = fake.keeps.get(&id).cloned();
+        match (kept, fake.images.get_mut(&id)) {
+            (Some(digests), Some(image)) => {
+                let image = Arc::make_mut(image);
+                (image.tags, image.digests) = (Vec::new(), digests);
+            }
+            _ => drop(fake.images.remove(&id)),
         }
         Ok(())
     }

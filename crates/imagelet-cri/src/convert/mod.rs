@@ -125,7 +125,7 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
         SandboxConfig { name, namespace, uid, encoded: request.sandbox_config.as_deref().map(EncodedPod::new) }
     });
     // A kubelet repeats a request that failed.
-    Ok(PullRequest { image, credential, sandbox, platform: None, patience: Patience::ONE_RETRY })
+    Ok(PullRequest { image, credential, sandbox, patience: Patience::ONE_RETRY, ..PullRequest::default() })
 }
 
 /// Fills both lists and every field: a kubelet reads the first entries without a check.

@@ -61,7 +61,7 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
         RuntimeErrorKind::Denied => Code::PermissionDenied,
         RuntimeErrorKind::Corrupt => Code::DataLoss,
         RuntimeErrorKind::Unacceptable => Code::OutOfRange,
-        RuntimeErrorKind::InUse => Code::FailedPrecondition,
+        RuntimeErrorKind::InUse | RuntimeErrorKind::Remains => Code::FailedPrecondition,
         RuntimeErrorKind::DiskFull => Code::ResourceExhausted,
         RuntimeErrorKind::Unavailable => Code::Unavailable,
         RuntimeErrorKind::Unsupported => Code::Unimplemented,

@@ -124,6 +124,10 @@ async fn a_credential_reaches_the_store_as_it_was_given() {
     let with = PullRequest { credential: Some(credential.clone()), ..request("registry.test/private:v1") };
     client.pull(&with, no_progress()).await.unwrap();
     assert_eq!(fake.pull_requests().last().unwrap().credential, Some(credential));
+    let broken = Credential::basic("registry.test", "bob", Secret::new("hunter2\n"));
+    let with = PullRequest { credential: Some(broken), ..request("registry.test/private:v1") };
+    let error = client.pull(&with, no_progress()).await.unwrap_err();
+    assert!(error.hint().is_some_and(|hint| hint.contains("line break")), "{error:?}");
     let elsewhere = Credential::basic("other.test", "bob", Secret::new("hunter2"));
     let without = PullRequest { credential: Some(elsewhere), ..request("registry.test/private:v1") };
     assert_eq!(client.pull(&without, no_progress()).await.unwrap_err().kind(), RuntimeErrorKind::Denied);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use imagelet_core::credentials::PullSecret;
+use imagelet_core::{credentials::PullSecret, image::ByteSize};
 
 use super::{
     object_cache::{ObjectCache, ObjectName, ReadResult, Versioned},
@@ -52,7 +52,8 @@ impl PullSecrets {
                 tracing::warn!(
                     pod = pod.full_name(),
                     secret = &*name.name,
-                    "the pull secrets of the pod are longer than {DOCUMENTS_LENGTH_MAX} bytes; the rest is skipped"
+                    "the pull secrets of the pod are longer than {}; the rest is skipped",
+                    ByteSize(DOCUMENTS_LENGTH_MAX as u64)
                 );
                 break;
             }

@@ -173,7 +173,7 @@ impl LookAhead {
     /// An image whose presence is unknown counts as absent: the manager looks for it again.
     async fn is_present(&self, image: &str) -> bool {
         let Ok(name) = default_tag(image) else { return false };
-        match self.parts.runtime.status(&ImageSpec::new(name)).await {
+        match self.parts.runtime.usable(&ImageSpec::new(name)).await {
             Ok(found) => found.is_some(),
             Err(error) => {
                 tracing::debug!(image, error = error.chain(), "could not look for an image");

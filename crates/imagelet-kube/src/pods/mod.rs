@@ -8,7 +8,7 @@ mod waits;
 use std::{collections::BTreeSet, sync::Arc};
 
 use imagelet_core::{
-    image::{Reference, shown_name},
+    image::{Reference, counted, shown_name},
     inventory::WaitingPod,
     manager::{PodIdentity, PodRole, PullPolicy},
 };
@@ -143,7 +143,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
     let ImageReader { mut images, mut passed_over, left_out } = read;
     images.sort_by_key(|it| it.role);
     if left_out > 0 {
-        passed_over.push(format!("{left_out} images beyond the limit of {IMAGES_MAX}"));
+        passed_over.push(format!("{} beyond the limit of {IMAGES_MAX}", counted(left_out, "image")));
     }
     let secrets = spec.image_pull_secrets.iter().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
     let accounts = [&spec.service_account_name, &spec.service_account];

@@ -126,7 +126,7 @@ impl FakeNode {
 
 #[async_trait]
 impl PrefetchNode for FakeNode {
-    fn presence(&self, _references: &BTreeSet<String>) -> ImagePresence {
+    async fn presence(&self, _references: &BTreeSet<String>) -> ImagePresence {
         ImagePresence::default()
     }
 

@@ -185,9 +185,6 @@ mod tests {
             );
         }
         let endless = vec![b'x'; EVENT_LENGTH_MAX + 1];
-        assert_eq!(
-            all(endless).await,
-            [Err(format!("the answer of the API server is larger than {EVENT_LENGTH_MAX} bytes"))]
-        );
+        assert_eq!(all(endless).await, [Err(ApiError::TooLarge { max: EVENT_LENGTH_MAX }.to_string())]);
     }
 }

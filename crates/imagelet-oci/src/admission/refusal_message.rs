@@ -1,7 +1,7 @@
 //! The message of a refusal, with its arithmetic.
 
 use imagelet_core::{
-    image::ByteSize,
+    image::{ByteSize, counted},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
@@ -36,7 +36,7 @@ pub(crate) fn refusal(
 
 fn bytes_needed(admission: Admission, demand: &Demand) -> String {
     let blobs = if demand.keeps_blobs { ", blobs kept" } else { "" };
-    let packed = format!("{} not here, {} compressed", count(demand.layers, "layer"), ByteSize(demand.compressed));
+    let packed = format!("{} not here, {} compressed", counted(demand.layers, "layer"), ByteSize(demand.compressed));
     let (ratio, bytes) = (ratio(demand), ByteSize(demand.amount.bytes));
     match admission {
         Admission::Strict => format!("needs {bytes} ({packed} x {ratio}{blobs})"),
@@ -59,7 +59,7 @@ fn ratio(demand: &Demand) -> String {
 }
 
 fn inodes_needed(admission: Admission, demand: &Demand) -> String {
-    let (layers, expected) = (count(demand.layers, "layer"), demand.amount.inodes);
+    let (layers, expected) = (counted(demand.layers, "layer"), demand.amount.inodes);
     match admission {
         Admission::Strict => format!("needs about {expected} inodes ({layers} not here)"),
         Admission::Compressed | Admission::Off => {
@@ -83,12 +83,8 @@ fn inodes_available(space: &Space) -> String {
 }
 
 fn of_which(reserved: Option<String>, pulls: usize, floor: Option<String>, key: &str) -> String {
-    let reserved = reserved.map(|amount| format!("{amount} reserved by {}", count(pulls, "pull")));
+    let reserved = reserved.map(|amount| format!("{amount} reserved by {}", counted(pulls, "pull")));
     let parts: Vec<String> =
         reserved.into_iter().chain(floor.map(|amount| format!("{amount} kept by {key}"))).collect();
     if parts.is_empty() { String::new() } else { format!(" of which {}", parts.join(" and ")) }
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

@@ -37,7 +37,8 @@ pub(super) struct PullTarget {
     pub(super) platform: Platform,
     /// The caller named the platform; otherwise it is the node's.
     pub(super) is_platform_given: bool,
-    pub(super) credential: Option<Credential>,
+    /// Of the registry and of other hosts.
+    pub(super) credentials: Vec<Credential>,
     pub(super) patience: Patience,
 }
 
@@ -47,7 +48,7 @@ impl PullTarget {
             reference: parse_reference(&request.image.image)?,
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
-            credential: request.credential.clone(),
+            credentials: request.credential.iter().chain(&request.host_credentials).cloned().collect(),
             patience: request.patience,
         })
     }
@@ -96,7 +97,7 @@ impl Engine {
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
         // One session for both ways: a token serves both, and a refused credential is presented once.
-        let session = self.registry.session(&target.reference, target.credential.as_ref(), target.patience).await?;
+        let session = self.registry.session(&target.reference, &target.credentials, target.patience).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
         }

@@ -30,8 +30,8 @@ use imagelet_core::{
     runtime::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
-        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
+        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RegistryHost,
+        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 use tokio::time::Instant;
@@ -46,7 +46,7 @@ use crate::{
     pipeline::{LayerLimits, Places},
     registry::{Registry, RegistryConfig, about},
     scarce,
-    store::{Access, Durability, StagedLayer, Store, StoreOptions},
+    store::{Access, Durability, LockWait, StagedLayer, Store, StoreOptions, progress_of_owner},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
@@ -249,6 +249,19 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Records what a pull fetches for processes that wait for the store, too.
+    fn marking_progress(&self, progress: Progress) -> Progress {
+        let store = Arc::clone(&self.store);
+        Arc::new(move |event| {
+            if matches!(event, PullEvent::Resolved { .. } | PullEvent::Layer { .. } | PullEvent::Committing) {
+                store.record_progress();
+            }
+            progress(event);
+        })
+    }
+}
+
 #[async_trait]
 impl ImageService for Engine {
     fn local(&self) -> Option<&dyn LocalStore> {
@@ -272,7 +285,12 @@ impl ImageService for Engine {
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let progress = self.marking_progress(progress);
         scarce::retried(|| self.pull_once(request, &progress)).await
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.registry.other_hosts(image).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
@@ -386,7 +404,7 @@ impl LocalStore for Engine {
         credentials: &Credentials<'_>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        self.repaired(id, credentials, progress).await
+        self.repaired(id, credentials, &self.marking_progress(Arc::clone(progress))).await
     }
 
     async fn export(
@@ -399,7 +417,7 @@ impl LocalStore for Engine {
     }
 
     async fn import(&self, request: &ImportRequest, progress: &Progress) -> Result<Vec<ImportOutcome>, RuntimeError> {
-        self.imported(request, progress).await
+        self.imported(request, &self.marking_progress(Arc::clone(progress))).await
     }
 
     async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
@@ -420,22 +438,28 @@ impl LocalStore for Engine {
 /// Opens the store, and waits for another process that changes it; `report` is called once with the reason of a wait.
 async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
+    let mut wait = LockWait::new(wait_max, begun);
     loop {
         let EngineConfig { access, durability, resume_for, .. } = *config;
         let (root, options) = (config.root.clone(), StoreOptions { access, durability, resume_for });
-        let in_use = match blocking(move || Store::open(&root, options)).await {
-            Err(error) if error.kind() == RuntimeErrorKind::InUse => error,
-            opened => return opened,
+        let opened = blocking(move || match Store::open(&root, options) {
+            Err(error) if error.kind() == RuntimeErrorKind::InUse => Ok(Err((error, progress_of_owner(&root)))),
+            opened => opened.map(Ok),
+        });
+        let (in_use, progress) = match opened.await? {
+            Ok(store) => return Ok(store),
+            Err(in_use) => in_use,
         };
-        let waited = begun.elapsed();
-        if waited >= wait_max {
+        let left = wait.left(progress, Instant::now());
+        if left.is_zero() {
             return Err(in_use);
         }
-        if waited >= LOCK_WAIT_QUIET && !is_reported {
-            report(&format!("{in_use}; waiting for it for at most {} s", wait_max.as_secs_f32()));
+        if begun.elapsed() >= LOCK_WAIT_QUIET && !is_reported {
+            let after = if progress.is_some() { " after its last byte" } else { "" };
+            report(&format!("{in_use}; waiting for it for at most {} s{after}", wait_max.as_secs_f32()));
             is_reported = true;
         }
-        tokio::time::sleep(LOCK_RETRY_PERIOD.min(wait_max.saturating_sub(waited))).await;
+        tokio::time::sleep(LOCK_RETRY_PERIOD.min(left)).await;
     }
 }
 

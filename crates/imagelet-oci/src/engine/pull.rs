@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageId, ImageUser},
+    image::{ByteSize, Digest, ImageId, ImageUser, counted},
     runtime::{Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -285,12 +285,10 @@ pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), R
 
 fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
     if let Some(other) = resolved.check_platform(config, &target.platform, target.is_platform_given)? {
-        let message = if resolved.is_named {
-            "the index names this platform, and the configuration another one; the index counts"
-        } else {
-            "taking an image for another architecture"
-        };
-        tracing::warn!(image = %target.reference, why = other.chain(), "{message}");
+        let why = if resolved.is_named { "its index names that platform" } else { "it has no index" };
+        let text = format!("{other}; it is taken, since {why}");
+        tracing::warn!(image = %target.reference, "{text}");
+        resolved.session.report(PullEvent::Warning { text });
     }
     Ok(())
 }
@@ -301,7 +299,8 @@ pub(super) fn check_layers(resolved: &Resolved, diff_ids: usize) -> Result<(), R
         return Ok(());
     }
     let id = resolved.image_id();
-    let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
+    let layers = counted(layers, "layer");
+    let message = format!("the manifest has {layers} and the configuration `{id}` {diff_ids}");
     Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
 }
 

@@ -3,24 +3,30 @@
 use imagelet_core::{
     credentials::Credential,
     image::Reference,
-    runtime::{Credentials, RuntimeError, RuntimeErrorKind},
+    runtime::{Credentials, RegistryHost, RuntimeError, RuntimeErrorKind},
 };
+
+use crate::registry::Registry;
 
 /// Tries each source with each of its credentials, until one delivers. Returns the last error.
 pub(super) async fn first_source<T, F>(
     names: &[String],
     credentials: &Credentials<'_>,
-    attempt: impl Fn(Reference, Option<Credential>) -> F,
+    registry: &Registry,
+    attempt: impl Fn(Reference, Vec<Credential>) -> F,
 ) -> Result<T, RuntimeError>
 where
     F: Future<Output = Result<T, RuntimeError>>,
 {
     let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
     for reference in sources(names) {
-        let found = credentials(&reference);
-        let anonymous = found.is_empty().then_some(None);
-        for credential in found.into_iter().map(Some).chain(anonymous) {
-            match attempt(reference.clone(), credential).await {
+        let mut by_host = vec![credentials(reference.repository())];
+        for RegistryHost { host, repositories } in registry.other_hosts(&reference).await {
+            let own = repositories.iter().flat_map(|name| credentials(name));
+            by_host.push(own.map(|own| Credential { server_address: host.clone(), ..own }).collect());
+        }
+        for shown in in_turn(&by_host) {
+            match attempt(reference.clone(), shown).await {
                 Ok(delivered) => return Ok(delivered),
                 Err(error) => last = error,
             }
@@ -31,6 +37,16 @@ where
         }
     }
     Err(last)
+}
+
+/// Attempts that show each host each of its own credentials, and none to a host that has none.
+fn in_turn(by_host: &[Vec<Credential>]) -> Vec<Vec<Credential>> {
+    let count = by_host.iter().map(Vec::len).max().unwrap_or_default().max(1);
+    let of_attempt = |attempt| {
+        let shown = by_host.iter().filter_map(|own| own.get(attempt).or(own.last()));
+        shown.cloned().collect()
+    };
+    (0..count).map(of_attempt).collect()
 }
 
 /// The sources of an image: each repository once, by digest where a name has one.
@@ -48,9 +64,18 @@ fn sources(names: &[String]) -> Vec<Reference> {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::image::Digest;
+    use imagelet_core::{credentials::Secret, image::Digest};
 
     use super::*;
+
+    #[test]
+    fn a_repair_shows_each_host_its_own_credentials_in_turn() {
+        let of = |users: &[&str]| users.iter().map(|user| Credential::basic("", *user, Secret::new("x"))).collect();
+        let users = |by_host: &[Vec<Credential>]| in_turn(by_host).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(users(&[of(&[])]), [0], "one anonymous attempt");
+        assert_eq!(users(&[of(&[]), of(&["m", "n"])]), [1, 1]);
+        assert_eq!(in_turn(&[of(&["a", "b"]), of(&["m"])]), [of(&["a", "m"]), of(&["b", "m"])]);
+    }
 
     #[test]
     fn each_repository_is_asked_once_and_by_digest_first() {

@@ -4,7 +4,7 @@
 use std::{io::Read as _, path::Path};
 
 use imagelet_core::{
-    image::Reference,
+    image::{ByteSize, Reference},
     runtime::{ArchivePlace, ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     trusted_files,
 };
@@ -144,7 +144,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let file = trusted_files::open(path).map_err(|error| error.to_string())?;
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > limit { Err(format!("it has more than {limit} bytes")) } else { Ok(bytes) }
+    if bytes.len() as u64 > limit { Err(format!("it has more than {}", ByteSize(limit))) } else { Ok(bytes) }
 }
 
 fn refusal(message: String) -> RuntimeError {

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use imagelet_core::{
-    image::{Digest, DigestAlgorithm},
+    image::{ByteSize, Digest, DigestAlgorithm, counted},
     runtime::RuntimeError,
 };
 use serde::Deserialize;
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     ArchiveFiles, ArchivedImage, NAMES_MAX, check_cancelled,
     files::{FileId, FoundFile, read_small},
-    spool::{MAGIC_BYTES, refuse_packed},
+    spool::{MAGIC_BYTES, check_compression},
 };
 use crate::{
     hash::Hash,
@@ -101,7 +101,8 @@ impl DockerArchive {
         if layers.len() != config.diff_ids.len() {
             let (layers, diff_ids) = (layers.len(), config.diff_ids.len());
             return Err(corrupt(format!(
-                "`manifest.json` lists {layers} layers of an image and its configuration {diff_ids}"
+                "`manifest.json` lists {} of an image and its configuration {diff_ids}",
+                counted(layers, "layer")
             )));
         }
         let mut described = Vec::new();
@@ -121,7 +122,8 @@ impl DockerArchive {
         let manifest = Bytes::from(manifest.to_string());
         self.made_bytes += manifest.len();
         if self.made_bytes > MADE_BYTES_MAX {
-            return Err(unacceptable(format!("manifests of more than {MADE_BYTES_MAX} bytes describe its images")));
+            let limit = ByteSize(MADE_BYTES_MAX as u64);
+            return Err(unacceptable(format!("manifests of more than {limit} describe its images")));
         }
         let (digest, size) = (Digest::of(&manifest), manifest.len() as u64);
         self.places.insert(config.digest.clone(), config_name);
@@ -172,7 +174,7 @@ fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<Re
         [0x1f, 0x8b, ..] => ".gzip",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ".zstd",
         _ => {
-            refuse_packed(&format!("layer `{}`", printable(name)), &magic)?;
+            check_compression(&format!("layer `{}`", printable(name)), &magic)?;
             return Ok(ReadLayer { digest: None, size, suffix: "" });
         }
     };
@@ -274,6 +276,6 @@ mod tests {
         let image = json!({"Config": "config", "Layers": vec!["0"; LAYERS_MAX]});
         let list = json!(vec![image; INDEX_ENTRIES_MAX]).to_string();
         let error = images(&files, list.as_bytes(), &AtomicBool::new(false)).err().expect("too much");
-        assert!(error.chain().contains("more than 16777216 bytes"), "{}", error.chain());
+        assert!(error.chain().contains("more than 16.8MB"), "{}", error.chain());
     }
 }

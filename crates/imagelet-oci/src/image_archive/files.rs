@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use imagelet_core::image::ByteSize;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
@@ -172,7 +173,8 @@ pub(crate) fn open_file(path: &Path) -> Result<File, RuntimeError> {
 pub(super) fn read_small(found: FoundFile, name: &str, limit: u64) -> Result<Vec<u8>, RuntimeError> {
     let (name, size) = (printable(name), found.size);
     if size > limit {
-        return Err(unacceptable(format!("`{name}` has {size} bytes; more than {limit} are refused")));
+        let (size, limit) = (ByteSize(size), ByteSize(limit));
+        return Err(unacceptable(format!("`{name}` has {size}; the limit is {limit}")));
     }
     read_span(found.file, size)
         .map_err(|error| corrupt(format!("could not read `{name}` of the archive")).caused_by(error))
@@ -250,7 +252,8 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
         if let Some((name, found)) = text(&head.name).and_then(normalised).zip(found) {
             names += name.len() + if let TarFile::Link(target) = &found { target.len() } else { 0 };
             if names > NAMES_BYTES_MAX {
-                return Err(unacceptable(format!("names of more than {NAMES_BYTES_MAX} bytes in all")));
+                let limit = ByteSize(NAMES_BYTES_MAX as u64);
+                return Err(unacceptable(format!("names of more than {limit} in all")));
             }
             files.insert(name, found);
         }
@@ -356,7 +359,7 @@ mod tests {
             assert_eq!(read(name).expect("no failure").as_deref(), content, "{name}");
         }
         assert!(read("f").expect_err("a circle").chain().contains("circle"));
-        assert!(found.read("a/layer.tar", 2).expect_err("too long").chain().contains("more than 2"));
+        assert!(found.read("a/layer.tar", 2).expect_err("too long").chain().contains("the limit is 2B"));
     }
 
     #[test]

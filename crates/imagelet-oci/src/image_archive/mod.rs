@@ -20,7 +20,7 @@ use std::{
 
 use bytes::Bytes;
 use imagelet_core::{
-    image::{Digest, Reference},
+    image::{ByteSize, Digest, Reference},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
@@ -130,7 +130,8 @@ impl ArchiveBlobs {
             return Ok(made.clone());
         }
         if *size > limit {
-            return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
+            let (size, limit) = (ByteSize(*size), ByteSize(limit));
+            return Err(unacceptable(format!("blob `{digest}` has {size}; the limit is {limit}")));
         }
         let bytes = files::read_span(self.open(descriptor)?, *size)
             .map_err(|error| corrupt(format!("could not read blob `{digest}` of the archive")).caused_by(error))?;

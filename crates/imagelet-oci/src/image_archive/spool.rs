@@ -7,7 +7,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::{image::ByteSize, runtime::RuntimeError};
 
 use super::check_cancelled;
 use crate::{
@@ -35,7 +35,7 @@ pub(crate) struct SpoolLimits {
 }
 
 /// Refuses a file that is packed in another way than by gzip or zstd, by its first bytes.
-pub(super) fn refuse_packed(what: &str, magic: &[u8]) -> Result<(), RuntimeError> {
+pub(super) fn check_compression(what: &str, magic: &[u8]) -> Result<(), RuntimeError> {
     let (name, command) = match magic {
         // A tar file begins with a name, which may be any.
         _ if magic.get(USTAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) => return Ok(()),
@@ -75,7 +75,7 @@ pub(crate) fn plain(
             Box::new(decoder)
         }
         _ => {
-            refuse_packed("it", &magic)?;
+            check_compression("it", &magic)?;
             return Ok(source.into_inner());
         }
     };
@@ -96,7 +96,8 @@ pub(crate) fn plain(
         };
         written += read as u64;
         if written > inflated_max {
-            return Err(unacceptable(format!("the archive inflates to more than {inflated_max} bytes")));
+            let limit = ByteSize(inflated_max);
+            return Err(unacceptable(format!("the archive inflates to more than {limit}")));
         }
         unchecked += read as u64;
         if unchecked >= BYTES_BETWEEN_CHECKS {

@@ -1,7 +1,7 @@
 //! The configuration of an image: what runs in it, as whom, and the identities of its unpacked layers.
 
 use imagelet_core::{
-    image::{Digest, Platform},
+    image::{ByteSize, Digest, Platform},
     runtime::{ErrorClass, Fault, RuntimeError, Stage},
 };
 use serde::Deserialize;
@@ -52,7 +52,8 @@ struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 impl ImageConfig {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > CONFIG_BYTES_MAX {
-            return Err(unacceptable(format!("the image configuration is larger than {CONFIG_BYTES_MAX} bytes")));
+            let limit = ByteSize(CONFIG_BYTES_MAX);
+            return Err(unacceptable(format!("the image configuration is larger than {limit}")));
         }
         let raw: Raw =
             super::object(bytes).map_err(|error| corrupt("the image configuration cannot be read").caused_by(error))?;

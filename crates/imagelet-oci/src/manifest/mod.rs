@@ -12,7 +12,7 @@ mod selection;
 use std::{fmt, str::FromStr};
 
 use imagelet_core::{
-    image::Digest,
+    image::{ByteSize, Digest},
     printable::{is_unprintable, printable_start},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -109,7 +109,7 @@ impl ManifestDocument {
     /// transport's, or that of its kind: Docker and OCI name the same kinds.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
-            return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
+            return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
         }
         let content_type = media_type_base(content_type);
         if DocumentKind::of(&content_type) == Some(DocumentKind::Schema1) {
@@ -211,10 +211,8 @@ impl Manifest {
                 layer.layer_compression()?;
             }
             if layer.size > LAYER_BYTES_MAX {
-                let (digest, size) = (&layer.digest, layer.size);
-                return Err(unacceptable(format!(
-                    "layer `{digest}` has {size} bytes; more than {LAYER_BYTES_MAX} are refused"
-                )));
+                let (digest, size, limit) = (&layer.digest, ByteSize(layer.size), ByteSize(LAYER_BYTES_MAX));
+                return Err(unacceptable(format!("layer `{digest}` has {size}; the limit is {limit}")));
             }
         }
         [&self.config].into_iter().chain(&self.layers).try_for_each(Descriptor::check_texts)
@@ -225,9 +223,8 @@ impl Manifest {
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {
-        return Err(unacceptable(format!(
-            "the texts of the {of} have {bytes} bytes; more than {TEXT_BYTES_MAX} are refused"
-        )));
+        let (size, limit) = (ByteSize(bytes as u64), ByteSize(TEXT_BYTES_MAX as u64));
+        return Err(unacceptable(format!("the texts of the {of} have {size}; the limit is {limit}")));
     }
     Ok(())
 }

@@ -48,7 +48,7 @@ pub(crate) struct Selected<D> {
 }
 
 /// What an index by itself says about a platform.
-pub(crate) enum IndexChoice<'a> {
+pub(crate) enum IndexMatch<'a> {
     /// The entry for it.
     Named(&'a Descriptor),
     /// None names it; the configurations of these may.
@@ -57,11 +57,11 @@ pub(crate) enum IndexChoice<'a> {
 
 impl Index {
     /// The best match wins; among equals the first. An artifact is the image only where the index has nothing else.
-    pub(crate) fn choose(&self, platform: &Platform) -> IndexChoice<'_> {
+    pub(crate) fn choose(&self, platform: &Platform) -> IndexMatch<'_> {
         let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(|offered| offered.rank(platform));
         let named = self.manifests.iter().filter_map(|entry| rank(entry).map(|rank| (entry, rank)));
         if let Some((entry, _)) = named.min_by_key(|(entry, rank)| (entry.is_artifact(), *rank)) {
-            return IndexChoice::Named(entry);
+            return IndexMatch::Named(entry);
         }
         let may_be = |entry: &&Descriptor| {
             let is_open = entry.platform.as_ref().is_none_or(|offered| offered.may_be_for(platform));
@@ -70,14 +70,14 @@ impl Index {
         let open = || self.manifests.iter().filter(may_be);
         let images: Vec<_> = open().filter(|entry| !entry.is_artifact()).collect();
         if images.is_empty() && !self.names_platforms() {
-            return IndexChoice::Unnamed(open().take(1).collect());
+            return IndexMatch::Unnamed(open().take(1).collect());
         }
-        IndexChoice::Unnamed(images)
+        IndexMatch::Unnamed(images)
     }
 
     /// Why the index alone has no image for a platform.
     pub(crate) fn refusal(&self, wanted: &Platform) -> Option<RuntimeError> {
-        let IndexChoice::Unnamed(entries) = self.choose(wanted) else { return None };
+        let IndexMatch::Unnamed(entries) = self.choose(wanted) else { return None };
         let mut found = Found::<()>::default();
         self.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| found.offered.add(it));
         if entries.is_empty() { found.end(wanted).err() } else { None }
@@ -86,16 +86,16 @@ impl Index {
     /// The entry for a platform where no configuration has to be asked, and whether the index names it.
     pub(crate) fn chosen_alone(&self, platform: &Platform) -> Option<(&Descriptor, bool)> {
         match self.choose(platform) {
-            IndexChoice::Named(entry) => Some((entry, true)),
-            IndexChoice::Unnamed(entries) if self.manifests.len() == 1 => entries.first().map(|entry| (*entry, false)),
-            IndexChoice::Unnamed(_) => None,
+            IndexMatch::Named(entry) => Some((entry, true)),
+            IndexMatch::Unnamed(entries) if self.manifests.len() == 1 => entries.first().map(|entry| (*entry, false)),
+            IndexMatch::Unnamed(_) => None,
         }
     }
 
     /// Whether containerd finds the chosen image too: of entries without a platform it looks at the first alone.
     pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
         let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
-        matches!(self.choose(platform), IndexChoice::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
+        matches!(self.choose(platform), IndexMatch::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
     }
 
     fn names_platforms(&self) -> bool {
@@ -175,11 +175,11 @@ impl<D: Clone> Search<'_, D> {
         self.found.is_offered |= index.names_platforms();
         index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.found.offered.add(it));
         match index.choose(self.wanted) {
-            IndexChoice::Named(entry) => {
+            IndexMatch::Named(entry) => {
                 self.pending = vec![(entry.clone(), Place { is_named: true, is_only: true, ..place })];
                 self.found.best = None;
             }
-            IndexChoice::Unnamed(entries) => {
+            IndexMatch::Unnamed(entries) => {
                 let place = Place { is_only: place.is_only && index.manifests.len() == 1, ..place };
                 let looks = entries.len().min(LOOKS_MAX - self.looks);
                 self.looks += looks;

@@ -5,7 +5,7 @@ use imagelet_core::{
     runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable},
 };
 
-use super::{selection::IndexChoice, *};
+use super::{selection::IndexMatch, *};
 
 const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -68,8 +68,8 @@ fn an_entry_without_platform_is_the_last_resort() {
         format!(r#"{{"manifests":[{},{}]}}"#, entry(""), entry(r#","platform":{"os":"linux","architecture":"amd64"}"#));
     let ManifestDocument::Index(index) = ManifestDocument::parse(text.as_bytes(), INDEX).unwrap() else { panic!() };
     let is_named = |platform: &str| match index.choose(&platform.parse().unwrap()) {
-        IndexChoice::Named(entry) => entry.platform.is_some(),
-        IndexChoice::Unnamed(entries) => entries[0].platform.is_some(),
+        IndexMatch::Named(entry) => entry.platform.is_some(),
+        IndexMatch::Unnamed(entries) => entries[0].platform.is_some(),
     };
     assert!(is_named("linux/amd64"));
     assert!(!is_named("linux/s390x"));
@@ -305,6 +305,6 @@ fn what_is_kept_of_a_document_has_few_texts_whatever_its_size() {
     ] {
         let error = refused.expect_err("it would stay in memory");
         assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
-        assert!(error.to_string().contains("more than 4096 are refused"), "{error}");
+        assert!(error.to_string().contains("the limit is 4.1kB"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::image::{Digest, ImageId};
+use imagelet_core::image::{ByteSize, Digest, ImageId};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -172,7 +172,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(NOTE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).is_ok_and(|length| length > NOTE_BYTES_MAX) {
-        return Err(io::Error::other(format!("larger than {NOTE_BYTES_MAX} bytes")));
+        return Err(io::Error::other(format!("larger than {}", ByteSize(NOTE_BYTES_MAX))));
     }
     Ok(bytes)
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use imagelet_core::image::Digest;
+use imagelet_core::image::{ByteSize, Digest};
 
 use crate::hash::Hash;
 use crate::{
@@ -124,7 +124,7 @@ impl BlockWriter {
             if !expansion.take(length as u64) {
                 return Err(io::Error::new(
                     io::ErrorKind::FileTooLarge,
-                    format!("it inflates to more than {total} bytes, which is out of proportion to its size"),
+                    format!("it inflates to more than {}, which is out of proportion to its size", ByteSize(total)),
                 ));
             }
             total += length as u64;

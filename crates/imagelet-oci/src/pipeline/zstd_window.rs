@@ -5,6 +5,7 @@
 //! layer may require any window. Once a window up to 8 MiB needs shared memory, it is claimed as a whole, so that its
 //! layer need not start again: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it.
 
+use imagelet_core::image::ByteSize;
 use std::{
     io::{self, BufRead, Read},
     sync::{Arc, atomic::AtomicBool},
@@ -77,8 +78,9 @@ impl<'a> ZstdReader<'a> {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 format!(
-                    "a zstd frame asks for a window of {window} bytes; more than {} are refused",
-                    1 << WINDOW_LOG_MAX
+                    "a zstd frame asks for a window of {}; the limit is {}",
+                    ByteSize(window),
+                    ByteSize(1 << WINDOW_LOG_MAX)
                 ),
             ));
         }
@@ -135,7 +137,7 @@ fn refused(window: u64, error: MemoryError) -> io::Error {
         MemoryError::Busy => io::ErrorKind::ResourceBusy,
         MemoryError::Cancelled => io::ErrorKind::ConnectionAborted,
     };
-    io::Error::new(kind, format!("a zstd frame fills a window of {window} bytes: {error}"))
+    io::Error::new(kind, format!("a zstd frame fills a window of {}: {error}", ByteSize(window)))
 }
 
 pub(crate) fn is_zstd(head: &[u8]) -> bool {

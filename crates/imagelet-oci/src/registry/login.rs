@@ -43,8 +43,12 @@ pub async fn check_login(
             .with_hint(format!("give the registry's port or domain, such as `{registry}:443`")));
     }
     let client = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
-    let own = client.hosts(&reference).await?.into_iter().rfind(|host| !host.is_mirror);
-    let own = own.ok_or_else(|| RuntimeError::other(format!("`{registry}` itself is not configured as a host")))?;
+    let hosts = client.hosts(&reference).await?;
+    let last = hosts.last().map_or_else(String::new, |host| host.origin.authority());
+    let own = hosts.into_iter().rfind(|host| !host.is_mirror).ok_or_else(|| {
+        RuntimeError::other(format!("`{registry}` itself is not configured as a host"))
+            .with_hint(format!("a credential belongs to the host that is asked: `imagelet login {last}`"))
+    })?;
     let session = PullSession::of_login(Arc::clone(&client.shared), reference.canonical(), own, credential);
     session.check_login().await
 }

@@ -63,7 +63,7 @@ pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub use self::hosts::check_registry_files;
 pub use self::login::{LoginCheck, check_login};
-pub use self::path_check::{PathReport, PathStep, check_path};
+pub use self::path_check::{PathReport, PathStep, check_path, registry_hosts};
 pub(crate) use self::pull_session::PullSession;
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::{

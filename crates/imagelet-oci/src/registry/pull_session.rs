@@ -15,6 +15,7 @@ use imagelet_core::{
     runtime::{ErrorClass, Patience, Progress, PullEvent, RuntimeError},
 };
 
+use tokio::sync::OnceCell;
 use zeroize::Zeroizing;
 
 use super::{
@@ -83,6 +84,12 @@ pub(crate) struct SessionHost {
     pub(crate) renewal: tokio::sync::Mutex<()>,
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
+    /// Set once the credential was sent.
+    shown: OnceLock<()>,
+    /// What the host was asked for once: the challenge that its refusal did not have.
+    pub(super) challenge: OnceCell<Option<HeaderMap>>,
+    /// The pull has a credential, and none for this host.
+    has_other: bool,
     reference: Reference,
     /// The session only checks a credential: it asks for no repository.
     is_login: bool,
@@ -114,8 +121,8 @@ pub(super) fn basic(username: &str, password: &Secret) -> Secret {
 }
 
 impl SessionState {
-    fn new(shared: Arc<Shared>, reference: Reference, hosts: Vec<Host>, credential: Option<&Credential>) -> Self {
-        let host = |host| SessionHost::new(host, &reference, credential, &shared.rate_limits);
+    fn new(shared: Arc<Shared>, reference: Reference, hosts: Vec<Host>, credentials: &[Credential]) -> Self {
+        let host = |host| SessionHost::new(host, &reference, credentials, &shared.rate_limits);
         Self {
             listed: hosts.iter().map(|host| host.origin.clone()).collect(),
             hosts: hosts.into_iter().map(host).collect(),
@@ -135,32 +142,32 @@ impl PullSession {
         shared: Arc<Shared>,
         reference: Reference,
         hosts: Vec<Host>,
-        credential: Option<&Credential>,
+        credentials: &[Credential],
         patience: Patience,
     ) -> Self {
         let retry_budget = RetryBudget::new(shared.config.retry_budget, patience);
-        Self(Arc::new(SessionState { retry_budget, ..SessionState::new(shared, reference, hosts, credential) }))
+        Self(Arc::new(SessionState { retry_budget, ..SessionState::new(shared, reference, hosts, credentials) }))
     }
 
     /// A session that checks this credential and no other at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
         // One that names no server is for the registry, whatever its address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
-        let mut state = SessionState::new(shared, reference, vec![own], Some(&credential));
+        let mut state = SessionState::new(shared, reference, vec![own], &[credential]);
         state.hosts[0].is_login = true;
         Self(Arc::new(state))
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
-        let state = SessionState::new(shared, reference, Vec::new(), None);
+        let state = SessionState::new(shared, reference, Vec::new(), &[]);
         Self(Arc::new(SessionState { archive: Some(archive), ..state }))
     }
 
     #[cfg(test)]
     pub(crate) fn nowhere(reference: Reference) -> Self {
         let registry = super::Registry::new(super::RegistryConfig::default()).expect("a user agent");
-        Self::new(registry.shared, reference, Vec::new(), None, Patience::FULL)
+        Self::new(registry.shared, reference, Vec::new(), &[], Patience::FULL)
     }
 
     pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
@@ -189,7 +196,7 @@ impl PullSession {
         }
     }
 
-    pub(super) fn report(&self, event: PullEvent) {
+    pub(crate) fn report(&self, event: PullEvent) {
         let listener = {
             let mut reports = locked(&self.reports);
             let is_kept = matches!(event, PullEvent::Token { .. } | PullEvent::Warning { .. });
@@ -242,17 +249,27 @@ impl PullSession {
 }
 
 impl SessionHost {
-    /// Without a credential of the pull a host gets the one that the configuration has for it.
-    fn new(host: Host, reference: &Reference, credential: Option<&Credential>, limits: &RateLimits) -> Self {
-        let credential = credential.filter(|credential| is_for(&credential.server_address, &host, reference.domain()));
+    /// A credential that names the host goes before one of its registry. Without any of the pull a host gets the one that the
+    /// configuration has for it.
+    fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
+        let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));
+        let of_registry = |credential: &&Credential| is_for(&credential.server_address, &host, reference.domain());
+        let credential = named.or_else(|| credentials.iter().find(of_registry));
         let credential = credential.or(host.credential.as_ref()).cloned();
+        let shown = OnceLock::new();
         let grant = match credential.as_ref().map(|credential| &credential.kind) {
-            Some(CredentialKind::RegistryToken(token)) => Grant::new("Bearer", token.clone(), 0).ok(),
+            Some(CredentialKind::RegistryToken(token)) => {
+                shown.get_or_init(|| ());
+                Grant::new("Bearer", token.clone(), 0).ok()
+            }
             Some(CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_)) | None => None,
         };
         Self {
             account: limits.account(credential.as_ref()),
             sent: Mutex::new(PullHost { host: printable(&host.origin.authority()), ..PullHost::default() }),
+            has_other: credential.is_none() && !credentials.is_empty(),
+            shown,
+            challenge: OnceCell::new(),
             host,
             credential,
             grant: Mutex::new(grant),
@@ -271,6 +288,21 @@ impl SessionHost {
         locked(&self.grant).clone()
     }
 
+    /// Records that the credential is sent.
+    pub(super) fn show(&self) {
+        self.shown.get_or_init(|| ());
+    }
+
+    /// Whether it has a credential that was not sent, although nothing forbids it.
+    pub(super) fn has_unshown_credential(&self) -> bool {
+        self.credential.is_some() && !self.was_shown() && self.withheld.get().is_none()
+    }
+
+    /// Whether the credential was sent.
+    pub(super) fn was_shown(&self) -> bool {
+        self.shown.get().is_some()
+    }
+
     /// The headers that only this host receives, and the number of the grant among them.
     pub(crate) fn bound_headers(&self) -> (HeaderMap, Option<u64>) {
         let (mut bound, grant) = (self.host.headers.clone(), self.grant());
@@ -282,7 +314,8 @@ impl SessionHost {
     }
 
     pub(crate) fn target(&self, path: &str) -> Target {
-        let path_and_query = format!("{}/{}/{path}", self.host.base_path, self.repository());
+        let repository = self.host.repository.as_deref().unwrap_or_else(|| self.reference.path());
+        let path_and_query = format!("{}/{repository}/{path}", self.host.base_path);
         let target = Target { origin: self.host.origin.clone(), path_and_query };
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
@@ -292,12 +325,7 @@ impl SessionHost {
         if self.is_login {
             return None;
         }
-        let prefix = self.host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
-        Some(format!("repository:{prefix}{}:pull", self.repository()))
-    }
-
-    fn repository(&self) -> &str {
-        self.host.repository.as_deref().unwrap_or_else(|| self.reference.path())
+        Some(format!("repository:{}:pull", self.host.repository_of(&self.reference)))
     }
 
     /// The registry rejects the credential, or requires one.
@@ -307,46 +335,61 @@ impl SessionHost {
         let refused = |what: &str, hint: &str| {
             denied(format!("registry `{}` {what}{detail}", origin.authority())).with_hint(hint)
         };
+        let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
+        let ending = self.credential.as_ref().and_then(Credential::line_break_hint);
         match (&self.credential, self.withheld.get()) {
+            (None, _) if self.has_other => refused(
+                &format!("does not serve `{reference}` without a credential"),
+                &format!(
+                    "the credential of the pull is for another host and is not sent to this one: `imagelet login {0}`, or an \
+                     entry for `{0}` in the docker configuration or in a pull secret",
+                    origin.authority()
+                ),
+            ),
             (None, _) => refused(
                 &format!("does not serve `{reference}` without a credential"),
                 "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or --creds)",
             ),
+            (Some(_), None) if !self.was_shown() => refused(
+                &format!("refuses {subject}, and asks for no credential of the given kind, so that it was not sent"),
+                "check the name; the registry has to ask for a password or a token, at `/v2/` at least",
+            ),
             (Some(_), None) if self.is_login => refused(
                 "does not accept this user and password",
-                "check both; some registries want an access token in place of the password",
+                ending.unwrap_or("check both; some registries want an access token in place of the password"),
             ),
             (Some(_), None) => refused(
                 &format!("does not accept the credential for `{reference}`"),
-                "check user and password or token, and that it may pull this repository",
+                ending.unwrap_or("check user and password or token, and that it may pull this repository"),
             ),
-            (Some(_), Some(service)) => {
-                let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
-                refused(
-                    &format!(
-                        "wants a credential for {subject}, which its token service `{service}` is not shown: that is \
+            (Some(_), Some(service)) => refused(
+                &format!(
+                    "wants a credential for {subject}, which its token service `{service}` is not shown: that is \
                          another origin and not encrypted"
-                    ),
-                    &format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else"),
-                )
-            }
+                ),
+                &format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else"),
+            ),
         }
     }
+}
+
+fn names_host(server_address: &str, host: &Host) -> bool {
+    let url =
+        if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
+    Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin))
 }
 
 /// Whether a host may receive the credential for a server: a mirror one that names it, the registry also one that names
 /// no server, or the registry as images do. One that names another server is not sent, as containerd does not send it.
 fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
-    let url =
-        if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
-    let names_host = || Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin));
-    let server = url.split("://").nth(1).unwrap_or_default().split(['/', '?', '#']).next().unwrap_or_default();
+    let server = server_address.split_once("://").map_or(server_address, |(_, rest)| rest);
+    let server = server.split(['/', '?', '#']).next().unwrap_or_default();
     // A pattern was matched with the image's name.
     let names_registry = server.is_empty()
         || server.contains('*')
         || server == registry
         || (is_docker_hub(server) && is_docker_hub(registry));
-    names_host() || (!host.is_mirror && names_registry)
+    names_host(server_address, host) || (!host.is_mirror && names_registry)
 }
 
 #[cfg(test)]

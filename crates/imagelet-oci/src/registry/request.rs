@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     attempts::{Attempts, Next, Standing},
+    auth::challenge::is_answerable,
     connection::{Reception, Request, Response, Target, Urgency, drain},
     error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, unavailable},
     health,
@@ -204,6 +205,17 @@ impl PullSession {
             if answer.status.is_success() {
                 return Ok(answer);
             }
+            let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.strayed;
+            let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
+            if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
+                // Some registries refuse what a client without a credential may not see, in place of asking for one.
+                let challenge = host.challenge.get_or_init(|| self.challenge_of(host)).await;
+                if let Some(challenge) = challenge {
+                    drain(answer.body).await;
+                    self.authenticate(host, challenge, shown).await?;
+                    continue;
+                }
+            }
             // A 401 of another origin may ask for credentials that belong elsewhere.
             if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
                 return Err(self.refusal(host, query, answer).await);
@@ -212,6 +224,19 @@ impl PullSession {
             self.authenticate(host, &answer.headers, shown).await?;
             is_second = true;
         }
+    }
+
+    /// The headers of a host's answer to a request without a credential for no repository, where they ask for one.
+    async fn challenge_of(&self, host: &SessionHost) -> Option<HeaderMap> {
+        let base = &host.host.base_path;
+        let root = if base.starts_with("/v2/") { "/v2" } else { base };
+        let target = Target { origin: host.host.origin.clone(), path_and_query: format!("{root}/") };
+        let bound = host.host.headers.clone();
+        let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
+        let answer = self.shared.transport.send(request, &self.reception).await.ok()?;
+        let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.strayed && is_answerable(&answer.headers);
+        drain(answer.body).await;
+        asks.then_some(answer.headers)
     }
 
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {

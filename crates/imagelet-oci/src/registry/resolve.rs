@@ -10,8 +10,8 @@ use futures_util::FutureExt as _;
 use http::{Method, StatusCode};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, Patience, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
+    runtime::{ErrorClass, Fault, Patience, PullEvent, RegistryHost, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use tokio::time::Instant;
@@ -88,21 +88,22 @@ impl Registry {
     pub(crate) async fn resolve(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        self.session(reference, credential, Patience::FULL).await?.resolve(reference, platform).await
+        self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
     }
 
     /// A session for content that is known by digest.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: impl IntoIterator<Item = &Credential>,
         patience: Patience,
     ) -> Result<PullSession, RuntimeError> {
+        let credentials: Vec<Credential> = credentials.into_iter().cloned().collect();
         let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
-        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, credential, patience);
+        let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, &credentials, patience);
         for text in warnings {
             session.report(PullEvent::Warning { text });
         }
@@ -112,6 +113,12 @@ impl Registry {
     /// A session whose content comes from an archive.
     pub(crate) fn archive_session(&self, reference: &Reference, archive: Arc<ArchiveBlobs>) -> PullSession {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
+    }
+
+    /// The hosts beside the registry of an image; none where the configuration cannot be used, as the pull itself reports.
+    pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
+        let reference = reference.canonical();
+        self.hosts(&reference).await.map(|hosts| hosts::other_hosts(&hosts, &reference)).unwrap_or_default()
     }
 
     pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
@@ -230,7 +237,8 @@ impl PullSession {
             body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.strayed))?
         {
             if document.len() + chunk.len() > limit {
-                let message = format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes");
+                let limit = ByteSize(MANIFEST_BYTES_MAX);
+                let message = format!("the manifest of {subject} is larger than {limit}");
                 return Err(unacceptable(message).into());
             }
             document.push(&chunk).await?;

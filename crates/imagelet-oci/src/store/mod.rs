@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! ROOT/                      0700, of one user; one process changes it at a time, any number read it
-//!   lock                     flocked by the process that changes the store; has its pid and command
+//!   lock                     flocked by the process that changes the store; has its pid and command, and as its time that of
+//!                            the last bytes of a pull
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
 //!   images/ID-HEX/           image.json (the record), manifest.json, config.json, index.json
@@ -51,11 +52,15 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
+pub use self::files::lock::command_of_owner;
 pub(crate) use self::{
     blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
     commit::{NewImage, StagedLayer},
     file_manifest::{FileManifestWriter, LIST},
-    files::durable::{SyncView, remove_tree, replace_file},
+    files::{
+        durable::{SyncView, remove_tree, replace_file},
+        lock::{LockWait, progress_of_owner},
+    },
     index::{DamagedImage, load::digest_named},
     record::{ArtifactRecord, ImageRecord, LayerEntry, LayerRecord, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
@@ -140,7 +145,7 @@ impl StoreOptions {
 }
 
 enum Holds {
-    All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
+    All(Lock),
     ReadOnlyDisk,
     Nothing,
 }
@@ -224,6 +229,13 @@ impl Store {
 
     pub(crate) fn is_read_only(&self) -> bool {
         !matches!(self.holds, Holds::All(_))
+    }
+
+    /// Records that a pull received bytes, for processes that wait for the store.
+    pub(crate) fn record_progress(&self) {
+        if let Holds::All(lock) = &self.holds {
+            lock.record_progress();
+        }
     }
 
     pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {

@@ -16,6 +16,7 @@ use std::{
 };
 
 use imagelet_core::hold::{GRACE, HoldMeter, HoldPolicy, WAIT_FAIR};
+use imagelet_core::image::ByteSize;
 use tokio::{
     runtime::Handle,
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
@@ -272,7 +273,7 @@ impl UnpackBudget {
 pub(crate) enum MemoryError {
     #[error("other layers hold the memory that unpacking may take")]
     Busy,
-    #[error("it needs more memory than one layer may have; the limit is {0} bytes, of `store.unpackMemory`")]
+    #[error("it needs more memory than one layer may have; the limit is {}, of `store.unpackMemory`", ByteSize(*.0))]
     Limit(u64),
     #[error("the layer was cancelled")]
     Cancelled,

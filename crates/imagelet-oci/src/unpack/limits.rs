@@ -1,5 +1,6 @@
 //! Limits of one layer, counted while it is written.
 
+use imagelet_core::image::ByteSize;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -77,7 +78,8 @@ impl<'a> Gauge<'a> {
     pub(crate) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
         self.bytes = self.bytes.saturating_add(apparent.max(stored));
         if self.bytes > self.limits.bytes_max {
-            return Err(Fault::limit(format!("files of more than {} bytes in all", self.limits.bytes_max)));
+            let limit = ByteSize(self.limits.bytes_max);
+            return Err(Fault::limit(format!("files of more than {limit} in all")));
         }
         // Space for the rest of a large file may be freed while it is written, and is checked again then.
         if stored > BYTES_BETWEEN_CHECKS { self.check_space(BYTES_BETWEEN_CHECKS) } else { Ok(()) }
@@ -109,8 +111,8 @@ fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<S
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;
     if free < floor.saturating_add(wanted) {
-        let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
-        return Some(format!("{wants}{free} bytes are free, of which {floor} must stay free"));
+        let wants = if wanted == 0 { String::new() } else { format!("{} wanted, ", ByteSize(wanted)) };
+        return Some(format!("{wants}{} free, of which {} must stay free", ByteSize(free), ByteSize(floor)));
     }
     // File systems without inode tables, such as btrfs, report zero of zero.
     let floor = limits.free_inodes_floor;
@@ -194,9 +196,9 @@ mod tests {
         let limits = UnpackLimits { free_bytes_floor: 100, free_inodes_floor: 5, ..UnpackLimits::default() };
         for (disk, wanted, short) in [
             (disk(10, 50, 5), 0, None),
-            (disk(9, 50, 5), 0, Some("90 bytes are free, of which 100 must stay free")),
+            (disk(9, 50, 5), 0, Some("90B free, of which 100B must stay free")),
             (disk(15, 50, 5), 50, None),
-            (disk(15, 50, 5), 51, Some("51 bytes are wanted, 150 bytes are free, of which 100 must stay free")),
+            (disk(15, 50, 5), 51, Some("51B wanted, 150B free, of which 100B must stay free")),
             (disk(10, 50, 4), 0, Some("4 inodes are free, 5 must stay free")),
             (disk(10, 0, 0), 0, None),
         ] {

@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestAlgorithm, ImageId, ImageSpec, Reference},
+    image::{Digest, DigestAlgorithm, ImageId, ImageSpec},
     runtime::{
         ArchivePlace, ExportRequest, ExportedImage, ImageService as _, ImportOutcome, ImportRequest, LayerState,
         LocalStore as _, Progress, PullEvent, RuntimeError, RuntimeErrorKind, no_progress,
@@ -32,7 +32,7 @@ fn folder_at(path: PathBuf) -> ArchivePlace {
 
 async fn export(engine: &Engine, image: &str, place: &ArchivePlace) -> Result<ExportedImage, RuntimeError> {
     let request = ExportRequest { image: image.into(), place: place.clone() };
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     engine.export(&request, &anonymous, no_progress_ref()).await
 }
 
@@ -103,7 +103,7 @@ async fn an_image_by_sha512_is_whole_to_a_check_an_export_and_a_repair() {
     let engine = keeping(&folder.path().join("source")).await;
     engine.sweep(false).await.expect("swept");
     registry.take_layer_requests();
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     let repaired = engine.repair(&ImageId::new(&id), &anonymous, no_progress_ref()).await;
     repaired.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert!(is_whole(&engine).await);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use imagelet_core::{
     credentials::Credential,
-    image::{ImageSpec, Reference},
+    image::ImageSpec,
     runtime::{
         ArchivePlace, ExportRequest, ImageService as _, ImportRequest, ImportStage, LocalStore as _, PullRequest,
         RuntimeErrorKind, no_progress,
@@ -118,7 +118,7 @@ async fn damage_of_an_artifact_is_found_and_repaired_also_without_its_record() {
     let engine = open(folder.path()).await;
     let id = pull(&engine, &name).await.expect("pulled");
     let hex = id.as_str().split_once(':').expect("a digest").1.to_owned();
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     let file = tree(folder.path()).into_keys().find(|path| path.ends_with("fs/model.bin")).expect("it is stored");
     std::fs::write(folder.path().join(file), b"rotten").expect("written");
     assert!(findings(&engine).await.contains("model.bin"));
@@ -141,7 +141,7 @@ async fn an_artifact_crosses_an_air_gap_without_its_registry_and_without_kept_bl
     let (source, target) = (open(&folder.path().join("source")).await, open(&folder.path().join("target")).await);
     pull(&source, &name).await.expect("pulled");
     drop(registry);
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     for is_folder in [false, true] {
         let place = ArchivePlace { path: folder.path().join(format!("archive-{is_folder}")), is_folder };
         let request = ExportRequest { image: name.clone(), place: place.clone() };

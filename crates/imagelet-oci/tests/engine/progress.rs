@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
@@ -34,6 +34,18 @@ async fn hosts(engine: &Engine, name: &str) -> (Vec<Vec<PullHost>>, bool) {
     let failed = engine.pull(&request, progress).await.is_err();
     let heard = std::mem::take(&mut *heard.lock().expect("no panic"));
     (heard, failed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_shows_its_progress_to_processes_that_wait_for_the_store() {
+    let registry = TestRegistry::start().await;
+    registry.image("a", "v1", &[Layer::new().file("a", &noise(7, 100_000)).gzip()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(EngineConfig::new(folder.path())).await;
+    let lock = std::fs::File::options().write(true).open(folder.path().join("lock")).expect("the lock");
+    lock.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
+    pull(&engine, &registry.name("a:v1")).await.expect("a pull");
+    assert!(lock.metadata().and_then(|about| about.modified()).expect("a time") > SystemTime::UNIX_EPOCH);
 }
 
 #[tokio::test(flavor = "multi_thread")]

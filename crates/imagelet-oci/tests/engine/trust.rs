@@ -5,7 +5,7 @@ use std::{path::Path, process::Command};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, ImageSpec, Reference},
+    image::{Digest, ImageSpec},
     runtime::{
         ArchivePlace, ErrorClass, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, RuntimeErrorKind,
         no_progress,
@@ -151,7 +151,7 @@ async fn an_archive_is_imported_where_the_policy_accepts_its_transport_and_else_
     let keeping = EngineConfig { keep_blobs: true, ..EngineConfig::new(at("source")) };
     let source = open_as(keeping).await;
     pull(&source, &registry.name("app:v1")).await.expect("pulled");
-    let anonymous = |_: &Reference| -> Vec<Credential> { Vec::new() };
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     let places =
         [ArchivePlace { path: at("app.tar"), is_folder: false }, ArchivePlace { path: at("app"), is_folder: true }];
     for place in &places {

@@ -75,7 +75,7 @@ impl Scene {
         let (mut steps, reference) = (Vec::new(), self.name().parse().expect("a reference"));
         let mut report = |step| steps.push(step);
         let (config, platform) = (self.registry.clone(), Platform::host());
-        let found = check_path(config, &reference, Some(&credential()), &platform, &mut report).await;
+        let found = check_path(config, &reference, &[credential()], &platform, &mut report).await;
         (steps, found.expect("the settings can be used"))
     }
 

@@ -139,7 +139,7 @@ async fn more_files_than_allowed_are_refused_by_their_number() {
 async fn a_disk_below_its_floor_takes_no_layer() {
     use imagelet_oci::Admission::{Compressed, Off};
     for (what, admission, bytes, inodes) in [
-        ("bytes are free", Off, u64::MAX >> 1, 0),
+        (" free, of which", Off, u64::MAX >> 1, 0),
         ("inodes are free", Off, 0, u64::MAX),
         ("kept by freeBytesFloor", Compressed, u64::MAX >> 1, 0),
         ("kept by freeInodesFloor", Compressed, 0, u64::MAX),
@@ -193,7 +193,7 @@ const LARGE_WINDOWS_MEMORY_MAX: u64 = (128 + 48) << 20;
 async fn a_window_that_is_filled_beyond_the_budget_is_refused_and_one_within_it_is_not() {
     let mut bench = Bench::with(|config| config.limits.expansion_free = 1 << 30).await;
     let full = |mark: &str, log: u8, zeros: usize| Image::of([zeros_behind(log, mark, zeros)]);
-    let words = &["sha256:", "zstd", "window of 134217728 bytes", "store.unpackMemory"];
+    let words = &["sha256:", "zstd", "window of 134MB", "store.unpackMemory"];
     bench
         .hold(vec![
             Case::new("B046", "128 MiB full", full("all", 27, 150 * MIB)).fails(Unacceptable, words),

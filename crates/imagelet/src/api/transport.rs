@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** this file knows no command. It moves documents.
 
+use imagelet_core::image::ByteSize;
 use std::{
     path::PathBuf,
     pin::Pin,
@@ -124,7 +125,8 @@ type ReplyStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>
 fn answer(handler: Arc<dyn Handler>, request: Request<CallRequest>) -> Result<Response<ReplyStream>, Status> {
     let CallRequest { command, body } = request.into_inner();
     if body.len() > BODY_BYTES_MAX {
-        let why = format!("a command's arguments have {} bytes; the limit is {BODY_BYTES_MAX}", body.len());
+        let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
+        let why = format!("a command's arguments have {size}; the limit is {limit}");
         return Err(Status::invalid_argument(why));
     }
     let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);

@@ -1,14 +1,13 @@
-//! The help of each command: no longer than a screen with `-h`, with an example at its end.
+//! The help: a screen for each command by its flag, and everything by `imagelet help`.
 
-use clap::CommandFactory as _;
+use std::io::{self, Write as _};
 
-use super::Cli;
-use crate::output::wrapped;
+use clap::{Arg, ArgAction, CommandFactory as _};
 
-/// Columns of what a command does, beside its name in a narrow terminal.
-const TEXT_COLUMNS: usize = 64;
+use super::{Cli, pages};
+use crate::config::has_dumb_terminal;
 
-/// The commands of the first screen in groups, for `imagelet -h`; `--help` describes each.
+/// The commands of the first screen in groups; `imagelet help` describes each.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Images", &["pull", "ensure", "ls", "inspect", "df", "rm", "untag", "verify"]),
     ("Keep and collect", &["gc", "pin", "unpin", "pins"]),
@@ -16,33 +15,74 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Registries", &["login", "logout", "doctor"]),
     ("What happened", &["events", "why", "status", "top"]),
     ("Cluster", &["prefetch", "controller"]),
-    ("Daemon and shell", &["serve", "install", "config", "completions", "version"]),
+    ("Daemon and shell", &["serve", "install", "config", "completions", "help", "version"]),
 ];
 
 /// What each command takes, in short, and an example.
-const OPTIONS: &str = "Options of all commands, before or after the name (`COMMAND --help` describes them):\n  \
+const OPTIONS: &str = "Options of all commands, before or after the name (`imagelet help` describes them):\n  \
     --endpoint URI, --store DIR, -o table|wide|json|yaml, --log-level LEVEL,\n  \
-    --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version\n\n\
-    Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36";
+    --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version\n\n";
+const EXAMPLE: &str = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36";
+
+/// The first screen, and all that `imagelet help` says of the program.
+const SCREEN: &str = "{about}\n\n{usage-heading} {usage}{after-help}";
+const WHOLE: &str = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}";
 
 /// The commands and flags with their help.
 pub(crate) fn command() -> clap::Command {
-    let command = Cli::command();
-    let described = command.get_subcommands().filter(|one| !one.is_hide_set()).map(|one| {
-        let about = one.get_about().map(ToString::to_string).unwrap_or_default();
-        let aliases = one.get_visible_aliases().collect::<Vec<_>>().join(", ");
-        let aliases = if aliases.is_empty() { aliases } else { format!(" (also: {aliases})") };
-        let text = wrapped(&format!("{about}{aliases}"), TEXT_COLUMNS).join("\n               ");
-        format!("  {:<12} {text}", one.get_name())
-    });
-    let described = first_screen(&described.collect::<Vec<_>>());
-    let groups = GROUPS.iter().map(|(title, names)| format!("  {:<18}{}", format!("{title}:"), names.join(", ")));
+    let groups = GROUPS.map(|(title, names)| format!("  {:<18}{}", format!("{title}:"), names.join(", "))).join("\n");
+    let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<String>();
+    let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
+    let help = help.help_heading(None::<&'static str>);
+    let mut command = Cli::command().arg(help.help("Print a screen of help"));
+    // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
+    if has_dumb_terminal() {
+        command = command.color(clap::ColorChoice::Never);
+    }
     command
-        .help_template("{about}\n\n{usage-heading} {usage}{after-help}")
-        .after_help(first_screen(&groups.collect::<Vec<_>>()))
-        .after_long_help(described)
+        .mut_subcommands(|one| with_more(one, "imagelet help"))
+        .help_template(SCREEN)
+        .after_help(format!("Commands:\n{groups}\n\n{OPTIONS}{EXAMPLE}"))
+        .after_long_help(format!("Pages of the guide, shown by `imagelet help PAGE`:{pages}\n\n{EXAMPLE}"))
 }
 
-fn first_screen(commands: &[String]) -> String {
-    format!("Commands:\n{}\n\n{OPTIONS}", commands.join("\n"))
+/// A command whose screen says what shows the rest; its example stays the last line.
+fn with_more(command: clap::Command, above: &str) -> clap::Command {
+    let help = format!("{above} {}", command.get_name());
+    let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    command
+        .after_help(format!("More, and the options of all commands: {help}\n\n{example}"))
+        .after_long_help(example)
+        .mut_subcommands(|one| with_more(one, &help))
+}
+
+/// Whether the words name a command or a page; none name the program.
+pub(super) fn is_topic(words: &[String]) -> bool {
+    find(&mut command(), words).is_some() || page(words).is_some()
+}
+
+/// Prints what there is to say of a command, and the page of that name.
+pub(crate) fn print_help(words: &[String]) -> io::Result<()> {
+    let mut whole = command();
+    if words.is_empty() {
+        whole = whole.help_template(WHOLE);
+    }
+    whole.build();
+    let found = find(&mut whole, words);
+    let is_command = found.is_some();
+    found.map_or(Ok(()), clap::Command::print_long_help)?;
+    let Some(page) = page(words) else { return Ok(()) };
+    let mut out = io::stdout().lock();
+    if is_command {
+        out.write_all(b"\n")?;
+    }
+    out.write_all(page.as_bytes())
+}
+
+fn find<'a>(command: &'a mut clap::Command, words: &[String]) -> Option<&'a mut clap::Command> {
+    words.iter().try_fold(command, |command, word| command.find_subcommand_mut(word))
+}
+
+fn page(words: &[String]) -> Option<&'static str> {
+    if let [name] = words { pages::page(name) } else { None }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use imagelet_core::image::{ByteSize, Percent};
+use imagelet_core::image::{ByteSize, Percent, counted};
 
 use super::images_write::note;
 use crate::{
@@ -63,17 +63,17 @@ fn summary(done: &Collected, is_by_threshold: bool) -> String {
         let rows: Vec<&CollectedRow> = done.images.iter().filter(|row| row.verdict == verdict).collect();
         (rows.len(), rows.iter().map(|row| ByteSize(row.size)).sum::<ByteSize>())
     };
-    let all = done.images.len();
+    let all = counted(done.images.len(), "image");
     let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
     let frees = frees(done);
     let did = if done.dry_run {
         let (count, size) = of("remove");
-        format!("would remove {count} of {all} images ({size} as listed, frees {frees}{wanted})")
+        format!("would remove {count} of {all} ({size} as listed, frees {frees}{wanted})")
     } else {
         let count = of("removed").0;
         let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
         let size = ByteSize(done.claimed);
-        format!("removed {count} of {all} images ({size} as listed, frees {frees}{measured}{wanted})")
+        format!("removed {count} of {all} ({size} as listed, frees {frees}{measured}{wanted})")
     };
     format!("{did}\n{}", disk(done, is_by_threshold))
 }

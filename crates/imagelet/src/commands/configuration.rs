@@ -32,7 +32,7 @@ pub(super) async fn run(
     }
     let invalid = |error: ConfigError| match error {
         ConfigError::Read { .. } => Failure::of(&error),
-        ConfigError::Invalid(_) => Failure::of(&error).or_hint("docs/configuration.md lists all keys"),
+        ConfigError::Invalid(_) => Failure::of(&error).or_hint("`imagelet help configuration` lists all keys"),
     };
     if is_check {
         check(&arguments, environment).map_err(invalid)?;

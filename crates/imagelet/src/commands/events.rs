@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::printable::{escape_unprintable, printable};
+use imagelet_core::{image::counted, printable::printable};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
@@ -16,7 +16,7 @@ use crate::{
     cli::{EventsArgs, Since, Template},
     failure::Failure,
     node::Node,
-    output::{Format, Table, printable_layout, printed, yaml},
+    output::{Format, Table, line, printable_layout, printed},
     progress::{PullScreen, lock},
 };
 
@@ -192,18 +192,6 @@ async fn wait_for(node: &Node) {
     }
 }
 
-/// One JSON document per line, or YAML documents after `---`.
-fn line(entry: &EventLine, format: Format) -> Vec<u8> {
-    if format == Format::Yaml {
-        return serde_saphyr::to_string(entry)
-            .map(|text| format!("---\n{}", yaml(&text)).into_bytes())
-            .unwrap_or_default();
-    }
-    let mut line = escape_unprintable(&serde_json::to_string(entry).unwrap_or_default()).into_bytes();
-    line.push(b'\n');
-    line
-}
-
 /// A line for people; empty for progress, which bars show.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
@@ -212,7 +200,9 @@ fn plain(entry: &EventLine) -> Vec<u8> {
             let message = printable(&event.message);
             format!("{time}  {:<7}  {:<18}  {object}  {message}\n", event.kind, event.reason).into_bytes()
         }
-        EventLine::Missed { count } => format!("-- {count} events were too quick for this reader --\n").into_bytes(),
+        EventLine::Missed { count } => {
+            format!("-- {} missed: this reader is too slow --\n", counted(*count, "event")).into_bytes()
+        }
         EventLine::Progress(_) => Vec::new(),
     }
 }

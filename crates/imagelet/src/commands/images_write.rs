@@ -28,13 +28,13 @@ use crate::{
 };
 
 pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> Result<ExitCode, Failure> {
-    let (mut removed, mut lines, mut failed) = (Vec::new(), Vec::new(), false);
+    let (mut removed, mut lines, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for image in images {
         let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => one,
             Err(failure) => {
-                failed = true;
                 failure.print();
+                failures.push(json!({ "image": image, "failure": failure }));
                 continue;
             }
         };
@@ -52,8 +52,9 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         lines.push(format!("{}  {names}", one.id).trim_end().to_owned());
         removed.push(one);
     }
-    print(format, &json!({ "removed": removed }), |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
-    Ok(ExitCode::from(u8::from(failed)))
+    let document = json!({ "removed": removed, "failures": failures });
+    print(format, &document, |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
+    Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
 /// Whether a text is this id or a prefix of it.

@@ -25,7 +25,7 @@ use crate::{
     failure::Failure,
     manifests::Manifests,
     node::Node,
-    output::{Format, print},
+    output::{Format, print, printed},
     serve,
 };
 pub(crate) use completion::complete_word;
@@ -75,6 +75,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             })?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Help { topic } => Ok(printed(crate::cli::print_help(&topic))?),
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
             Ok(print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?)
@@ -132,6 +133,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
             | Command::Logout { .. }
             | Command::Completions { .. }
             | Command::Man { .. }
+            | Command::Help { .. }
             | Command::Version => unreachable!("`run` runs the commands that need no node"),
         }
     };
@@ -139,7 +141,9 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
         code = work => code,
         code = interrupted() => {
             if !is_endless {
-                Failure::new("Cancelled", "interrupted").print();
+                let failure = Failure::new("Cancelled", "interrupted");
+                failure.print();
+                failure.write(format, false);
             }
             Ok(code)
         }

@@ -6,7 +6,12 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{gc::ShadowCounts, image::ByteSize, printable::printable, text::duration_text};
+use imagelet_core::{
+    gc::ShadowCounts,
+    image::{ByteSize, counted},
+    printable::printable,
+    text::duration_text,
+};
 
 use crate::{
     api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
@@ -58,7 +63,12 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
                 _ => "pulls of some images",
             };
             let next = if open.remaining_seconds == 0 { "now".into() } else { duration(open.remaining_seconds * 1000) };
-            vec![open.registry.clone(), pulls.into(), next, format!("{} failures ({})", open.failures, open.class)]
+            vec![
+                open.registry.clone(),
+                pulls.into(),
+                next,
+                format!("{} ({})", counted(open.failures, "failure"), open.class),
+            ]
         });
         section(&["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"], registries.collect())
     })?)
@@ -101,7 +111,7 @@ fn overview(status: &Status) -> Table {
         }
     }
     if status.decisions_lost > 0 {
-        let lost = format!("{} decisions did not reach the log on disk", status.decisions_lost);
+        let lost = format!("{} did not reach the log on disk", counted(status.decisions_lost, "decision"));
         table.row(["Problem:", &lost]);
     }
     for problem in &status.problems {
@@ -112,14 +122,14 @@ fn overview(status: &Status) -> Table {
 
 fn last_collection(last: &LastCollection) -> String {
     let at = last.at.as_deref().unwrap_or("-");
-    let (images, claimed) = (last.images, ByteSize(last.claimed));
+    let (images, claimed) = (counted(last.images, "image"), ByteSize(last.claimed));
     let did = match last.outcome.as_str() {
-        "shadow" => format!("would have removed {images} images ({claimed})"),
+        "shadow" => format!("would have removed {images} ({claimed})"),
         "failed" => format!("failed: {}", last.failure.as_deref().unwrap_or("-")),
-        _ if images == 0 => "removed nothing".to_owned(),
+        _ if last.images == 0 => "removed nothing".to_owned(),
         _ => {
             let gained = last.measured.map_or_else(String::new, |it| format!(", the disk gained {}", ByteSize(it)));
-            format!("removed {images} images ({claimed} as listed{gained})")
+            format!("removed {images} ({claimed} as listed{gained})")
         }
     };
     let short = if last.outcome == "short" { ", which was not enough" } else { "" };
@@ -127,11 +137,12 @@ fn last_collection(last: &LastCollection) -> String {
 }
 
 fn shadow_lines(shadow: &ShadowCounts) -> Vec<String> {
-    let mut lines = vec![format!("would remove {} images now ({})", shadow.still_there, shadow.still_there_bytes)];
+    let now = counted(shadow.still_there, "image");
+    let mut lines = vec![format!("would remove {now} now ({})", shadow.still_there_bytes)];
     if shadow.agreed + shadow.kept_in_vain > 0 {
         lines.push(format!(
-            "{} images were removed since the start: {} as predicted, {} ({}) would have been kept",
-            shadow.agreed + shadow.kept_in_vain,
+            "removed since the start: {}, {} as predicted, {} ({}) would have been kept",
+            counted(shadow.agreed + shadow.kept_in_vain, "image"),
             shadow.agreed,
             shadow.kept_in_vain,
             shadow.kept_in_vain_bytes
@@ -186,11 +197,7 @@ fn import_details(status: &ImportStatus, out: &mut dyn Write) -> io::Result<()> 
         let took = duration_text(Duration::from_millis(pull.took_ms));
         let when = pull.at.clone().unwrap_or_else(|| "-".into());
         let ended = pull.failure.as_ref().map_or_else(|| "pulled".to_owned(), |failure| format!("failed: {failure}"));
-        let way = match &pull.failure {
-            Some(_) if pull.way == "imported" => "import into the runtime".to_owned(),
-            _ => pull.reason.clone(),
-        };
-        [pull.image.clone(), when, took, way, ended]
+        [pull.image.clone(), when, took, pull.reason.clone(), ended]
     });
     Table::new(["LAST PULLS", "WHEN", "TOOK", "WAY", "ENDED"]).rows(rows).write(out)
 }

@@ -1,6 +1,7 @@
 //! The target of a command: the node it names, the daemon if there is one, or the store in this process.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,7 +14,7 @@ use crate::{
     cli::{Global, Intent, ServeArgs},
     config::{Backend, Environment, Settings, Source, Sources},
     failure::Failure,
-    node::{Node, Probed, RemoteNode},
+    node::{Node, Probed, RemoteNode, socket_hint},
     serve::{Role, StoreAccess, open_node, sources},
 };
 
@@ -64,7 +65,7 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
             let node = RemoteNode::new(&socket, patience(global));
             if has_daemon(node.probe().await, configured.is_some())
-                .map_err(|why| no_daemon(&socket, configured.is_some(), why))?
+                .map_err(|error| no_daemon(&socket, configured.is_some(), &error))?
             {
                 return Ok(Target::Daemon(node));
             }
@@ -86,21 +87,23 @@ fn patience(global: &Global) -> Duration {
 
 /// Whether there is a daemon, by the probe of a socket and by whether the configuration names it; or why the socket is
 /// neither a daemon's nor absent.
-fn has_daemon(probed: Probed, is_configured: bool) -> Result<bool, String> {
+fn has_daemon(probed: Probed, is_configured: bool) -> io::Result<bool> {
     match probed {
         Probed::Ours => Ok(true),
         Probed::Missing if !is_configured => Ok(false),
-        Probed::Missing => Err("there is no such socket".into()),
-        Probed::OtherCri => Err("the process listening there is not imagelet".into()),
-        Probed::Silent(error) => Err(error.to_string()),
+        Probed::Missing => Err(io::Error::new(io::ErrorKind::NotFound, "there is no such socket")),
+        Probed::OtherCri => Err(io::Error::other("the process listening there is not imagelet")),
+        Probed::Silent(error) => Err(error),
     }
 }
 
-fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
+fn no_daemon(socket: &Path, is_configured: bool, error: &io::Error) -> Failure {
     let named = if is_configured { ", which the configuration names," } else { "" };
     let message = format!("the daemon at `{}`{named} does not answer", socket.display());
-    Failure { causes: vec![why], ..Failure::new("Unavailable", message) }
-        .or_hint("see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`")
+    Failure { causes: vec![error.to_string()], ..Failure::new("Unavailable", message) }.or_hint(socket_hint(
+        error,
+        "see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`",
+    ))
 }
 
 fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
@@ -149,7 +152,7 @@ mod tests {
     fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {
         let silent = |kind| Probed::Silent(Error::from(kind));
         for is_configured in [false, true] {
-            assert_eq!(has_daemon(Probed::Ours, is_configured), Ok(true));
+            assert_eq!(has_daemon(Probed::Ours, is_configured).ok(), Some(true));
             for probed in [
                 Probed::OtherCri,
                 silent(ErrorKind::ConnectionRefused),
@@ -160,8 +163,19 @@ mod tests {
                 assert!(has_daemon(probed, is_configured).is_err(), "{case}");
             }
         }
-        assert_eq!(has_daemon(Probed::Missing, false), Ok(false));
+        assert_eq!(has_daemon(Probed::Missing, false).ok(), Some(false));
         assert!(has_daemon(Probed::Missing, true).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_this_user_may_not_open_is_no_reason_to_start_or_inspect_the_daemon() {
+        let hint = |kind| no_daemon(Path::new("/s"), false, &Error::from(kind)).hint.unwrap_or_default();
+        assert!(hint(ErrorKind::ConnectionRefused).contains("systemctl status imagelet"));
+        assert!(hint(ErrorKind::PermissionDenied).starts_with("run the command as root"));
+        let reached = |kind| RemoteNode::new(Path::new("/s"), ANSWER_MAX).unreachable(&Error::from(kind));
+        let hint = |kind| reached(kind).hint.unwrap_or_default();
+        assert!(hint(ErrorKind::NotFound).starts_with("start it"));
+        assert!(hint(ErrorKind::PermissionDenied).starts_with("run the command as root"));
     }
 
     #[test]

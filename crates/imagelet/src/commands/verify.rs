@@ -6,7 +6,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, ImageId},
+    image::{ByteSize, ImageId, counted},
     printable::printable,
 };
 
@@ -140,7 +140,8 @@ fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
             printed.push(&layer.diff_id);
             part(out, &name, &layer.part)?;
             if layer.unread > 0 {
-                writeln!(out, "{name}: the content of {} files can be read by root alone", layer.unread)?;
+                let files = counted(layer.unread, "file");
+                writeln!(out, "{name}: the content of {files} can be read by root alone")?;
             }
         }
     }

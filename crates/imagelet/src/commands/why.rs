@@ -8,13 +8,16 @@ use std::{
 
 use imagelet_core::{
     printable::printable,
-    {image::ByteSize, text::duration_text},
+    {
+        image::{ByteSize, counted},
+        text::duration_text,
+    },
 };
 
 use jiff::Timestamp;
 
 use crate::{
-    api::{ImageRow, PodStartRow, no_steps},
+    api::{ImageRow, PodStartRow, PullRow, no_steps},
     cli::Since,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
@@ -68,6 +71,9 @@ fn one(
     }
     let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };
     head.row(["Now:", &now]);
+    for pull in &image.pulls {
+        head.row(["Pull:", &running_pull(pull)]);
+    }
     if let Some(now) = &image.now {
         head.row(["Origin:", &origin(image, now)]);
         if image.uses > 0 {
@@ -78,7 +84,7 @@ fn one(
     for held in &image.held_back {
         let next = milliseconds(held.remaining_ms);
         let pods = if held.pods > 1 {
-            format!("the next attempt of {} pods", held.pods)
+            format!("the next attempt of {}", counted(held.pods, "pod"))
         } else {
             "a pod's next attempt".into()
         };
@@ -93,7 +99,9 @@ fn one(
     }
     head.write(out)?;
     writeln!(out)?;
-    if image.history.is_empty() {
+    if image.history.is_empty() && !image.pulls.is_empty() {
+        writeln!(out, "Nothing is recorded of it yet.")
+    } else if image.history.is_empty() {
         writeln!(out, "There is no record of it: it came before the record began.")
     } else if shown.is_empty() {
         writeln!(out, "Nothing happened to it since then.")
@@ -109,6 +117,7 @@ fn one(
 fn standing(image: &WhyImage) -> String {
     match (&image.now, last_removal(image)) {
         (Some(now), _) => format!("present, {}, {}", size(now), held(now)),
+        (None, _) if !image.pulls.is_empty() => "not present yet: it is being pulled".to_owned(),
         (None, None) => "not present".to_owned(),
         (None, Some(last)) => {
             let what = if last.what == "gone" { "gone" } else { "removed" };
@@ -121,15 +130,21 @@ fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
     image.history.iter().rfind(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"))
 }
 
+fn running_pull(pull: &PullRow) -> String {
+    let so_long = milliseconds(pull.for_ms);
+    let place = pull.position.map_or_else(String::new, |place| format!(", place {place}"));
+    let waits = if pull.waits.is_empty() { String::new() } else { format!(", {}", pull.waits) };
+    match pull.state.as_str() {
+        "running" => format!("running for {so_long}{waits}"),
+        _ => format!("waits for {} since {so_long}{place}", pull.waits_for()),
+    }
+}
+
 fn pod_start(pod: &PodStartRow) -> String {
     let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
     let so_far = if pod.over { "" } else { " so far" };
     let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-    format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, count(pod.images.len(), "image"))
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+    format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, counted(pod.images.len(), "image"))
 }
 
 fn origin(image: &WhyImage, now: &ImageRow) -> String {
@@ -261,8 +276,7 @@ fn senders(hosts: &[WhyHost]) -> Option<String> {
             parts.push("manifest".to_owned());
         }
         if host.blobs > 0 {
-            let blobs = usize::try_from(host.blobs).unwrap_or(usize::MAX);
-            parts.push(format!("{} of {}", ByteSize(host.bytes), count(blobs, "blob")));
+            parts.push(format!("{} of {}", ByteSize(host.bytes), counted(host.blobs, "blob")));
         }
         let failed = |(class, times): (&String, &u64)| match times {
             1 => format!("failed: {class}"),
@@ -281,7 +295,7 @@ fn repeated(happening: &WhyHappening) -> Option<String> {
 
 const SECONDS: &str = "Seconds";
 
-/// The code and its inputs, `room frees=8429568 idle=1m9s`.
+/// The code and its inputs, `room frees=8.43MB idle=1m9s`.
 pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
     let mut text = code.to_owned();
     spell("", inputs, &mut text);
@@ -292,6 +306,7 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
     use serde_json::Value;
     let plain = match value {
         Value::Null => return,
+        Value::Number(bytes) if name == "frees" => ByteSize(bytes.as_u64().unwrap_or_default()).to_string(),
         Value::Number(seconds) if name.ends_with(SECONDS) => {
             let duration = seconds.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             let name = name.strip_suffix(SECONDS).unwrap_or(name);
@@ -326,6 +341,7 @@ fn hint(image: &WhyImage) -> Option<String> {
         (Some(_), Some(next)) if next.code == "not_owned" => {
             Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
         }
+        (None, _) if !image.pulls.is_empty() => None,
         (None, _) if removal.is_some_and(|it| it.what == "gone") => Some(
             "imagelet did not remove it: look at what else manages images on this node, such as the kubelet".into(),
         ),
@@ -342,10 +358,10 @@ fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Recorded since {} (UTC).", clock(since))?;
     }
     if why.lost > 0 {
-        writeln!(out, "warning: {} decisions could not be written and are missing here", why.lost)?;
+        writeln!(out, "warning: missing here, because it could not be written: {}", counted(why.lost, "decision"))?;
     }
     if why.damaged > 0 {
-        writeln!(out, "warning: {} lines of the record are damaged and skipped", why.damaged)?;
+        writeln!(out, "warning: skipped, because it is damaged: {} of the record", counted(why.damaged, "line"))?;
     }
     why.problems.iter().try_for_each(|problem| writeln!(out, "warning: {}", printable(problem)))
 }
@@ -353,6 +369,36 @@ fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_that_is_being_pulled_is_neither_unknown_nor_just_absent() {
+        let pull = |state: &str, position, waits: &str| PullRow {
+            state: state.into(),
+            position,
+            waits: waits.into(),
+            for_ms: 12_000,
+            ..PullRow::default()
+        };
+        for (pull, expected) in [
+            (pull("running", None, ""), "running for 12s"),
+            (pull("running", None, "waits for memory"), "running for 12s, waits for memory"),
+            (pull("waiting-for-slot", Some(2), ""), "waits for a free slot since 12s, place 2"),
+        ] {
+            assert_eq!(running_pull(&pull), expected);
+            let image = WhyImage { names: vec!["r/a:1".into()], pulls: vec![pull], ..WhyImage::default() };
+            let mut out = Vec::new();
+            one(&image, &[], false, Format::Table, &mut out).expect("memory takes it");
+            let text = String::from_utf8(out).expect("text");
+            assert!(text.contains("not present yet: it is being pulled") && text.contains(expected), "{text}");
+            assert!(text.contains("Nothing is recorded of it yet.") && !text.contains("before the record"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_inputs_of_a_code_have_units() {
+        let inputs = serde_json::json!({ "frees": 8_429_568, "idleSeconds": 69 });
+        assert_eq!(coded("room", &inputs), "room frees=8.43MB idle=1m9s");
+    }
 
     #[test]
     fn a_repeated_decision_happened_when_it_was_last_repeated() {

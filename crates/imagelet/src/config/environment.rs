@@ -28,6 +28,8 @@ pub(crate) struct Environment {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub(crate) docker_config: Option<PathBuf>,
+    /// The files of podman, skopeo and buildah, in their order (containers-auth.json(5)).
+    pub(crate) containers_auth: Vec<PathBuf>,
     /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub(crate) creds: Option<Secret>,
     /// `GLIBC_TUNABLES` is set; it may bound the heap.
@@ -61,12 +63,21 @@ impl Environment {
         let text = |name: &str| -> Option<String> {
             std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
         };
+        let home = directory("HOME");
+        let auth = ContainersAuth {
+            named: text("REGISTRY_AUTH_FILE").map(PathBuf::from),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
+            config_home: directory("XDG_CONFIG_HOME"),
+            home: home.clone(),
+            user: rustix::process::getuid().as_raw(),
+        };
         Self {
             root: rustix::process::geteuid().is_root(),
-            home: directory("HOME"),
+            home,
             data_home: directory("XDG_DATA_HOME"),
             runtime_dir: directory("XDG_RUNTIME_DIR"),
             docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
+            containers_auth: auth.files(),
             creds: text("IMAGELET_CREDS").map(Secret::new),
             has_tunables: text("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
@@ -107,6 +118,30 @@ impl Environment {
     }
 }
 
+/// What decides where podman, skopeo and buildah keep logins.
+struct ContainersAuth {
+    /// `REGISTRY_AUTH_FILE`.
+    named: Option<PathBuf>,
+    runtime_dir: Option<PathBuf>,
+    config_home: Option<PathBuf>,
+    home: Option<PathBuf>,
+    user: u32,
+}
+
+impl ContainersAuth {
+    /// A file that is named is the only one.
+    fn files(self) -> Vec<PathBuf> {
+        if let Some(named) = self.named {
+            return vec![named];
+        }
+        let runtime = self.runtime_dir.map(|folder| folder.join("containers"));
+        let runtime = runtime.unwrap_or_else(|| format!("/run/containers/{}", self.user).into());
+        let config = self.config_home.or_else(|| Some(self.home?.join(".config")));
+        let folders = [runtime].into_iter().chain(config.map(|folder| folder.join("containers")));
+        folders.map(|folder| folder.join("auth.json")).collect()
+    }
+}
+
 /// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
 fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
     let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
@@ -140,6 +175,21 @@ mod tests {
             let (https, http, no_proxy) = (secret(https), secret(http), no_proxy.into());
             let expected = ProxyConfig { https, http, no_proxy, ..ProxyConfig::default() };
             assert_eq!(proxies(find), expected, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_logins_of_podman_are_looked_for_where_it_keeps_them() {
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        for (named, runtime_dir, config_home, home, expected) in [
+            ("a.json", "/run/user/7", "/c", "/h", &["a.json"][..]),
+            ("", "/run/user/7", "/c", "/h", &["/run/user/7/containers/auth.json", "/c/containers/auth.json"]),
+            ("", "", "", "/h", &["/run/containers/7/auth.json", "/h/.config/containers/auth.json"]),
+            ("", "", "", "", &["/run/containers/7/auth.json"]),
+        ] {
+            let [named, runtime_dir, config_home, home] = [named, runtime_dir, config_home, home].map(path);
+            let found = ContainersAuth { named, runtime_dir, config_home, home, user: 7 }.files();
+            assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>());
         }
     }
 

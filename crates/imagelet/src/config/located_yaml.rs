@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::trusted_files;
+use imagelet_core::{image::ByteSize, trusted_files};
 use rustix::fs::{Mode, OFlags};
 use serde::{
     Deserialize, Deserializer,
@@ -113,7 +113,7 @@ fn message(error: &serde_saphyr::Error) -> String {
 fn read(path: &Path) -> Result<String, ConfigError> {
     let bytes = read_bytes(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     if bytes.len() as u64 > FILE_LENGTH_MAX {
-        return Err(ConfigError::at(path, None, &format!("longer than {FILE_LENGTH_MAX} bytes")));
+        return Err(ConfigError::at(path, None, &format!("longer than {}", ByteSize(FILE_LENGTH_MAX))));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];

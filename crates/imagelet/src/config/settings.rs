@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::ProviderOptions,
+    credentials::{LoginFile, ProviderOptions},
     eviction::Threshold,
     gc::{GcPolicy, KeepRules},
     hold::HoldPolicy,
@@ -70,6 +70,18 @@ impl Settings {
     /// The docker configuration that the file or the environment names.
     pub(crate) fn named_docker_config(&self) -> Option<&Path> {
         self.docker_config.as_deref().or(self.environment.docker_config.as_deref())
+    }
+
+    /// The files with logins that a command reads, in the order of their use: the named one alone, or those of podman, skopeo and
+    /// buildah, then docker's.
+    pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
+        if let Some(named) = &self.docker_config {
+            return vec![LoginFile::Docker(named.clone())];
+        }
+        let of_containers = self.environment.containers_auth.iter().cloned().map(LoginFile::Containers);
+        let of_docker = self.docker_config_of_command().map(LoginFile::Docker);
+        let older = self.environment.home.as_ref().map(|home| LoginFile::DockerCfg(home.join(".dockercfg")));
+        of_containers.chain(of_docker).chain(older).collect()
     }
 
     /// The docker configuration that a command reads, and `login` writes. A command runs in any directory: a file in its

@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, path::Path, time::Duration};
 
-use imagelet_core::printable::printable;
+use imagelet_core::{image::counted, printable::printable};
 use imagelet_kube::WatchReport;
 use rustix::fs::{Mode, OFlags};
 
@@ -52,7 +52,7 @@ fn check_pods(watch: &WatchReport) -> Result<String, String> {
     let WatchReport { pods, waiting, restarts, .. } = watch;
     let age = watch.age.unwrap_or_default().as_secs();
     let sync = if watch.in_sync { "in sync".to_owned() } else { format!("not in sync, {failure}") };
-    Ok(format!("{sync}; {pods} pods, {waiting} waiting; last answer {age} s ago; {restarts} restarts"))
+    Ok(format!("{sync}; {}, {waiting} waiting; last answer {age} s ago; {restarts} restarts", counted(*pods, "pod")))
 }
 
 async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), String> {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::image::Digest;
+use imagelet_core::image::{ByteSize, Digest};
 
 use crate::failure::Failure;
 
@@ -69,7 +69,7 @@ pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(length_max as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > length_max {
-        let message = format!("the file is longer than {length_max} bytes");
+        let message = format!("the file is longer than {}", ByteSize(length_max as u64));
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(bytes)

@@ -63,10 +63,10 @@ pub(super) enum Refusal {
         "`{CONFIGURATION}` exists and is not changed: `--node-name` and `--base-configuration` would have no effect\nhint: set the keys in the file, or move it away"
     )]
     KeysOfKept,
-    #[error("`{}` exists and was not written by `imagelet install`\nhint: move it away, or set it up by hand: docs/operations.md", .0.display())]
+    #[error("`{}` exists and was not written by `imagelet install`\nhint: move it away, or set it up by hand: `imagelet help operations`", .0.display())]
     Foreign(PathBuf),
     #[error(
-        "systemd does not run here\nhint: `--root DIR` prepares another root file system; docs/operations.md starts the daemon in other ways"
+        "systemd does not run here\nhint: `--root DIR` prepares another root file system; `imagelet help operations` has other ways to start the daemon"
     )]
     NoSystemd,
 }
@@ -127,7 +127,8 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
         Role::Node => {
             steps.extend(without_kubelet(request, host, is_live));
             steps.push(Step::Advise(
-                "run one collector on the node: set the kubelet's thresholds above imagelet's (docs/beside.md)".into(),
+                "run one collector on the node: set the kubelet's thresholds above imagelet's (`imagelet help beside`)"
+                    .into(),
             ));
         }
         Role::Between => steps.extend(between(request, host, is_live)?),
@@ -193,7 +194,8 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     steps.push(Step::Advise(
-        "set the kubelet's image thresholds above imagelet's: its own collection still runs (docs/between.md)".into(),
+        "set the kubelet's image thresholds above imagelet's: its own collection still runs (`imagelet help between`)"
+            .into(),
     ));
     Ok(steps)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use imagelet_core::{
     events::{EventSubject, RecordedEvent},
     gc::{GcPhase, GcReport},
-    image::shown_name,
+    image::{counted, shown_name},
     manager::PullState,
 };
 use tokio::{
@@ -119,7 +119,7 @@ pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
     let more = count.saturating_sub(NAMED_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     let claimed = report.claimed;
-    (count > 0).then(|| format!("Removed {count} images ({claimed} as listed): {named}{more}"))
+    (count > 0).then(|| format!("Removed {} ({claimed} as listed): {named}{more}", counted(count, "image")))
 }
 
 pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {

@@ -47,7 +47,7 @@ pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;
 pub(crate) use prefetch::PrefetchTarget;
 pub(crate) use pulls::PullTracker;
-pub(crate) use remote::{Probed, RemoteNode};
+pub(crate) use remote::{Probed, RemoteNode, socket_hint};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Node {

@@ -1,7 +1,7 @@
 //! The node as the agent of prefetch sees it: pulls within the watermark of the disk, presence, pins of sets.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -10,7 +10,7 @@ use imagelet_core::{
     disks::DiskUse,
     events::{Event, EventKind, EventSink as _, EventSubject},
     gc::GcPolicy,
-    image::{ByteSize, ImageSpec, Reference},
+    image::{ByteSize, ImageId, ImageSpec, Reference},
     inventory::{OwnedPin, PinPattern},
     manager::{EnsureRequest, PullPolicy, PullState, PullStatus},
     runtime::{ErrorClass, Progress, PullEstimate, Stage},
@@ -34,7 +34,7 @@ impl PrefetchTarget {
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let node = &self.0;
         if request.policy != PullPolicy::Always
-            && let Ok(Some(_)) = node.parts.runtime.status(&ImageSpec::new(&request.image)).await
+            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(&request.image)).await
         {
             return Ok(());
         }
@@ -55,23 +55,33 @@ impl PrefetchTarget {
 
 #[async_trait]
 impl PrefetchNode for PrefetchTarget {
-    fn presence(&self, references: &BTreeSet<String>) -> ImagePresence {
+    async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence {
         let Some(snapshot) = self.0.parts.inventory.snapshot() else { return ImagePresence::default() };
-        let names: HashSet<&str> =
-            snapshot.entries.iter().flat_map(|entry| entry.image.names()).map(String::as_str).collect();
-        let is_absent = |reference: &&String| {
+        let names: HashMap<&str, &ImageId> = snapshot
+            .entries
+            .iter()
+            .flat_map(|entry| entry.image.names().iter().map(|name| (name.as_str(), &entry.image.id)))
+            .collect();
+        let listed = |reference: &str| {
             let canonical = reference.parse::<Reference>().map(|it| it.canonical().to_string()).unwrap_or_default();
-            if names.contains(canonical.as_str()) {
-                return false;
+            if let Some(id) = names.get(canonical.as_str()) {
+                return Some(*id);
             }
             // A digest has other names, and a runtime may list names that are not full.
-            let pattern = reference.parse::<PinPattern>();
-            pattern.is_ok_and(|pattern| !snapshot.entries.iter().any(|entry| pattern.matches(&entry.image)))
+            let pattern = reference.parse::<PinPattern>().ok()?;
+            snapshot.entries.iter().find(|entry| pattern.matches(&entry.image)).map(|entry| &entry.image.id)
         };
-        ImagePresence {
-            taken_at: Some(snapshot.taken_at),
-            absent: references.iter().filter(is_absent).cloned().collect(),
+        let mut absent = BTreeSet::new();
+        for reference in references {
+            let is_present = match listed(reference) {
+                Some(id) => self.0.parts.runtime.is_usable(id).await,
+                None => reference.parse::<PinPattern>().is_err(),
+            };
+            if !is_present {
+                absent.insert(reference.clone());
+            }
         }
+        ImagePresence { taken_at: Some(snapshot.taken_at), absent }
     }
 
     async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure> {
@@ -151,9 +161,9 @@ fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimat
     let assumed = || ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
     let needed = estimate.bytes_unpacked.unwrap_or_else(assumed);
     if needed > ByteSize::ZERO && policy.is_reached_with(disk, needed) {
-        let (needed, free) = (needed.0, disk.available.0);
+        let free = disk.available;
         return Err(format!(
-            "the image needs about {needed} bytes of {free} free ones, and would raise the disk of images to {high} %, where a \
+            "the image needs about {needed} of {free} free, and would raise the disk of images to {high} %, where a \
              collection starts"
         ));
     }
@@ -215,7 +225,7 @@ mod tests {
             (500, None, None),
             (150, None, Some("the disk of images is at 85 %")),
             (500, Some(estimate(100, None)), None),
-            (500, Some(estimate(117, None)), Some("the image needs about 351 bytes of 500 free ones")),
+            (500, Some(estimate(117, None)), Some("the image needs about 351B of 500B free")),
             (500, Some(estimate(117, Some(200))), None),
             (500, Some(estimate(10, Some(350))), Some("would raise the disk of images to 85 %")),
             (160, Some(estimate(0, Some(0))), None),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::text::duration_text;
+use imagelet_core::{image::ByteSize, text::duration_text};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::command::{AnswerTime, Command};
@@ -42,7 +42,7 @@ impl RemoteNode {
 
     pub(crate) fn unreachable(&self, error: &std::io::Error) -> Failure {
         Failure::because(format!("could not reach a daemon or runtime at `{}`", self.client.socket.display()), error)
-            .or_hint("start it, a daemon with `imagelet serve`, or work without one: `--store DIR`")
+            .or_hint(socket_hint(error, "start it, a daemon with `imagelet serve`, or work without one: `--store DIR`"))
     }
 
     pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
@@ -88,7 +88,8 @@ impl RemoteNode {
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
         if body.len() > BODY_BYTES_MAX {
-            let message = format!("the arguments of `{name}` have {} bytes; the limit is {BODY_BYTES_MAX}", body.len());
+            let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
+            let message = format!("the arguments of `{name}` have {size}; the limit is {limit}");
             return Err(Failure::new("InvalidArgument", message)
                 .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
         }
@@ -134,6 +135,16 @@ impl RemoteNode {
                 ..Failure::new("Unavailable", format!("the daemon at `{socket}` ended the command"))
             }),
         }
+    }
+}
+
+/// The hint for a socket that could not be connected to; `is_down` is for a process that does not run.
+pub(crate) fn socket_hint(error: &std::io::Error, is_down: &'static str) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "run the command as root or as the owner of the socket, or work without a daemon: `--store DIR`"
+        }
+        _ => is_down,
     }
 }
 

@@ -18,7 +18,7 @@ use imagelet_core::{
 use jiff::Timestamp;
 use serde::Serialize;
 
-pub(crate) use table::{Table, fitted_to_stderr, wrapped};
+pub(crate) use table::{Table, fitted_to_stderr};
 
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
@@ -52,6 +52,16 @@ pub(crate) fn printable_layout(text: &str) -> String {
 /// A document of YAML, safe on a terminal: its writer escapes control characters, and no marks of direction.
 pub(crate) fn yaml(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
+}
+
+/// One JSON document on a line, or a YAML document after `---`.
+pub(crate) fn line(document: &impl Serialize, format: Format) -> Vec<u8> {
+    let text = if format == Format::Yaml {
+        serde_saphyr::to_string(document).map(|text| format!("---\n{}", yaml(&text))).unwrap_or_default()
+    } else {
+        escape_unprintable(&serde_json::to_string(document).unwrap_or_default()) + "\n"
+    };
+    text.into_bytes()
 }
 
 /// Prints a result to stdout, as a document or through `human`.

@@ -90,19 +90,6 @@ impl ServedImages {
     }
 }
 
-/// The runtime's answer about an image, if containers can start from it. An image without its layers is reported
-/// absent, so that the kubelet pulls it again.
-async fn usable<T>(
-    node: &LocalNode,
-    answer: Result<Option<T>, RuntimeError>,
-    image: impl Fn(&T) -> &Image,
-) -> Result<Option<T>, RuntimeError> {
-    match (&node.parts.imports, answer?) {
-        (Some(images), Some(found)) => Ok(images.is_usable(image(&found)).await.then_some(found)),
-        (_, found) => Ok(found),
-    }
-}
-
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
@@ -116,7 +103,7 @@ impl ImageService for ServedImages {
         let parts = &node.parts;
         // A caller that sees the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
-        let ask = || async { usable(&node, parts.runtime.status(spec).await, |image| image).await };
+        let ask = || parts.runtime.usable(spec);
         let mut image = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
         if let Some(image) = &mut image {
             parts.inventory.mark_pinned(image);
@@ -128,7 +115,7 @@ impl ImageService for ServedImages {
         let node = self.readiness.node().await?;
         let parts = &node.parts;
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
-        let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
+        let ask = || parts.runtime.usable_details(spec);
         let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
         if let Some(details) = &mut details {
             parts.inventory.mark_pinned(&mut details.image);

@@ -113,8 +113,7 @@ impl ImportSite for RuntimeSite {
             tracing::info!(released, "the runtime released what imports of a former run held");
         }
         self.lock().containerd = Some(containerd.clone());
-        let importer = engine.importer(Arc::new(containerd.clone()));
-        Ok(OpenedSite { importer, backing: Arc::new(containerd) })
+        Ok(OpenedSite { importer: engine.importer(Arc::new(containerd)) })
     }
 
     async fn close(&self) {

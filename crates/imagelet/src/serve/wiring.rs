@@ -8,12 +8,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdSizes};
+use imagelet_containerd::{ContainerdClient, ContainerdNames, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
-        CredentialProvider, CredentialQuery, Keyring, NodeKeyring, Provided, Providers, Standalone, TokenCache,
-        TokenSource, TrackedCredential,
+        CredentialProvider, CredentialQuery, NodeKeyring, Provided, Providers, Standalone, TokenCache, TokenSource,
+        TrackedCredential,
     },
     events::{EventSink, LogEvents},
     gc::ImageGc,
@@ -25,7 +25,7 @@ use imagelet_core::{
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
         CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
-        NoContainers, RuntimeErrorKind, RuntimeManager,
+        NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
@@ -74,6 +74,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         pinned: Arc::new(settings.pinned.clone()),
         observer: Some(Arc::new(pulls.clone())),
         layers: store.layers,
+        usable: store.usable,
+        names: store.names,
         ..RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics))
     };
     // Without write access to the store its inventory is read-only, too. With write access this process owns both.
@@ -172,6 +174,9 @@ struct OpenBackend {
     containers: Arc<dyn ContainerService>,
     /// Reports shared layers where the images do not.
     layers: Option<Arc<dyn LayerSource>>,
+    /// Checks the layers of images where the images do not.
+    usable: Option<UsableImages>,
+    names: Option<Arc<dyn RemovableNames>>,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
     name: String,
@@ -203,6 +208,8 @@ async fn open_store(
         images: Arc::clone(&engine) as Arc<dyn ImageService>,
         containers,
         layers: None,
+        usable: None,
+        names: None,
         name: format!("store {}", store.engine.root.display()),
         state: store.engine.root.join("state"),
         engine: Some(engine),
@@ -262,13 +269,16 @@ async fn open_runtime(
             }
         }
     };
+    // A containerd serves its own API on the same socket, whether or not pulls are imported.
+    let (containerd, cri) = (ContainerdClient::new(address.path()), Arc::clone(&images));
     // Two runtimes of one machine have separate state.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
         images,
         containers,
-        // A containerd serves its own API on the same socket, whether or not pulls are imported.
-        layers: Some(Arc::new(ContainerdSizes::new(ContainerdClient::new(address.path()), timeout))),
+        layers: Some(Arc::new(ContainerdSizes::new(containerd.clone(), timeout))),
+        usable: Some(UsableImages::new(Arc::new(containerd.clone()))),
+        names: Some(Arc::new(ContainerdNames::new(containerd, cri))),
         engine: None,
         imports,
         name: format!("runtime {address}"),
@@ -407,19 +417,18 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
             Some(path) => NodeKeyring::from_file(path),
             None => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
         },
-        Role::Command => match settings.docker_config_of_command() {
-            Some(path) => NodeKeyring::from_file(path),
-            None => NodeKeyring::fixed(Keyring::new()),
-        },
+        Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
+    let keyring = if settings.compatibility.is_kubelet() { keyring.as_the_kubelet() } else { keyring };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository, in the order a pull tries them, and the helper and providers that failed.
+/// The node's credentials for a repository at the host of its name, in the order a pull tries them, and the helper and
+/// providers that failed.
 pub(crate) async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;
-    let found = of_helper.into_iter().chain(node.keyring().await.lookup(repository));
+    let found = of_helper.into_iter().chain(node.keyring().await.lookup_at(repository));
     let providers = providers(settings).await?;
     let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
     let mut provided = providers.provide(&query).await;
@@ -443,7 +452,7 @@ pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &S
     let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     configured.map_err(|error| {
         Failure::because("could not register the credential providers", &error)
-            .or_hint("see docs/credentials.md for their configuration")
+            .or_hint("`imagelet help credentials` describes their configuration")
     })
 }
 

@@ -94,3 +94,78 @@ fn bash_completes_commands_and_the_names_of_images_behind_a_colon() {
         assert!(script.contains("IMAGELET_COMPLETE"), "{shell}: {script}");
     }
 }
+
+#[test]
+fn each_failed_command_prints_its_failure_as_a_document_where_a_program_asks_for_one() {
+    let folder = scratch();
+    let store = folder.path().join("store");
+    with_store(&store, ["pin", "reg.test/none"]).ok();
+    let archive = folder.path().join("out.tar");
+    let cases: [(i32, &[&str]); 20] = [
+        (1, &["inspect", "absent:v1"]),
+        (1, &["rm", "absent:v1"]),
+        (1, &["untag", "absent:v1"]),
+        (1, &["unpin", "reg.test/other"]),
+        (1, &["why", "absent:v1"]),
+        (1, &["mount", "absent:v1", "/mnt"]),
+        (1, &["unmount", "/nonexistent"]),
+        (1, &["export", "absent:v1", archive.to_str().unwrap()]),
+        (1, &["import", "/nonexistent.tar"]),
+        (1, &["pull", "::"]),
+        (1, &["pull", "127.0.0.1:1/app:v1", "--policy", "Never"]),
+        (1, &["ensure", "-f", "/nonexistent.yaml"]),
+        (1, &["events"]),
+        (1, &["verify", "absent:v1"]),
+        (1, &["ls", "--filter", "reference=x", "--endpoint", "unix:///nonexistent.sock"]),
+        (1, &["config", "check", "/nonexistent.yaml"]),
+        (1, &["prefetch", "status", "--kubeconfig", "/nonexistent"]),
+        (2, &["frob"]),
+        (2, &["pull"]),
+        (2, &["gc", "--high", "101"]),
+    ];
+    for (code, arguments) in cases {
+        let is_of_store = !arguments.contains(&"--endpoint") && code == 1;
+        let store = is_of_store.then(|| ["--store", store.to_str().unwrap()]);
+        let command = |format: &str| run(program().args(store.iter().flatten()).args(arguments).args(["-o", format]));
+        let outcome = command("json");
+        let case = format!("{arguments:?}: {outcome:?}");
+        assert_eq!(outcome.code, code, "{case}");
+        assert!(outcome.stderr.contains("error: "), "{case}");
+        let document: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{case}"));
+        let failure =
+            if document["failures"].is_array() { &document["failures"][0]["failure"] } else { &document["failure"] };
+        assert!(failure["message"].as_str().is_some_and(|message| !message.is_empty()), "{case}");
+        assert!(failure["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{case}");
+        let yaml = command("yaml").stdout;
+        assert!(yaml.contains("message:") && !yaml.contains('{'), "{arguments:?}: {yaml}");
+        let table = command("table");
+        assert_eq!((table.code, table.stdout.as_str()), (code, ""), "{arguments:?}");
+    }
+    // Behind lines of events, the failure is a line.
+    let outcome = with_store(&store, ["events", "-o", "json"]);
+    let line: serde_json::Value = serde_json::from_str(outcome.stdout.lines().next().unwrap()).unwrap();
+    assert_eq!((line["type"].as_str(), outcome.stdout.lines().count()), (Some("failure"), 1), "{outcome:?}");
+}
+
+#[test]
+fn the_help_flag_prints_a_screen_and_the_help_command_the_rest_and_the_pages() {
+    let printed = |line: &str| run(program().args(line.split_whitespace())).ok();
+    for command in ["", "pull", "serve", "gc", "install", "config show", "prefetch", "prefetch apply"] {
+        let screen = printed(&format!("{command} --help"));
+        assert_eq!(screen, printed(&format!("{command} -h")), "{command}");
+        assert!(screen.lines().count() <= 24, "{screen}");
+        assert!(!screen.contains("--lock-timeout <"), "{screen}");
+        let whole = printed(&format!("help {command}"));
+        let first = screen.lines().next().unwrap();
+        assert!(whole.starts_with(first) && whole.contains("--lock-timeout <DURATION>"), "{whole}");
+        assert!(whole.contains("IMAGELET_STORE stands for it"), "{whole}");
+    }
+    let list = printed("help");
+    assert!(list.contains("\n  registries ") && list.contains("\n  pull "), "{list}");
+    assert!(printed("help registries").starts_with("# Registries: mirrors, proxies, deadlines\n"));
+    let why = printed("help why");
+    assert!(why.starts_with("Show the history of an image") && why.contains("\n# Why an image"), "{why}");
+    let unknown = run(program().args(["help", "frob"]));
+    assert_eq!((unknown.code, unknown.stdout.as_str()), (2, ""), "{}", unknown.stderr);
+    assert!(unknown.stderr.contains("no command or page is named 'frob'"), "{}", unknown.stderr);
+}

@@ -81,7 +81,7 @@ fn events_are_kept_for_whoever_asks_later() {
     let collected = told.last().unwrap();
     assert_eq!(collected["reason"], "ImagesCollected");
     let message = collected["message"].as_str().unwrap();
-    assert!(message.starts_with("Removed 1 images (") && message.contains(&format!("{name} (")), "{message}");
+    assert!(message.starts_with("Removed 1 image (") && message.contains(&format!("{name} (")), "{message}");
     let store = folder.path().join("other");
     with_store(&store, ["pin", "x"]).ok();
     with_store(&store, ["events"]).refused(&["hint: ", "imagelet serve"]);

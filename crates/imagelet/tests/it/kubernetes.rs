@@ -85,7 +85,7 @@ fn an_image_that_a_pod_of_the_node_waits_for_is_kept_and_shown_also_while_the_ap
         let verbose = get(&port.address(), "/readyz?verbose").body;
         verbose.lines().find(|line| line.contains("pods")).unwrap_or_default().to_owned()
     };
-    wait_until("the pod", || pods().starts_with("[+]pods ok: in sync; 1 pods, 1 waiting; "));
+    wait_until("the pod", || pods().starts_with("[+]pods ok: in sync; 1 pod, 1 waiting; "));
 
     let plan = daemon.run(["gc", "--all-unused", "--now", "--dry-run", "-o", "json"]).json();
     let row = plan["images"].as_array().unwrap().iter().find(|row| row["names"][0] == awaited.as_str()).unwrap();
@@ -100,7 +100,7 @@ fn an_image_that_a_pod_of_the_node_waits_for_is_kept_and_shown_also_while_the_ap
     api.fake.plant_lasting(Some(ApiFault::Status(500, "etcd is away".into())));
     api.fake.cut_connections();
     wait_until("the loss of the API server", || {
-        pods().starts_with("[+]pods ok: not in sync, the API server answered 500: etcd is away; 1 pods, 1 waiting; ")
+        pods().starts_with("[+]pods ok: not in sync, the API server answered 500: etcd is away; 1 pod, 1 waiting; ")
     });
     daemon.run(["gc", "--all-unused", "--now"]).ok();
     let present = |image: &str| daemon.run(["inspect", "-q", image]).code == 0;

@@ -117,7 +117,7 @@ fn without_a_number_of_images_nothing_is_fetched_ahead_and_no_secret_is_read() {
     let daemon = api.daemon_with(folder.path(), &port, "");
     let spec = json!({"containers": [{"name": "main", "image": app}], "imagePullSecrets": [{"name": "registry"}]});
     api.fake.apply(pod("web", &spec));
-    wait_until("the pod", || get(&port.address(), "/readyz?verbose").body.contains("1 pods, 1 waiting"));
+    wait_until("the pod", || get(&port.address(), "/readyz?verbose").body.contains("1 pod, 1 waiting"));
     assert_eq!(daemon.run(["inspect", "-q", &app]).code, 1);
     // The pods of the node, and what prefetches: its sets and the node itself.
     let credentials = ["/secrets", "/serviceaccounts"];

@@ -41,6 +41,7 @@ mod lifetime;
 mod listing;
 mod login;
 mod look_ahead;
+mod mirror_credentials;
 mod monitoring;
 mod mounts;
 mod older_stores;

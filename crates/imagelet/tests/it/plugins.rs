@@ -205,7 +205,7 @@ fn plugins_that_lie_are_each_told_apart_and_keep_nobody_from_the_one_that_does_n
         ),
         ("field", with("token", json!("x")), "error decoding credential provider plugin response from stdout"),
         ("keytype", with("cacheKeyType", json!("Everything")), "did not return a valid cacheKeyType: Everything"),
-        ("huge", "yes\n".into(), "standard output is longer than 1048576 bytes"),
+        ("huge", "yes\n".into(), "standard output is longer than 1.05MB"),
         ("crash", "kill -SEGV $$\n".into(), "signal: segmentation fault"),
         ("empty", String::new(), "unexpected end of JSON input"),
         ("nobody", "exec 0<&-\nsleep 0.1\nexit 3\n".into(), "exit status 3"),

@@ -503,14 +503,14 @@ fn more_than_a_daemon_takes_is_refused_before_it_is_sent() {
     let text = pod("web", "127.0.0.1:1/a:v1", "Never", "")
         .replace("name: web", &format!("annotations: {{a: {long}}}, name: web"));
     let file = node.write("long.yaml", &text);
-    let stderr = daemon.run(["ensure", "-f", &file]).refused(&["the limit is 1048576", "hint: "]);
+    let stderr = daemon.run(["ensure", "-f", &file]).refused(&["the limit is 1.05MB", "hint: "]);
     assert!(stderr.len() < 2000, "{stderr}");
     assert_eq!(
         reasons(&failed(&with_store(&scratch().path().join("s"), ["ensure", "-o", "json", "-f", &file]))),
         ["ErrImageNeverPull"]
     );
     let huge = node.write("huge.yaml", &format!("# {}\n", "x".repeat(9 << 20)));
-    daemon.run(["ensure", "-f", &huge]).refused(&["is longer than 8388608 bytes"]);
+    daemon.run(["ensure", "-f", &huge]).refused(&["is longer than 8.39MB"]);
 }
 
 #[test]

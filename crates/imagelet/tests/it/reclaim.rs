@@ -1,6 +1,8 @@
 //! What a collection says it frees is what the disk has again, on a real file system and with layers shared every way.
 
 mod containerd;
+mod remaining;
+mod split_disk;
 
 use std::{
     fs::{self, File},
@@ -263,7 +265,7 @@ fn where_the_goal_is_out_of_reach_what_was_idle_for_long_enough_goes() {
     assert_eq!(verdicts(&again, "removed"), 0, "{again:#}");
     let events = node.short_events();
     assert_eq!(events.len(), 1, "{events:#?}");
-    assert!(events[0].contains("Used now: ") && events[0].contains("0 B by unused images"), "{}", events[0]);
+    assert!(events[0].contains("Used now: ") && !events[0].contains("by unused images"), "{}", events[0]);
 }
 
 #[test]
@@ -284,7 +286,7 @@ fn all_unused_images_go_once_they_are_old_enough_and_at_once_where_that_is_order
     let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
     assert_eq!(told(&daemon.run(["gc", "--all-unused", "-o", "json"]).json()), young);
     let plan = daemon.run(["gc", "--all-unused", "--dry-run"]).ok();
-    assert!(plan.contains("younger than 2m0s") && plan.contains("would remove 0 of 1 images"), "{plan}");
+    assert!(plan.contains("younger than 2m0s") && plan.contains("would remove 0 of 1 image"), "{plan}");
     assert_eq!(daemon.run(["df", "-o", "json"]).json()["reclaimable"], 0);
 
     let refused = daemon.run(["gc", "--now"]);

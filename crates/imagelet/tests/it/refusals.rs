@@ -275,7 +275,7 @@ fn a_full_disk_fails_the_pull_and_keeps_what_was_there() {
     let before = tree::disk_usage(&store);
     for (name, layer) in [("large:v1", one_file), ("many:v1", many_files)] {
         let large = registry.put(name, &Image::oci(&[layer]));
-        with_store(&store, ["pull", &large]).refused(&[&large, "no space", "bytes are free", "hint:"]);
+        with_store(&store, ["pull", &large]).refused(&[&large, "no space", " free, of which", "hint:"]);
         with_store(&store, ["inspect", "-q", &small]).ok();
         assert_eq!(with_store(&store, ["inspect", "-q", &large]).code, 1);
         let after = tree::disk_usage(&store);

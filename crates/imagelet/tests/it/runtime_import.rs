@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     fake_registry::FakeRegistry,
     images::{Image, Layer},
-    program::Daemon,
+    program::{Daemon, program, run},
     relay::{connect, pull, request},
     testbed::{Containerd, ContainerdRelease, ContainerdSetup, Registry, scratch, wait_until},
 };
@@ -190,6 +190,40 @@ fn an_image_whose_layers_are_gone_is_reported_absent_and_comes_back_with_the_nex
         wait_until("the image to be reported absent", || status().is_none());
         node.pull(&name);
         assert!(status().is_some(), "{release}");
+    }
+}
+
+#[test]
+fn an_image_whose_layers_are_gone_is_absent_for_each_command_as_it_is_over_cri() {
+    for release in ContainerdRelease::all() {
+        let node = Node::start(&release, "");
+        let image = two_layers("whole");
+        let name = node.registry.push("app:v1", &image);
+        node.pull(&name);
+        let alone =
+            |arguments: &[&str]| run(program().args(["--endpoint", &node.containerd.endpoint()]).args(arguments));
+        let never: [&str; 4] = ["pull", "--policy", "Never", &name];
+        assert_eq!((node.daemon.run(never).code, alone(&["inspect", &name]).code), (0, 0), "{release}");
+        node.remove_snapshots();
+        assert!(node.daemon.run(["ls"]).ok().contains("app"), "{release}: the runtime lists it");
+        let absent = [alone(&["inspect", &name]), alone(&never)];
+        // What was seen whole a moment ago is believed for a while.
+        wait_until("the image to be absent for the daemon", || node.daemon.run(["inspect", &name]).code == 1);
+        for outcome in [node.daemon.run(never)].into_iter().chain(absent) {
+            outcome.refused(&[]);
+        }
+        let ensured = node.daemon.run(["pull", "--policy", "IfNotPresent", &name]);
+        assert_eq!(ensured.code, 0, "{release}: {ensured:?}");
+        assert_eq!(
+            (node.daemon.run(never).code, alone(&["inspect", &name]).code),
+            (0, 0),
+            "{release}: it is pulled again"
+        );
+        // One without layers is removed like any other.
+        node.remove_snapshots();
+        wait_until("the image to be absent again", || node.daemon.run(["inspect", &name]).code == 1);
+        node.daemon.run(["rm", &name]).ok();
+        assert_eq!(node.daemon.run(["ls", "-q", "--all"]).ok().trim(), "", "{release}");
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Script {
     pub(crate) holds_removals: bool,
     /// Ids that it does not remove.
     pub(crate) refused: BTreeSet<String>,
+    /// Ids that it has in a store that it only reads: it accepts their removal.
+    pub(crate) kept: BTreeSet<String>,
     /// How long it takes to list its images.
     pub(crate) list_delay: std::time::Duration,
     /// It lists nothing, as one that has just been started anew.
@@ -200,7 +202,8 @@ impl ImageService for Acting {
         }
         let refused = self.act(|script| {
             let refused = script.refused.contains(&spec.image);
-            script.images.retain(|image| refused || !is_meant(image, &spec.image));
+            let kept = &script.kept;
+            script.images.retain(|image| refused || kept.contains(&image.id) || !is_meant(image, &spec.image));
             refused
         })?;
         if refused.into_inner() {

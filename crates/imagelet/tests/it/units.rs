@@ -145,7 +145,7 @@ fn each_command_has_a_manual_page_and_hidden_ones_have_none() {
         let path = entry.unwrap().path();
         pages.insert(path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(path).unwrap());
     }
-    let help = run(program().arg("--help")).ok();
+    let help = run(program().arg("help")).ok();
     let commands = help.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
     let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let names: Vec<_> = names.filter_map(|line| line.split_whitespace().next()).collect();

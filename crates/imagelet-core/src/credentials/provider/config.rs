@@ -13,7 +13,7 @@ use serde::{
 use serde_json::Value;
 
 use crate::{
-    image::Digest,
+    image::{ByteSize, Digest},
     text::{GoDuration, Object, json_error, nullable, quoted},
     trusted_files,
 };
@@ -149,7 +149,7 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     trusted_files::open(path)?.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > FILE_LENGTH_MAX {
-        return Err(io::Error::other(format!("longer than {FILE_LENGTH_MAX} bytes")));
+        return Err(io::Error::other(format!("longer than {}", ByteSize(FILE_LENGTH_MAX))));
     }
     Ok(content)
 }
@@ -375,7 +375,7 @@ mod tests {
         let long = folder.path().join("long.yaml");
         std::fs::write(&long, vec![b' '; 1 << 21]).unwrap();
         let error = ProviderConfig::read(&long).unwrap_err();
-        assert_eq!(error, format!("unable to read file \"{}\": longer than 1048576 bytes", long.display()));
+        assert_eq!(error, format!("unable to read file \"{}\": longer than 1.05MB", long.display()));
     }
 
     #[test]

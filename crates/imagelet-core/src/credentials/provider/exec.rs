@@ -3,6 +3,7 @@
 //! group is killed before its leader is reaped, so that the group id cannot be reused by then. A process that left the
 //! group and holds the output open is not waited for.
 
+use crate::image::ByteSize;
 use std::{
     ffi::OsString,
     io,
@@ -66,7 +67,7 @@ pub(super) enum RunError {
     Failed(ExitStatus),
     #[error("context deadline exceeded")]
     TimedOut,
-    #[error("standard output is longer than {STDOUT_LENGTH_MAX} bytes")]
+    #[error("standard output is longer than {}", ByteSize(STDOUT_LENGTH_MAX as u64))]
     TooLong,
     /// Setting up the pipes or the process watch failed.
     #[error("could not follow the plugin: {}", go_text(.0))]

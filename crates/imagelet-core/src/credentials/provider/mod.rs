@@ -206,7 +206,7 @@ impl Providers {
                 }
             }
         }
-        Provided { credentials: keyring.lookup(&query.repository), failures }
+        Provided { credentials: keyring.lookup_at(&query.repository), failures }
     }
 }
 

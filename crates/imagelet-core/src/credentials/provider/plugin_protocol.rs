@@ -103,7 +103,7 @@ impl Response {
         }
         let entry = |(key, Object(auth)): (String, Object<AuthConfig>)| {
             let password = Secret::new(auth.password);
-            (key, DockerEntry { username: auth.username, password, email: String::new() })
+            (key, DockerEntry { username: auth.username, password, email: String::new(), identity_token: None })
         };
         let entries = document.auth.into_iter().map(entry).collect();
         Ok(Self {

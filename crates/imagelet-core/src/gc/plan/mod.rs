@@ -50,7 +50,7 @@ pub(super) struct PlanInput<'a> {
     pub(super) ruled: &'a [Option<Reason>],
     /// Shared layers; `None`: unknown.
     pub(super) layers: Option<&'a LayerGraph>,
-    /// Images that this collection failed to remove, and why.
+    /// Images that this collection or an earlier one failed to remove, and why.
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 

@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn a_layer_costs_what_its_candidates_would_fetch_of_it_again() {
-        let layer = |bytes, held| LayerFacts { id: "".into(), bytes: ByteSize(bytes), inodes: None, held };
+        let layer =
+            |bytes, held| LayerFacts { id: "".into(), bytes: ByteSize(bytes), inodes: None, held, folder: None };
         let images = [("a", vec![0, 1, 5]), ("b", vec![1, 2, 3]), ("used", vec![2, 4])];
         let graph = LayerGraph {
             layers: vec![layer(100, false), layer(60, false), layer(7, false), layer(9, true), layer(1, false)],

@@ -8,7 +8,7 @@ use std::{
 use super::PlanInput;
 use crate::{
     disks::DiskUse,
-    image::{ByteSize, ImageId},
+    image::{ByteSize, ImageId, counted},
     inventory::ImageEntry,
     runtime::{Certainty, Freed},
 };
@@ -153,34 +153,43 @@ pub(crate) fn message(
     certainty: Certainty,
 ) -> String {
     let Shortfall { in_use, pinned, kept, shared, free, others, missing } = *shortfall;
-    let sizes = [capacity, freed.bytes, in_use, pinned, kept, shared, free, others];
-    let [capacity, removed, in_use, pinned, kept, shared, free, others] = sizes.map(|size| size_text(size.0));
     let (verb, now) = if dry_run { ("would be", " then") } else { ("was", " now") };
-    let bytes = (missing.bytes > ByteSize::ZERO).then(|| size_text(missing.bytes.0));
-    let inodes = (missing.inodes > 0).then(|| format!("{} inodes", missing.inodes));
+    let bytes = (missing.bytes > ByteSize::ZERO).then(|| missing.bytes.to_string());
+    let inodes = (missing.inodes > 0).then(|| counted(missing.inodes, "inode"));
     let more = bytes.into_iter().chain(inodes).collect::<Vec<_>>().join(" and ");
+    let removed = freed.bytes;
+    let only = if free == ByteSize::ZERO { "nothing".to_owned() } else { format!("only {free}") };
     let done = match (freed.is_none(), more.is_empty()) {
         (true, true) => format!("The low threshold is out of reach, and unused images can free {free}"),
-        (true, false) => format!("{more} must go, unused images can free only {free}, and none {verb} deleted"),
+        (true, false) => format!("{more} must go, unused images can free {only}, and none {verb} deleted"),
         (false, true) => {
             format!("The low threshold is out of reach, and {removed} {verb} freed by removing unused images")
         }
         (false, false) => format!("{removed} {verb} freed by removing unused images, and {more} more must go"),
     };
     let now = if freed.is_none() { "" } else { now };
+    let holders = [
+        (in_use, "images in use"),
+        (pinned, "pinned images"),
+        (kept, "images kept by rules or too young"),
+        (shared, "layers that images share with unused ones"),
+        (free, "unused images"),
+        (others, "anything but images"),
+    ];
+    let held = holders.iter().filter(|(size, _)| *size > ByteSize::ZERO);
+    let held: Vec<String> = held.map(|(size, by)| format!("{size} by {by}")).collect();
+    let used = if held.is_empty() { String::new() } else { format!(" Used{now}: {}.", held.join(", ")) };
     let sure = match certainty {
         Certainty::Exact => String::new(),
         certainty => format!(" Sizes are {certainty}."),
     };
     format!(
-        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {capacity} used). {done}. \
-         Used{now}: {in_use} by images in use, {pinned} by pinned images, {kept} by images kept by rules or too young, \
-         {shared} by layers that these share with unused images, {free} by unused images, {others} by anything but \
-         images.{sure}"
+        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {capacity} used). \
+         {done}.{used}{sure}"
     )
 }
 
-/// A size with one decimal in binary units up to TiB.
+/// A size as in the kubelet's events: one decimal in binary units up to TiB.
 pub(crate) fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
@@ -239,13 +248,29 @@ mod tests {
     }
 
     #[test]
+    fn the_event_has_sizes_in_the_units_of_every_table_and_names_no_holder_of_nothing() {
+        let shortfall = Shortfall {
+            in_use: ByteSize(40_000_000),
+            others: ByteSize(2_000_000_000),
+            missing: Freed { bytes: ByteSize(46_600_000), inodes: 0 },
+            ..Shortfall::default()
+        };
+        assert_eq!(
+            message(95, ByteSize(4_000_000_000), Freed::default(), false, &shortfall, Certainty::Exact),
+            "Insufficient free disk space on the node's image filesystem (95% of 4GB used). 46.6MB must go, unused \
+             images can free nothing, and none was deleted. Used: 40MB by images in use, 2GB by anything but images."
+        );
+    }
+
+    #[test]
     fn the_event_names_missing_inodes_beside_missing_bytes_and_only_those() {
         let text = |bytes: u64, inodes: u64| {
             let shortfall = Shortfall { missing: Freed { bytes: ByteSize(bytes), inodes }, ..Shortfall::default() };
             message(95, ByteSize(1000), Freed::default(), false, &shortfall, Certainty::Exact)
         };
-        assert!(text(60, 5).contains(" used). 60 B and 5 inodes must go,"), "{}", text(60, 5));
+        assert!(text(60, 5).contains(" used). 60B and 5 inodes must go,"), "{}", text(60, 5));
+        assert!(text(0, 1).contains(" used). 1 inode must go,"), "{}", text(0, 1));
         assert!(text(0, 5).contains(" used). 5 inodes must go,"), "{}", text(0, 5));
-        assert!(text(60, 0).contains(" used). 60 B must go,"), "{}", text(60, 0));
+        assert!(text(60, 0).contains(" used). 60B must go,"), "{}", text(60, 0));
     }
 }

@@ -88,22 +88,21 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
         messages.extend(report.events.into_iter().map(|event| (event.reason, event.message)));
     }
     assert_eq!(node.removals(), [""; 0]);
-    let text = "Insufficient free disk space on the node's image filesystem (99% of 1000 B used). 100 B must go, unused \
-                images can free only 0 B, and none was deleted. Used: 10 B by images in use, 100 B by pinned images, 0 B by \
-                images kept by rules or too young, 620 B by layers that these share with unused images, 0 B by unused \
-                images, 260 B by anything but images.";
+    let text = "Insufficient free disk space on the node's image filesystem (99% of 1kB used). 100B must go, unused \
+                images can free nothing, and none was deleted. Used: 10B by images in use, 100B by pinned images, 620B by \
+                layers that images share with unused ones, 260B by anything but images.";
     assert_eq!(messages, [("FreeDiskSpaceFailed", text.to_owned())]);
 
     // With the pin the shortfall ends, and a later one is reported again. A dry run reports no removal.
     node.inventory.unpin("own:1").unwrap();
     let asked = GcRequest { policy: policy(GcOrder::Cost), goal: GcGoal::Threshold, dry_run: true };
     let message = node.gc.run(&asked, at(10_000)).await.unwrap().failures[0].to_string();
-    assert!(message.contains("and 100 B would be freed by removing unused images. Used then: 10 B"), "{message}");
+    assert!(message.contains("and 100B would be freed by removing unused images. Used then: 10B"), "{message}");
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
     assert_eq!((node.removals(), report.events.len()), (vec![format!("remove {own}")], 1));
     // All candidates were removed, so they are not the missing space.
     let message = &report.events[0].message;
-    let text = "The low threshold is out of reach, and 100 B was freed by removing unused images. Used now: 10 B";
+    let text = "The low threshold is out of reach, and 100B was freed by removing unused images. Used now: 10B";
     assert!(message.contains(text) && !message.contains("must go"), "{message}");
 }
 

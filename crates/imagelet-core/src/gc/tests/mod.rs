@@ -5,6 +5,7 @@ mod concurrency;
 mod layers;
 mod model;
 mod records;
+mod remaining;
 mod vectors;
 
 use std::{
@@ -235,7 +236,7 @@ async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
     assert_eq!(node.removals(), [""; 0]);
     assert_eq!(reason(&report, &free), Reason::InVain.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
-    assert!(report.events[0].message.contains("(100% of 1000 B used). 110 B must go"), "{}", report.events[0].message);
+    assert!(report.events[0].message.contains("(100% of 1kB used). 110B must go"), "{}", report.events[0].message);
     let GcError::OutOfReach { shortfall, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
     assert_eq!((shortfall.in_use, shortfall.free, shortfall.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
 }

@@ -165,6 +165,7 @@ fn a_large_image_of_layers_that_stay_goes_before_a_smaller_one_of_its_own_layers
         bytes: ByteSize(mebibytes << 20),
         inodes: None,
         held: false,
+        folder: None,
     };
     let [based, own, used] = [("sha256:based", 100), ("sha256:own", 50), ("sha256:used", 90)]
         .map(|(id, mebibytes)| ImageEntry { image: named(id, "", mebibytes << 20), ..idle() });
@@ -201,7 +202,7 @@ fn an_image_whose_handlers_disagree_stays_whole() {
         ImageEntry { pinned_by: vec!["a:1".to_owned()], ..idle() },
         ImageEntry { image: named("sha256:a", "kata", 100), ..idle() },
     );
-    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held: false };
+    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held: false, folder: None };
     let graph = LayerGraph {
         layers: vec![layer],
         images: [(ImageId::new("sha256:a"), vec![0])].into_iter().collect(),
@@ -224,7 +225,7 @@ fn an_image_whose_handlers_disagree_stays_whole() {
 
 /// The shortfall of a full disk, with one layer of 100 bytes that all images share.
 fn shortfall_of(images: Vec<ImageEntry>, held: bool) -> Shortfall {
-    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held };
+    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held, folder: None };
     let layers = LayerGraph {
         layers: vec![layer],
         images: images.iter().map(|image| (image.image.id.clone(), vec![0])).collect(),
@@ -299,7 +300,8 @@ fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'sta
 }
 
 fn by_layers(input: &mut Case) {
-    let layer = |name: &str| LayerFacts { id: name.into(), bytes: ByteSize(50), inodes: Some(1), held: false };
+    let layer =
+        |name: &str| LayerFacts { id: name.into(), bytes: ByteSize(50), inodes: Some(1), held: false, folder: None };
     let ids: Vec<ImageId> = input.entries.iter().map(|entry| entry.image.id.clone()).collect();
     input.layers = Some(LayerGraph {
         layers: ids.iter().map(|id| layer(id.as_str())).collect(),

@@ -21,7 +21,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
-use crate::failpoint::Step;
+use crate::{failpoint::Step, image::ByteSize};
 
 /// A ledger of this size has a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
@@ -85,7 +85,7 @@ impl StateDir {
             Err(error) => return Err(error),
         };
         let parsed = if text.len() as u64 > FILE_SIZE_MAX {
-            Err(format!("it has more than {FILE_SIZE_MAX} bytes"))
+            Err(format!("it has more than {}", ByteSize(FILE_SIZE_MAX)))
         } else {
             parse(&text)
         };
@@ -106,7 +106,8 @@ impl StateDir {
     /// Replaces a whole file; it is on disk on return. The caller holds the lock.
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         if text.len() as u64 > FILE_SIZE_MAX {
-            let message = format!("`{name}` would have {} bytes; the limit is {FILE_SIZE_MAX}", text.len());
+            let (size, limit) = (ByteSize(text.len() as u64), ByteSize(FILE_SIZE_MAX));
+            let message = format!("`{name}` would have {size}; the limit is {limit}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         // One name for all writes: the next write overwrites the remains of a crash.

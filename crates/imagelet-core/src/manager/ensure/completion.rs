@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{credentials::access_of, event_messages, reporter::Reporter};
 use crate::{
     audit_log::{Act, ActCode, AuditLog},
-    credentials::TrackedCredential,
+    credentials::PullCredentials,
     manager::{ImageEnd, puller::Pulled},
     records::{Intent, PullRecords},
 };
@@ -18,7 +18,7 @@ pub(super) struct Completion {
     /// `None` after the end.
     pub(super) intent: Option<Intent>,
     pub(super) records: Arc<PullRecords>,
-    pub(super) credentials: Vec<TrackedCredential>,
+    pub(super) credentials: PullCredentials,
     pub(super) reporter: Reporter,
     pub(super) decisions: Arc<AuditLog>,
     /// The decision log entry of a cancelled pull.
@@ -31,7 +31,7 @@ impl Completion {
     /// Records success before the client receives the result. A failure leaves the intent, which rejects every pod.
     pub(super) async fn fulfil(mut self, pulled: &Pulled) {
         let Some(intent) = self.intent.take() else { return };
-        let access = access_of(pulled.credential.and_then(|index| self.credentials.get(index)));
+        let access = access_of(&self.credentials.opened_by(pulled.attempt, &pulled.senders));
         let id = pulled.key.id().clone();
         let fulfilled = self.records.on_disk(move |_| intent.fulfil(&id, &access, SystemTime::now())).await;
         if let Err(error) = fulfilled {

@@ -1,14 +1,15 @@
 //! The credentials of one request: its own or its pull secrets', then the node's, then the providers'; and the access
-//! records made of them (`docs/spec/pull.md §2.3.2`, `§2.3.3`).
+//! records made of them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each other host that may serve the image has its own.
 
 use std::sync::OnceLock;
 
 use super::Ensuring;
 use crate::{
-    credentials::{CredentialSource, Keyring, KeyringError, TrackedCredential},
+    credentials::{CredentialSource, HostCredentials, Keyring, KeyringError, PullCredentials, TrackedCredential},
     image::Reference,
     manager::{Caller, EnsureError, error::Cause},
     records::{AccessProof, ImageAccess, RecordedSecret},
+    runtime::RegistryHost,
 };
 
 /// Each part is looked up at most once, and only where needed.
@@ -20,7 +21,7 @@ pub(super) struct RequestCredentials {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundCredentials {
-    pub(super) credentials: Vec<TrackedCredential>,
+    pub(super) credentials: PullCredentials,
     /// Failed sources: unreadable secrets, failed providers.
     pub(super) missing: Vec<String>,
 }
@@ -39,7 +40,7 @@ impl Ensuring<'_> {
     pub(super) fn own_proof(&self) -> Result<AccessProof, EnsureError> {
         let own = self.own_credentials().as_ref();
         let own = own.map_err(|error| self.error(Cause::Credentials(error.clone())))?;
-        Ok(proof_of(&own.credentials))
+        Ok(proof_of(own.credentials.iter()))
     }
 
     async fn find_credentials(&self) -> Result<FoundCredentials, KeyringError> {
@@ -49,21 +50,63 @@ impl Ensuring<'_> {
             Caller::Client { own_credentials: false, .. } | Caller::Prefetch { own_credentials: false }
         );
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(found) };
-        if asks_none || !self.request.credentials.is_empty() {
-            return Ok(found);
+        if !asks_none && self.request.credentials.is_empty() {
+            let names = [reference.repository().to_owned()];
+            let keyring = self.manager.parts.keyring.keyring().await;
+            let of_files = self.of_registry(&keyring, reference.repository());
+            self.add_of_node(&names, of_files, &mut found.credentials.registry, &mut found.missing).await;
+            self.drop_unusable(&mut found.credentials.registry);
         }
-        let (repository, parts) = (reference.repository(), &self.manager.parts);
-        if !self.is_kubelet() {
-            let (known, problem) = parts.keyring.ask_helper(repository).await;
-            found.credentials.extend(known);
-            found.missing.extend(problem);
+        // What a client brings is for the registry; other hosts are shown the node's own.
+        let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
+        let (secrets, _) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
+        for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(&reference).await {
+            let mut credentials = at_host(&secrets, &repositories);
+            if asks_node {
+                let of_files = at_host(self.manager.parts.keyring.keyring().await.as_ref(), &repositories);
+                self.add_of_node(&repositories, of_files, &mut credentials, &mut found.missing).await;
+            }
+            credentials.retain(TrackedCredential::is_usable);
+            if !credentials.is_empty() {
+                found.credentials.hosts.push(HostCredentials { host, credentials });
+            }
         }
-        found.credentials.extend(parts.keyring.keyring().await.lookup(repository));
-        let provided = parts.providers.provide(&self.request.query(repository)).await;
-        found.credentials.extend(provided.credentials);
-        found.missing.extend(provided.failures);
-        self.drop_unusable(&mut found);
         Ok(found)
+    }
+
+    /// Adds the node's own credentials for a repository of some names: of its helper, of its files, of the providers.
+    async fn add_of_node(
+        &self,
+        names: &[String],
+        of_files: Vec<TrackedCredential>,
+        credentials: &mut Vec<TrackedCredential>,
+        missing: &mut Vec<String>,
+    ) {
+        let (Some(name), parts) = (names.first(), &self.manager.parts) else { return };
+        if !self.is_kubelet() {
+            let (known, problem) = parts.keyring.ask_helper(name).await;
+            credentials.extend(known);
+            missing.extend(problem);
+        }
+        credentials.extend(of_files);
+        let provided = parts.providers.provide(&self.request.query(name)).await;
+        credentials.extend(provided.credentials);
+        missing.extend(provided.failures);
+    }
+
+    /// Whether a pull secret is for another host that may serve the image.
+    pub(super) async fn has_secret_for_host(&self) -> bool {
+        let Ok(reference) = self.request.image.parse::<Reference>() else { return false };
+        if self.request.secrets.is_empty() {
+            return false;
+        }
+        let (secrets, _) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
+        let hosts = self.manager.parts.runtime.registry_hosts(&reference).await;
+        hosts.iter().any(|host| !at_host(&secrets, &host.repositories).is_empty())
+    }
+
+    fn of_registry(&self, keyring: &Keyring, repository: &str) -> Vec<TrackedCredential> {
+        if self.is_kubelet() { keyring.lookup(repository) } else { keyring.lookup_at(repository) }
     }
 
     fn own_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
@@ -71,11 +114,12 @@ impl Ensuring<'_> {
             let given = &self.request.credentials;
             if !given.is_empty() {
                 let of_request = |credential| TrackedCredential::new(credential, CredentialSource::Request);
-                let credentials = given.iter().cloned().map(of_request).collect();
+                let registry = given.iter().cloned().map(of_request).collect();
+                let credentials = PullCredentials { registry, hosts: Vec::new() };
                 return Ok(FoundCredentials { credentials, missing: Vec::new() });
             }
             let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
-            let (keyring, mut unreadable) = Keyring::from_secrets(&self.request.secrets);
+            let (keyring, mut unreadable) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
             if self.is_kubelet() && !unreadable.is_empty() {
                 return Err(unreadable.swap_remove(0));
             }
@@ -85,21 +129,32 @@ impl Ensuring<'_> {
                 text
             });
             let missing = missing.collect();
-            let mut found = FoundCredentials { credentials: keyring.lookup(reference.repository()), missing };
-            self.drop_unusable(&mut found);
-            Ok(found)
+            let mut registry = self.of_registry(&keyring, reference.repository());
+            self.drop_unusable(&mut registry);
+            Ok(FoundCredentials { credentials: PullCredentials { registry, hosts: Vec::new() }, missing })
         })
     }
 
-    fn drop_unusable(&self, found: &mut FoundCredentials) {
-        found.credentials.retain(|tracked| self.is_kubelet() || tracked.is_usable());
+    fn drop_unusable(&self, credentials: &mut Vec<TrackedCredential>) {
+        credentials.retain(|tracked| self.is_kubelet() || tracked.is_usable());
     }
 }
 
-pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
+/// Those of a keyring for a repository of some names at a host that is not its registry.
+fn at_host(keyring: &Keyring, names: &[String]) -> Vec<TrackedCredential> {
+    let mut found: Vec<TrackedCredential> = Vec::new();
+    for tracked in names.iter().flat_map(|name| keyring.lookup_at(name)) {
+        if !found.contains(&tracked) {
+            found.push(tracked);
+        }
+    }
+    found
+}
+
+pub(super) fn proof_of<'a>(credentials: impl Iterator<Item = &'a TrackedCredential>) -> AccessProof {
     let mut proof = AccessProof::default();
     for tracked in credentials {
-        let access = access_of(Some(tracked));
+        let access = access_of(&[tracked]);
         proof.secrets.extend(access.kubernetes_secrets);
         if proof.service_account.is_none() {
             proof.service_account = access.kubernetes_service_accounts.into_iter().next();
@@ -108,26 +163,27 @@ pub(super) fn proof_of(credentials: &[TrackedCredential]) -> AccessProof {
     proof
 }
 
-/// The access that a credential opened; anonymous access opens the image to all.
-pub(super) fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
+/// The access that credentials opened; anonymous access, or one of the node's, opens the image to all.
+pub(super) fn access_of(used: &[&TrackedCredential]) -> ImageAccess {
     let mut access = ImageAccess::default();
-    match used.map(|tracked| (&tracked.source, &tracked.hash)) {
-        None | Some((CredentialSource::Node, _)) => access.node_pods_accessible = true,
-        Some((CredentialSource::Secret(object), hash)) => access.kubernetes_secrets.push(RecordedSecret {
-            uid: object.uid.clone(),
-            namespace: object.namespace.clone(),
-            name: object.name.clone(),
-            credential_hash: hash.clone(),
-        }),
-        // Its owner is unknown. The hash is its own identity, so that only a client with the same credential matches.
-        Some((CredentialSource::Request, hash)) => access.kubernetes_secrets.push(RecordedSecret {
-            uid: format!("credential:{hash}"),
-            credential_hash: hash.clone(),
-            ..RecordedSecret::default()
-        }),
-        Some((CredentialSource::ServiceAccount(object), _)) => {
-            access.kubernetes_service_accounts.push(object.clone());
+    for TrackedCredential { source, hash, .. } in used {
+        match source {
+            CredentialSource::Node => access.node_pods_accessible = true,
+            CredentialSource::Secret(object) => access.kubernetes_secrets.push(RecordedSecret {
+                uid: object.uid.clone(),
+                namespace: object.namespace.clone(),
+                name: object.name.clone(),
+                credential_hash: hash.clone(),
+            }),
+            // Its owner is unknown. The hash is its own identity, so that only a client with the same credential matches.
+            CredentialSource::Request => access.kubernetes_secrets.push(RecordedSecret {
+                uid: format!("credential:{hash}"),
+                credential_hash: hash.clone(),
+                ..RecordedSecret::default()
+            }),
+            CredentialSource::ServiceAccount(object) => access.kubernetes_service_accounts.push(object.clone()),
         }
     }
+    access.node_pods_accessible |= used.is_empty();
     access
 }

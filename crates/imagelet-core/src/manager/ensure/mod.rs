@@ -25,13 +25,12 @@ use super::{
     decide::{Decision, Presence, decide, wants_look},
     error::{Cause, EnsureError},
     meters::{self, Tally},
-    puller::{Pulled, Work},
+    puller::{Pulled, Work, with_credentials},
     request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
     startup_latency::ImageEnd,
 };
 use crate::{
     audit_log::{Act, ActCode},
-    credentials::Credential,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::HandedOut,
     metrics::Metrics,
@@ -76,8 +75,9 @@ impl<'a> Ensuring<'a> {
     /// The estimate of its pull, with the first credential.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
         let image = self.spec().ok()?;
-        let credential = self.credentials().await.ok()?.credentials.first().map(|tracked| tracked.credential.clone());
-        let estimate = self.manager.parts.runtime.estimate(&self.pull_request(image, credential)).await;
+        let credentials = &self.credentials().await.ok()?.credentials;
+        let request = with_credentials(&self.pull_request(image), credentials, 0);
+        let estimate = self.manager.parts.runtime.estimate(&request).await;
         let estimate = estimate.inspect_err(|error| {
             tracing::debug!(image = self.request.image, error = error.chain(), "the size of a pull is not known");
         });
@@ -89,10 +89,10 @@ impl<'a> Ensuring<'a> {
         Ok(ImageSpec { image: default_tag(&self.request.image)?, runtime_handler, annotations })
     }
 
-    fn pull_request(&self, image: ImageSpec, credential: Option<Credential>) -> PullRequest {
+    fn pull_request(&self, image: ImageSpec) -> PullRequest {
         let EnsureRequest { platform, patience, .. } = self.request;
-        let (platform, patience) = (platform.clone(), *patience);
-        PullRequest { image, credential, sandbox: self.request.sandbox(), platform, patience }
+        let (platform, patience, sandbox) = (platform.clone(), *patience, self.request.sandbox());
+        PullRequest { image, sandbox, platform, patience, ..PullRequest::default() }
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
@@ -108,7 +108,7 @@ impl<'a> Ensuring<'a> {
             .manager
             .parts
             .runtime
-            .status(spec)
+            .usable(spec)
             .await
             .map_err(|source| self.reported("InspectFailed", self.error(Cause::Inspect(Arc::new(source)))))?;
         self.tally.present = Some(found.is_some());
@@ -128,11 +128,13 @@ impl<'a> Ensuring<'a> {
         };
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
-        // credentials of the node and the providers, as one may belong to the pod's service account.
+        // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
         let mut judged = records.judge(&self.request.image, &evidence, now, || self.own_proof());
-        if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
+        if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed)
+            && (evidence.names_service_accounts() || self.has_secret_for_host().await)
+        {
             let found = self.credentials().await;
-            let proof = || found.map(|found| proof_of(&found.credentials));
+            let proof = || found.map(|found| proof_of(found.credentials.iter()));
             judged = records.judge(&self.request.image, &evidence, now, proof);
         }
         let verdict = match judged {
@@ -173,15 +175,14 @@ impl<'a> Ensuring<'a> {
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
         let is_kubelet = self.is_kubelet();
-        let hashes = if is_kubelet { &[][..] } else { credentials };
         let key = BackoffKey {
             pod_uid: self.request.pod.uid.clone(),
             image: image.clone(),
             canonical: reference.canonical(),
-            credentials: hashes.iter().map(|tracked| tracked.hash.clone()).collect(),
+            credentials: if is_kubelet { Vec::new() } else { credentials.hashes() },
         };
         let work = Work {
-            request: self.pull_request(spec.clone(), None),
+            request: self.pull_request(spec.clone()),
             reference,
             credentials: credentials.clone(),
             tenant: Arc::clone(&self.request.pod.namespace),

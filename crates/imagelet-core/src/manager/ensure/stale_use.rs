@@ -59,7 +59,7 @@ impl Ensuring<'_> {
         failure: &RuntimeError,
     ) -> Option<Ensured> {
         let stale = self.manager.parts.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
-        let found = self.manager.parts.runtime.images.status(spec).await;
+        let found = self.manager.parts.runtime.usable(spec).await;
         let found = found.inspect_err(|error| {
             tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
         });

@@ -13,6 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
+    image::counted,
     manager::remove_oldest,
     runtime::{ErrorClass, Fault, Party, RuntimeErrorKind, Stage},
 };
@@ -56,7 +57,11 @@ struct Circuit {
 
 /// A registry with an open circuit. Names no image: tenants share circuits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("circuit open for registry `{registry}` after {failures} failures ({class}); {}", next_attempt(*.remaining))]
+#[error(
+    "circuit open for registry `{registry}` after {} ({class}); {}",
+    counted(*.failures, "failure"),
+    next_attempt(*.remaining)
+)]
 pub struct OpenCircuit {
     /// Host and port.
     pub registry: String,

@@ -30,9 +30,10 @@ use super::{
     status::PullStatus,
 };
 use crate::{
+    credentials::PullCredentials,
     events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    runtime::{Party, Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
+    runtime::{Party, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
@@ -147,14 +148,15 @@ impl Puller {
             let error = RuntimeError::other("pull QPS exceeded");
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
-        let (id, credential) = self.try_credentials(work, &progress.sink()).await?;
+        let (id, attempt, senders) = self.try_credentials(work, &progress.sink()).await?;
         let (size, handler) = self.as_listed(&work.request.image).await;
         Ok(Pulled {
             key: ImageKey::new(id, handler),
             size,
             fetched: progress.fetched().unwrap_or(size),
             took: began.elapsed(),
-            credential,
+            attempt,
+            senders,
             way: progress.way(),
             hosts: progress.hosts(),
         })
@@ -180,8 +182,7 @@ impl Puller {
     /// What there is to fetch, where the store can estimate it and the first credential is accepted.
     async fn estimate(&self, work: &Work) -> Option<ByteSize> {
         let _permit = self.estimates.acquire().await.ok()?;
-        let credential = work.credentials.first().map(|tracked| tracked.credential.clone());
-        let estimate = self.runtime.estimate(&PullRequest { credential, ..work.request.clone() }).await;
+        let estimate = self.runtime.estimate(&with_credentials(&work.request, &work.credentials, 0)).await;
         let estimate = estimate.inspect_err(|error| {
             tracing::debug!(
                 image = work.request.image.image,
@@ -192,21 +193,22 @@ impl Puller {
         estimate.ok()?.map(|estimate| estimate.bytes_missing)
     }
 
+    /// Returns the id with the attempt that succeeded, and the hosts that sent something in it.
     async fn try_credentials(
         &self,
         work: &Work,
         progress: &Progress,
-    ) -> Result<(ImageId, Option<usize>), Arc<RuntimeError>> {
-        let mut request = work.request.clone();
-        if work.credentials.is_empty() {
-            return Ok((self.runtime.pull(&request, Arc::clone(progress)).await?, None));
-        }
+    ) -> Result<(ImageId, usize, Vec<String>), Arc<RuntimeError>> {
         let mut failures = Vec::new();
         let tried_max = if self.compatibility.is_kubelet() { usize::MAX } else { CREDENTIALS_MAX };
-        for (index, tracked) in work.credentials.iter().enumerate().take(tried_max) {
-            request.credential = Some(tracked.credential.clone());
-            match self.runtime.pull(&request, Arc::clone(progress)).await {
-                Ok(id) => return Ok((id, Some(index))),
+        for attempt in 0..work.credentials.attempts().min(tried_max) {
+            let request = with_credentials(&work.request, &work.credentials, attempt);
+            let senders = Arc::<Mutex<Vec<String>>>::default();
+            match self.runtime.pull(&request, noting_senders(progress, &senders)).await {
+                Ok(id) => {
+                    let senders = std::mem::take(&mut *senders.lock().unwrap_or_else(PoisonError::into_inner));
+                    return Ok((id, attempt, senders));
+                }
                 Err(error) => {
                     let is_final = !self.compatibility.is_kubelet() && no_credential_helps(error.kind());
                     failures.push(error);
@@ -234,6 +236,27 @@ impl Puller {
     fn circuits(&self) -> MutexGuard<'_, Circuits> {
         self.circuits.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The request of an attempt.
+pub(super) fn with_credentials(request: &PullRequest, credentials: &PullCredentials, attempt: usize) -> PullRequest {
+    PullRequest {
+        credential: credentials.of_registry(attempt).map(|tracked| tracked.credential.clone()),
+        host_credentials: credentials.of_hosts(attempt),
+        ..request.clone()
+    }
+}
+
+/// Passes the progress on, and keeps the hosts that sent something.
+fn noting_senders(progress: &Progress, senders: &Arc<Mutex<Vec<String>>>) -> Progress {
+    let (progress, senders) = (Arc::clone(progress), Arc::clone(senders));
+    Arc::new(move |event| {
+        if let PullEvent::Hosts(hosts) = &event {
+            let sent = hosts.iter().filter(|host| host.manifest || host.bytes > 0).map(|host| host.host.clone());
+            *senders.lock().unwrap_or_else(PoisonError::into_inner) = sent.collect();
+        }
+        progress(event);
+    })
 }
 
 fn no_credential_helps(kind: RuntimeErrorKind) -> bool {

@@ -108,7 +108,7 @@ impl SingleFlight {
         PullKey {
             image: work.request.image.clone(),
             platform: work.request.platform.clone(),
-            credentials: work.credential_hashes(),
+            credentials: work.credentials.hashes(),
             namespace: names_pod.then(|| Arc::clone(&work.tenant)),
             alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::circuit_breaker::CircuitKey;
 use crate::{
     audit_log::{Act, PullHost},
-    credentials::TrackedCredential,
+    credentials::PullCredentials,
     image::{ByteSize, ImageKey, Reference},
     manager::request::Caller,
     runtime::{PullRequest, PullWay, RuntimeError},
@@ -16,8 +16,7 @@ pub(crate) struct Work {
     /// The request for an image with its default tag, without a credential.
     pub(crate) request: PullRequest,
     pub(crate) reference: Reference,
-    /// In the order in which to try them; none: ask anonymously.
-    pub(crate) credentials: Vec<TrackedCredential>,
+    pub(crate) credentials: PullCredentials,
     pub(crate) tenant: Arc<str>,
     pub(crate) priority: i32,
     pub(crate) caller: Caller,
@@ -33,8 +32,10 @@ pub(crate) struct Pulled {
     pub(crate) fetched: ByteSize,
     /// Without waiting for its turn.
     pub(crate) took: Duration,
-    /// Which of the work's credentials opened the registry.
-    pub(crate) credential: Option<usize>,
+    /// The attempt of [`PullCredentials`] that succeeded.
+    pub(crate) attempt: usize,
+    /// The hosts that sent something in it; empty where the store does not say.
+    pub(crate) senders: Vec<String>,
     pub(crate) way: Option<PullWay>,
     pub(crate) hosts: Vec<PullHost>,
 }
@@ -53,13 +54,9 @@ impl Work {
         CircuitKey {
             registry: self.reference.domain().to_owned(),
             repository: self.reference.path().to_owned(),
-            credentials: self.credential_hashes(),
+            credentials: self.credentials.hashes(),
             image: self.request.image.image.clone(),
         }
-    }
-
-    pub(super) fn credential_hashes(&self) -> Vec<String> {
-        self.credentials.iter().map(|tracked| tracked.hash.clone()).collect()
     }
 
     pub(super) fn is_limited(&self) -> bool {

@@ -3,6 +3,7 @@
 mod clients;
 mod link;
 mod look_ahead;
+mod mirrors;
 mod providers;
 mod rights;
 mod turns;

@@ -132,7 +132,7 @@ async fn an_entry_without_user_and_password_is_no_credential_and_the_registry_is
         r#"{"auths": {"reg.io": {"auth": ""}}}"#,
         r#"{"auths": {"reg.io": {"username": "", "password": "", "email": "a@b.c"}}}"#,
         r#"{"auths": {"reg.io": {"auth": "Og=="}}}"#,
-        r#"{"auths": {"reg.io": {"identitytoken": "eyJ"}}}"#,
+        r#"{"auths": {"reg.io": {"identitytoken": ""}}}"#,
     ];
     for document in empty {
         for (compatibility, shown) in [(Compatibility::Imagelet, None), (Compatibility::Kubelet, Some(""))] {

@@ -118,7 +118,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
         RuntimeErrorKind::Unsupported => (C::Unsupported, Stage::Runtime),
         RuntimeErrorKind::TimedOut => (C::TimedOut, Stage::Runtime),
         RuntimeErrorKind::Cancelled => (C::Cancelled, Stage::Runtime),
-        RuntimeErrorKind::Defect => (C::Other, Stage::Store),
+        RuntimeErrorKind::Defect | RuntimeErrorKind::Remains => (C::Other, Stage::Store),
         RuntimeErrorKind::Other => (C::Other, Stage::Runtime),
     }
 }

@@ -24,6 +24,8 @@ pub enum RuntimeErrorKind {
     Unacceptable,
     /// The image is in use.
     InUse,
+    /// The image cannot be removed, or it is still there after its removal.
+    Remains,
     /// The disk is full.
     DiskFull,
     /// The store or runtime is unreachable or not writable.

@@ -81,6 +81,14 @@ pub enum ForwardReason {
 }
 
 impl PullWay {
+    /// The way of a pull that failed: nothing was imported.
+    pub fn of_failed(&self) -> String {
+        match self {
+            Self::Imported => "import into the runtime".to_owned(),
+            Self::Forwarded(_) => self.to_string(),
+        }
+    }
+
     /// The stable word for machines.
     pub fn code(&self) -> &'static str {
         match self {

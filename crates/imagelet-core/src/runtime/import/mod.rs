@@ -21,7 +21,7 @@ pub use self::{
     runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace},
     service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},
 };
-use super::{Freed, Progress, PullRequest, RuntimeError, chain_ids};
+use super::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids};
 use crate::image::{Digest, ImageId, Reference};
 
 /// Pulls images into a runtime's own stores without the runtime's help.
@@ -32,16 +32,13 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
     /// Dropping the future cancels the import; its resources in the runtime are released in the background.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
+    /// The hosts that an import of an image may ask beside its registry.
+    async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
+        Vec::new()
+    }
+
     /// Disk space that running imports have reserved and not yet written.
     fn reserved(&self) -> Freed;
-}
-
-/// Checks whether the content of an image is still in a runtime's stores.
-#[async_trait]
-pub trait ImageBacking: Send + Sync + fmt::Debug {
-    /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
-    /// to unpack them again.
-    async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError>;
 }
 
 /// A failed import.

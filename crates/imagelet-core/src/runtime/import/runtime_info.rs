@@ -140,13 +140,6 @@ impl RuntimeInfo {
         }
     }
 
-    /// Whether every image must have a snapshot there, as no other snapshotter is used.
-    pub fn is_alone(&self) -> bool {
-        let handlers = self.configuration.handlers.values();
-        matches!(&self.places[..], [only] if only.snapshotter == SNAPSHOTTER)
-            && handlers.filter(|snapshotter| !snapshotter.is_empty()).all(|snapshotter| snapshotter == SNAPSHOTTER)
-    }
-
     /// Whether sandboxes use an image of this name.
     pub(crate) fn is_sandbox_image(&self, image: &Reference) -> bool {
         let wanted = image.canonical();

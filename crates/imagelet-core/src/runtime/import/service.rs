@@ -1,7 +1,7 @@
 //! A runtime's image service whose pulls are imported natively where possible, and forwarded elsewhere.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     fmt,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -13,16 +13,15 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo,
-    SnapshotterPlace,
+    ForwardReason, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo, SnapshotterPlace,
     decide::{AfterFailure, PreferredRegistries, Survey, after_failure, import_target},
 };
 use crate::{
-    image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
+    image::{Image, ImageId, ImageSpec, Reference, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{
-        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind,
+        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RegistryHost,
+        RuntimeError, RuntimeErrorKind,
     },
 };
 
@@ -37,11 +36,6 @@ const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of checks whether the runtime has changed: pulls find a fresh survey.
 const LOOK_PERIOD: Duration = Duration::from_secs(50);
 const WAYS_MAX: usize = 32;
-/// An image that is usable is not checked again for this long.
-const USABLE_FOR: Duration = Duration::from_secs(10);
-/// Time limit of the check; after it the image counts as usable.
-const USABLE_MAX: Duration = Duration::from_secs(1);
-const TOPS_MAX: usize = 20_000;
 
 pub(in crate::runtime) static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
@@ -74,8 +68,6 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
 pub struct OpenedSite {
     /// Imports images.
     pub importer: Arc<dyn ImageImporter>,
-    /// Checks the content of images.
-    pub backing: Arc<dyn ImageBacking>,
 }
 
 /// The parameters of an open site: any change reopens it.
@@ -130,18 +122,8 @@ struct Shared {
     /// The last successful one.
     survey: Option<Survey>,
     opened: Option<(SiteKey, OpenedSite)>,
-    /// Whether an image without a snapshot there has none at all.
-    is_alone: bool,
     preferred: PreferredRegistries,
     ways: VecDeque<WayTaken>,
-    tops: HashMap<ImageId, Top>,
-}
-
-/// The highest chain of an image, and the time of its last successful check.
-#[derive(Debug)]
-struct Top {
-    chain: Digest,
-    usable_at: Option<Instant>,
 }
 
 struct Pull<'a> {
@@ -201,51 +183,6 @@ impl ImportingImages {
     /// The ways of the last pulls, the newest last.
     pub fn ways(&self) -> Vec<WayTaken> {
         self.shared().ways.iter().cloned().collect()
-    }
-
-    /// Whether a listed image can start containers; true in doubt.
-    pub async fn is_usable(&self, image: &Image) -> bool {
-        timeout(USABLE_MAX, self.look_at(image)).await.unwrap_or(true)
-    }
-
-    async fn look_at(&self, image: &Image) -> bool {
-        let (backing, top) = {
-            let shared = self.shared();
-            let Some((_, site)) = shared.opened.as_ref().filter(|_| shared.is_alone) else { return true };
-            let top = shared.tops.get(&image.id);
-            if top.and_then(|top| top.usable_at).is_some_and(|at| at.elapsed() < USABLE_FOR) {
-                return true;
-            }
-            (Arc::clone(&site.backing), top.map(|top| top.chain.clone()))
-        };
-        let Some(chain) = (match top {
-            Some(chain) => Some(chain),
-            None => self.chain_of(image).await,
-        }) else {
-            return true;
-        };
-        match backing.is_usable(&image.id, &chain).await {
-            Ok(is_usable) => {
-                let usable_at = is_usable.then(Instant::now);
-                let mut shared = self.shared();
-                if shared.tops.len() < TOPS_MAX || shared.tops.contains_key(&image.id) {
-                    shared.tops.insert(image.id.clone(), Top { chain, usable_at });
-                }
-                if !is_usable {
-                    tracing::warn!(image = %image.id, "the runtime lists an image whose layers are gone; it is reported absent");
-                }
-                is_usable
-            }
-            Err(error) => {
-                tracing::debug!(image = %image.id, error = error.chain(), "could not look at what an image is made of");
-                true
-            }
-        }
-    }
-
-    async fn chain_of(&self, image: &Image) -> Option<Digest> {
-        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
-        self.inner.details(&spec).await.ok()??.chain_id
     }
 
     /// Cancels the running imports, and returns once the runtime has released their resources.
@@ -312,7 +249,6 @@ impl ImportingImages {
         let _opening = self.opening.lock().await;
         {
             let mut shared = self.shared();
-            shared.is_alone = runtime.is_alone();
             match &shared.opened {
                 Some((before, site)) if *before == key => return Ok(site.clone()),
                 _ => shared.opened = None,
@@ -384,7 +320,8 @@ impl ImportingImages {
         self.metrics.increment(&PULLS, &[code, reason, outcome]);
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let failure = failure.map(RuntimeError::chain);
-        tracing::info!(image, way = code, reason, took_ms, failure, "{way}");
+        let ended = if failure.is_some() { format!("failed: {}", way.of_failed()) } else { way.to_string() };
+        tracing::info!(image, way = code, reason, took_ms, failure, "{ended}");
         let mut shared = self.shared();
         if shared.ways.len() == WAYS_MAX {
             shared.ways.pop_front();
@@ -441,6 +378,16 @@ impl ImageService for ImportingImages {
                 Err(error)
             }
             Err(reason) => self.forward(&pull, reason).await,
+        }
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        if self.mode == ImportMode::Never {
+            return Vec::new();
+        }
+        match self.choose(&self.survey(SURVEY_FRESH).await, None).await {
+            Ok(site) => site.importer.registry_hosts(image).await,
+            Err(_) => Vec::new(),
         }
     }
 

@@ -219,7 +219,7 @@ impl PrefetchAgent {
     ) -> Plan {
         work.measure();
         let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
-        let (presence, last) = (self.target.presence(&references), work.last.clone());
+        let (presence, last) = (self.target.presence(&references).await, work.last.clone());
         let decide = |states: &BTreeMap<TaskKey, TaskState>| {
             let (wall, now) = (SystemTime::now(), Instant::now());
             plan(&PlanInput { sets, node: &self.node, labels, states, presence: &presence, last: &last, wall, now })

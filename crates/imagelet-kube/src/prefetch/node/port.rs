@@ -13,8 +13,8 @@ use imagelet_core::{
 /// The image manager of a node, as far as prefetch needs it.
 #[async_trait]
 pub trait PrefetchNode: Send + Sync + fmt::Debug {
-    /// Which of these images are absent, by the last pass; no call to a runtime.
-    fn presence(&self, references: &BTreeSet<String>) -> ImagePresence;
+    /// Which of these images are absent: by the last pass, or without their layers now.
+    async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence;
 
     /// Pulls one image, where the request's policy asks for it, if the disk has space for it below its watermark. Dropping
     /// the future cancels the pull.

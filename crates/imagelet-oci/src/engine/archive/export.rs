@@ -133,11 +133,11 @@ impl Engine {
         credentials: &Credentials<'_>,
         to: &Writer,
     ) -> Result<(), RuntimeError> {
-        let fetch = |reference: Reference, credential: Option<Credential>| async move {
-            let session = self.registry.session(&reference, credential.as_ref(), Patience::FULL).await?;
+        let fetch = |reference: Reference, shown: Vec<Credential>| async move {
+            let session = self.registry.session(&reference, &shown, Patience::FULL).await?;
             write_blob(&session.blob(layer), layer, to).await
         };
-        first_source(names, credentials, fetch).await.unwrap_or_else(|error| {
+        first_source(names, credentials, &self.registry, fetch).await.unwrap_or_else(|error| {
             let message = format!("layer `{}` is not kept in the store, and no registry sent it", layer.digest);
             let hint = "pull with `store.keepBlobs: true`, or export while the registry answers";
             Err(about(error, &message).with_hint(hint))

@@ -8,7 +8,7 @@ use std::{
 use futures_util::FutureExt as _;
 use imagelet_core::{
     hold::HoldMeter,
-    image::{Digest, ImageId, Platform, Reference},
+    image::{ByteSize, Digest, ImageId, Platform, Reference, counted},
     runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -50,7 +50,7 @@ impl Engine {
         self.check_archive(&place, archive.format).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
-            let message = format!("the archive has {count} images, and one name is given");
+            let message = format!("the archive has {}, and one name is given", counted(count, "image"));
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
@@ -61,8 +61,9 @@ impl Engine {
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
                 Ok(_) if failed_bytes > archive.blobs.reads().failed_max() => Err(unacceptable(format!(
-                    "images that failed read {failed_bytes} bytes of the archive; the limit is {}",
-                    archive.blobs.reads().failed_max()
+                    "images that failed read {} of the archive; the limit is {}",
+                    ByteSize(failed_bytes),
+                    ByteSize(archive.blobs.reads().failed_max())
                 ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
@@ -116,7 +117,7 @@ impl Engine {
             reference: references[0].clone(),
             platform: request.platform.clone().unwrap_or_else(Platform::host),
             is_platform_given: request.platform.is_some(),
-            credential: None,
+            credentials: Vec::new(),
             patience: Patience::FULL,
         };
         let (archive, wanted) = (Arc::clone(blobs), request.platform.clone());
@@ -130,6 +131,7 @@ impl Engine {
         let found = found.await?;
         check_digests(references, &found.first.digest)?;
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
+        session.report_to(progress);
         let Selected { first, chosen, manifest, is_named } = found;
         let resolved = Resolved { session, root: first, chosen, manifest, is_named };
         announce(&resolved, progress)?;

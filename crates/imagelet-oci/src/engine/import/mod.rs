@@ -22,10 +22,10 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
-    image::{Digest, ImageId, Platform},
+    image::{Digest, ImageId, Platform, Reference},
     runtime::{
         Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Taken,
+        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind, Taken,
     },
 };
 use tokio::{
@@ -142,6 +142,10 @@ impl ImageImporter for EngineImporter {
             let message = format!("could not import `{}`", described.image.reference);
             ImportError { cause: about(error.cause, &message).not_an_outage(), ..error }
         })
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        self.engine.registry.other_hosts(image).await
     }
 
     fn reserved(&self) -> Freed {

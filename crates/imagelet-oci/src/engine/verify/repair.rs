@@ -30,11 +30,11 @@ impl Engine {
         let Some((id, image, names)) = damaged else { return Ok(()) };
         let target = Target { id, names, image };
         self.refuse_if_mounted(&target.image.layers).await?;
-        let attempt = |reference: Reference, credential: Option<Credential>| {
+        let attempt = |reference: Reference, shown: Vec<Credential>| {
             let target = &target;
-            async move { self.attempt(target, &reference, credential.as_ref(), progress).await }
+            async move { self.attempt(target, &reference, &shown, progress).await }
         };
-        let repaired = first_source(&target.names, credentials, attempt).await;
+        let repaired = first_source(&target.names, credentials, &self.registry, attempt).await;
         repaired.map_err(|error| about(error, &format!("could not repair image `{}`", target.id)))
     }
 
@@ -42,7 +42,7 @@ impl Engine {
         &self,
         target: &Target,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: &[Credential],
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
         let digest = match &target.image.record {
@@ -54,14 +54,14 @@ impl Engine {
             None => None,
         };
         let resolved = if let Some(record) = &target.image.record {
-            let session = self.registry.session(reference, credential, Patience::FULL).await?;
+            let session = self.registry.session(reference, credentials, Patience::FULL).await?;
             let (root, chosen, manifest) = self.recorded(record, Some(&session)).await?;
             Resolved { session, root, chosen, manifest, is_named: false }
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
             let own = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
             // The index may have named another platform than the configuration.
-            let resolve = async |platform| self.registry.resolve(reference, credential, &platform).await;
+            let resolve = async |platform| self.registry.resolve(reference, credentials, &platform).await;
             match own {
                 Some(own) if own != Platform::host() => match resolve(own).await {
                     Ok(resolved) if resolved.image_id() == target.id => resolved,

@@ -1,6 +1,7 @@
 //! Parses `WWW-Authenticate`.
 
 use http::{HeaderMap, header};
+use imagelet_core::image::ByteSize;
 
 const CHALLENGE_BYTES_MAX: usize = 8 << 10;
 const CHALLENGES_MAX: usize = 8;
@@ -15,75 +16,100 @@ pub(crate) struct Challenge {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChallengeError {
-    #[error("the header is longer than {CHALLENGE_BYTES_MAX} bytes")]
+    #[error("the header is longer than {}", ByteSize(CHALLENGE_BYTES_MAX as u64))]
     TooLong,
     #[error("the header is malformed")]
     Malformed,
 }
 
 impl Challenge {
+    fn is_known(&self) -> bool {
+        matches!(self.scheme.as_str(), "basic" | "bearer")
+    }
+
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 }
 
+/// The challenges of all headers. A broken one is left out; parameters of `Basic` do not matter, so that none breaks it.
+///
+/// # Errors
+/// The headers are too long, or have only broken challenges.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, ChallengeError> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {
         return Err(ChallengeError::TooLong);
     }
-    let mut found = Vec::new();
+    let (mut found, mut is_broken) = (Vec::new(), false);
     for value in values() {
-        let text = value.to_str().map_err(|_| ChallengeError::Malformed)?;
-        parse(text, &mut found)?;
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let mut rest = Rest(&text);
+        while let Some(challenge) = rest.challenge() {
+            if found.len() == CHALLENGES_MAX {
+                return Err(ChallengeError::Malformed);
+            }
+            is_broken |= challenge.is_none();
+            found.extend(challenge);
+        }
     }
-    Ok(found)
+    if is_broken && !found.iter().any(Challenge::is_known) { Err(ChallengeError::Malformed) } else { Ok(found) }
 }
 
-fn parse(text: &str, found: &mut Vec<Challenge>) -> Result<(), ChallengeError> {
-    let mut rest = Rest(text);
-    loop {
-        rest.skip(|byte| byte == b',' || is_space(byte));
-        if rest.0.is_empty() {
-            return Ok(());
-        }
-        let word = rest.take_while(is_token);
-        if word.is_empty() {
-            return Err(ChallengeError::Malformed);
-        }
-        let spaced = rest.skip(is_space);
-        let opens_parameter = rest.0.starts_with('=') && !rest.is_padding();
-        let is_full = found.len() == CHALLENGES_MAX;
-        match found.last_mut() {
-            Some(challenge) if opens_parameter => {
-                rest.0 = &rest.0[1..];
-                rest.skip(is_space);
-                let value = rest.value()?;
-                let name = word.to_ascii_lowercase();
-                // A repeated parameter is an attack: two parsers may read different values.
-                if challenge.parameter(&name).is_some() || challenge.parameters.len() == PARAMETERS_MAX {
-                    return Err(ChallengeError::Malformed);
-                }
-                challenge.parameters.push((name, value));
-                rest.skip(is_space);
-                if !rest.0.is_empty() && !rest.0.starts_with(',') {
-                    return Err(ChallengeError::Malformed);
-                }
-            }
-            _ if opens_parameter || is_full => return Err(ChallengeError::Malformed),
-            _ => {
-                found.push(Challenge { scheme: word.to_ascii_lowercase(), parameters: Vec::new() });
-                if spaced {
-                    rest.skip_token68();
-                }
-            }
-        }
-    }
+/// Whether headers ask for a credential in a way that is understood.
+pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
+    challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
 }
 
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
+    /// The next challenge; `Some(None)`: a broken one.
+    fn challenge(&mut self) -> Option<Option<Challenge>> {
+        self.skip(is_separator);
+        if self.0.is_empty() {
+            return None;
+        }
+        let scheme = self.take_while(is_token).to_ascii_lowercase();
+        let spaced = self.skip(is_space);
+        if scheme.is_empty() || self.0.starts_with('=') {
+            self.skip(|byte| byte != b',');
+            return Some(None);
+        }
+        if spaced {
+            self.skip_token68();
+        }
+        let (mut parameters, mut is_whole) = (Vec::new(), true);
+        while let Some(parameter) = self.parameter() {
+            is_whole &= parameter.is_some_and(|(name, value)| add(&mut parameters, name, value));
+        }
+        Some((is_whole || scheme != "bearer").then_some(Challenge { scheme, parameters }))
+    }
+
+    /// The next parameter of a challenge; `Some(None)`: a broken one. `None`: another challenge follows.
+    fn parameter(&mut self) -> Option<Option<(String, String)>> {
+        let mut ahead = Rest(self.0);
+        ahead.skip(is_separator);
+        if ahead.0.is_empty() {
+            return None;
+        }
+        let name = ahead.take_while(is_token).to_ascii_lowercase();
+        ahead.skip(is_space);
+        let value = match ahead.0.strip_prefix('=') {
+            Some(behind) if !name.is_empty() => {
+                ahead.0 = behind.trim_start_matches([' ', '\t']);
+                ahead.value()
+            }
+            None if !name.is_empty() => return None,
+            _ => None,
+        };
+        ahead.skip(is_space);
+        let is_whole = ahead.0.is_empty() || ahead.0.starts_with(',');
+        ahead.skip(|byte| byte != b',');
+        self.0 = ahead.0;
+        Some(value.filter(|_| is_whole).map(|value| (name, value)))
+    }
+
     fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a str {
         let end = self.0.bytes().position(|byte| !accept(byte)).unwrap_or(self.0.len());
         let (taken, rest) = self.0.split_at(end);
@@ -93,12 +119,6 @@ impl<'a> Rest<'a> {
 
     fn skip(&mut self, accept: impl Fn(u8) -> bool) -> bool {
         !self.take_while(accept).is_empty()
-    }
-
-    /// Whether the next `=` is base64 padding and not the start of a value.
-    fn is_padding(&self) -> bool {
-        let behind = self.0.trim_start_matches('=').trim_start();
-        behind.is_empty() || behind.starts_with(',')
     }
 
     /// Skips the single token68 that some schemes carry instead of parameters.
@@ -112,11 +132,13 @@ impl<'a> Rest<'a> {
         }
     }
 
-    fn value(&mut self) -> Result<String, ChallengeError> {
+    /// A quoted or a plain value. A plain one may have spaces, but nothing behind them that may be another parameter.
+    fn value(&mut self) -> Option<String> {
         if !self.0.starts_with('"') {
             // Some registries send URLs without quotes, so more characters than a token's are accepted.
-            let word = self.take_while(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte));
-            return if word.is_empty() { Err(ChallengeError::Malformed) } else { Ok(word.to_owned()) };
+            let text = self.take_while(|byte| byte != b',').trim_end();
+            let is_one = text.split_ascii_whitespace().skip(1).all(|word| !word.contains('='));
+            return (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned());
         }
         let mut value = String::new();
         let mut characters = self.0.char_indices().skip(1);
@@ -124,14 +146,31 @@ impl<'a> Rest<'a> {
             match character {
                 '"' => {
                     self.0 = &self.0[index + 1..];
-                    return Ok(value);
+                    return Some(value);
                 }
-                '\\' => value.push(characters.next().ok_or(ChallengeError::Malformed)?.1),
+                '\\' => value.push(characters.next()?.1),
                 other => value.push(other),
             }
         }
-        Err(ChallengeError::Malformed)
+        None
     }
+}
+
+/// Keeps the first of a repeated parameter. `false`: there are too many, or two parsers may read different values of one that
+/// decides where a credential goes.
+fn add(parameters: &mut Vec<(String, String)>, name: String, value: String) -> bool {
+    if let Some((_, first)) = parameters.iter().find(|(known, _)| *known == name) {
+        return *first == value || !matches!(name.as_str(), "realm" | "service");
+    }
+    let has_space = parameters.len() < PARAMETERS_MAX;
+    if has_space {
+        parameters.push((name, value));
+    }
+    has_space
+}
+
+fn is_separator(byte: u8) -> bool {
+    byte == b',' || is_space(byte)
 }
 
 fn is_space(byte: u8) -> bool {
@@ -149,8 +188,12 @@ mod tests {
     type Plain<'a> = Vec<(&'a str, Vec<(&'a str, &'a str)>)>;
 
     fn read(text: &str) -> Result<Vec<Challenge>, ChallengeError> {
+        read_bytes(text.as_bytes())
+    }
+
+    fn read_bytes(text: &[u8]) -> Result<Vec<Challenge>, ChallengeError> {
         let mut headers = HeaderMap::new();
-        headers.insert(header::WWW_AUTHENTICATE, text.parse().expect("a header value"));
+        headers.insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_bytes(text).expect("a header value"));
         challenges(&headers)
     }
 
@@ -180,6 +223,18 @@ mod tests {
             (r#"NTLM TlRMTVNTUAAB==, Basic realm="x""#, vec![("ntlm", vec![]), ("basic", vec![("realm", "x")])]),
             ("", vec![]),
             (" , ,", vec![]),
+            (
+                r#"bEaReR Realm="x",Service="y",realm="x",error="a",error="b",x-trace=1, BASIC REALM=z"#,
+                vec![
+                    ("bearer", vec![("realm", "x"), ("service", "y"), ("error", "a"), ("x-trace", "1")]),
+                    ("basic", vec![("realm", "z")]),
+                ],
+            ),
+            (
+                "Bearer realm=x, service=Docker registry",
+                vec![("bearer", vec![("realm", "x"), ("service", "Docker registry")])],
+            ),
+            (r#"Bearer realm="x" service="y", Basic realm="z""#, vec![("basic", vec![("realm", "z")])]),
         ];
         for (text, expected) in table {
             let expected: Vec<Challenge> = expected
@@ -194,6 +249,49 @@ mod tests {
                 .collect();
             assert_eq!(read(text), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn a_basic_challenge_is_answered_whatever_its_parameters_are() {
+        for text in [
+            "Basic realm=\"B\u{fc}cher\"",
+            "Basic realm=B\u{fc}cher",
+            "Basic realm=Sonatype Nexus Repository Manager",
+            "Basic realm='Sandstorm API'",
+            "Basic realm=Foo, Inc. Registry",
+            r#"Basic realm="a", realm="b""#,
+            r#"Basic realm="a" charset="UTF-8""#,
+            r#"Basic realm="the "inner" registry""#,
+            r#"Basic realm="x"#,
+            r#"Basic realm=/""#,
+            "Basic realm=",
+            "basic realm = \"x\" , charset=UTF-8",
+            "Basic",
+            r#"Basic "x""#,
+            r#"Bearer realm="a",realm="b", Basic realm="x""#,
+            r#""nothing", =, Basic realm="x""#,
+        ] {
+            let found = read_bytes(text.as_bytes()).expect(text);
+            assert!(found.iter().any(|challenge| challenge.scheme == "basic"), "{text}: {found:?}");
+            assert!(found.iter().all(|challenge| challenge.scheme != "bearer"), "{text}: {found:?}");
+        }
+        let latin = read_bytes(b"Basic realm=\"B\xfccher\"").expect("another encoding");
+        assert_eq!(latin[0].scheme, "basic");
+        let many: String = (0..40).map(|number| format!("p{number}=x,")).collect();
+        let found = read(&format!("Basic {many}")).expect("many parameters");
+        assert!(found[0].parameters.len() <= PARAMETERS_MAX);
+        read(&format!("Bearer {many}")).unwrap_err();
+    }
+
+    #[test]
+    fn each_header_is_read_by_itself_and_a_broken_one_hides_no_other() {
+        let mut headers = HeaderMap::new();
+        for text in [r#"Negotiate"#, r#"realm="y""#, r#"Bearer realm="broken"#, r#"Basic realm="x""#] {
+            headers.append(header::WWW_AUTHENTICATE, text.parse().expect("a header value"));
+        }
+        let schemes: Vec<String> =
+            challenges(&headers).unwrap().into_iter().map(|challenge| challenge.scheme).collect();
+        assert_eq!(schemes, ["negotiate", "basic"]);
     }
 
     #[test]

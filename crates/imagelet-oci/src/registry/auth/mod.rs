@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    image::ByteSize,
     runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -58,12 +59,17 @@ impl PullSession {
         } else if challenges.iter().any(|challenge| challenge.scheme == "basic") {
             match credential {
                 Some(CredentialKind::Basic { username, password }) if shown.is_none() => {
+                    host.show();
                     ("Basic", basic(username, password))
                 }
                 _ => return Err(host.denied(None).into()),
             }
         } else {
-            return Err(denied(format!("registry `{place}` requires an unsupported kind of credential")).into());
+            if host.was_shown() {
+                return Err(host.denied(None).into());
+            }
+            let what = if credential.is_some() { "; the given one was not sent" } else { "" };
+            return Err(denied(format!("registry `{place}` requires an unsupported kind of credential{what}")).into());
         };
         let grant = Grant::new(scheme, secret, shown.map_or(0, |number| number + 1))
             .map_err(|_| denied(format!("the credential for registry `{place}` cannot be sent in a header")))?;
@@ -85,6 +91,9 @@ impl PullSession {
         if host.credential.is_some() && credential.is_none() {
             // Public content needs no credential.
             host.withheld.get_or_init(|| target.origin.clone());
+        }
+        if credential.is_some() {
+            host.show();
         }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;
@@ -128,7 +137,8 @@ impl PullSession {
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
         if cut {
-            return Err(unusable(place, &format!("answered with more than {TOKEN_BYTES_MAX} bytes")));
+            let limit = ByteSize(TOKEN_BYTES_MAX as u64);
+            return Err(unusable(place, &format!("answered with more than {limit}")));
         }
         if answer.status == StatusCode::OK {
             let with = media_type_base(&kind);

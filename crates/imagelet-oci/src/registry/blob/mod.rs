@@ -14,6 +14,7 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, StatusCode, header};
+use imagelet_core::image::ByteSize;
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
@@ -57,8 +58,8 @@ impl PullSession {
     ) -> Result<DocumentBytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
-            let size = descriptor.size;
-            return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
+            let (size, limit) = (ByteSize(descriptor.size), ByteSize(limit));
+            return Err(unacceptable(format!("blob `{digest}` has {size}; the limit is {limit}")));
         }
         if let Some(archive) = self.archive() {
             let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());

@@ -22,8 +22,8 @@ use std::{
 use http::HeaderMap;
 use imagelet_core::{
     credentials::Credential,
-    image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    image::{ByteSize, DOCKER_HUB, DOCKER_HUB_HOST, Reference},
+    runtime::{RegistryHost, RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
 use toml::Table;
@@ -49,7 +49,7 @@ pub(crate) struct Host {
     pub(crate) base_path: String,
     /// The repository at this host, where it has another name there.
     pub(crate) repository: Option<String>,
-    /// A mirror receives no credential of the registry.
+    /// A mirror, or another location, receives no credential of the registry.
     pub(crate) is_mirror: bool,
     /// Requests name the registry in the query `ns`: the mirror may serve many.
     pub(crate) names_registry: bool,
@@ -93,6 +93,40 @@ impl Host {
         host.connection.may_be_tls = !host.origin.is_https() && host.origin.port() != 80;
         Ok(host)
     }
+}
+
+impl Host {
+    /// The repository of an image here, with the part of it that is in the path of the API.
+    pub(crate) fn repository_of(&self, reference: &Reference) -> String {
+        let prefix = self.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
+        format!("{prefix}{}", self.repository.as_deref().unwrap_or_else(|| reference.path()))
+    }
+
+    /// How keys of a docker configuration name the repository of an image here.
+    fn named(&self, reference: &Reference) -> RegistryHost {
+        let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
+        let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
+        let mut names = vec![authority.clone(), with_port];
+        if authority == DOCKER_HUB_HOST {
+            names = vec![DOCKER_HUB.to_owned()];
+        }
+        names.dedup();
+        let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
+        RegistryHost { host: printable(&authority), repositories }
+    }
+}
+
+/// The hosts among these that are another place than the registry of the image, each once.
+pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
+    let own = Host::own(reference.domain()).ok();
+    let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
+    let mut others: Vec<RegistryHost> = Vec::new();
+    for other in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
+        if !others.iter().any(|known| known.host == other.host) {
+            others.push(other);
+        }
+    }
+    others
 }
 
 /// Reads a URL without its scheme: HTTPS, but for loopback hosts at a port that `is_plain`.
@@ -184,7 +218,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {}", ByteSize(FILE_BYTES_MAX))));
     }
     Ok(bytes)
 }

@@ -166,6 +166,9 @@ impl Registry {
     /// `rest`: the image's name after the prefix. What is blocked is one place: the mirrors of a blocked registry stay, as of
     /// one that a disconnected cluster must not ask, and a mirror is blocked by its own entry.
     fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
+        // Another host is not the registry that the name is of, be it a mirror or the location.
+        let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
+        let is_elsewhere = |host: &Host| !host.origin.is_same_place(&registry);
         let (mut hosts, mut has_blocked) = (Vec::new(), false);
         for mirror in &self.mirror {
             let from = if self.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
@@ -177,7 +180,8 @@ impl Registry {
                 continue;
             }
             for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
-                hosts.push(Host { is_mirror: true, can_resolve: from != PullFrom::DigestOnly, ..host });
+                let is_mirror = is_elsewhere(&host);
+                hosts.push(Host { is_mirror, can_resolve: from != PullFrom::DigestOnly, ..host });
             }
             if hosts.len() > HOSTS_MAX {
                 return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
@@ -194,7 +198,10 @@ impl Registry {
             hosts_at(&self.location, rest, self.insecure)?
         };
         let kept = reference.path();
-        let named = |host: Host| Host { repository: host.repository.filter(|repository| repository != kept), ..host };
+        let named = |host: Host| {
+            let is_mirror = is_elsewhere(&host);
+            Host { repository: host.repository.filter(|repository| repository != kept), is_mirror, ..host }
+        };
         hosts.extend(own.into_iter().map(named));
         if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
             return Err(format!(
@@ -313,7 +320,7 @@ mod tests {
                     ][..],
                 ),
             ),
-            ("docker.io/library/app:v1", Some(&["https://own.example/copies/app"])),
+            ("docker.io/library/app:v1", Some(&["~https://own.example/copies/app"])),
             (
                 "docker.io/libraryx/app:v1",
                 Some(&[

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData, path::Path};
 use base64::Engine as _;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    image::{DOCKER_HUB, Reference},
+    image::{ByteSize, DOCKER_HUB, Reference},
     runtime::RuntimeError,
 };
 use serde::{
@@ -292,7 +292,8 @@ fn renamed(rewrites: &[(String, String)], reference: &Reference) -> Result<Optio
     }
     for (pattern, replacement) in rewrites {
         if pattern.len().max(replacement.len()) > REWRITE_BYTES_MAX {
-            return Err(format!("an expression or replacement is longer than {REWRITE_BYTES_MAX} bytes"));
+            let limit = ByteSize(REWRITE_BYTES_MAX as u64);
+            return Err(format!("an expression or replacement is longer than {limit}"));
         }
         let expression = regex_lite::RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
         let expression =
@@ -564,7 +565,7 @@ configs:
             (&rewrite("\"(\": a"), "`(` is no regular expression"),
             (&rewrite("\".*\": \"a/../b\""), "is no repository"),
             (&rewrite("\".*\": \"?x\""), "is no repository"),
-            (&rewrite(&format!("a: \"{}\"", "b".repeat(2000))), "longer than 1024"),
+            (&rewrite(&format!("a: \"{}\"", "b".repeat(2000))), "longer than 1.02kB"),
             (&rewrite("\"((((a{9}){9}){9}){9}){9}\": b"), "no regular expression"),
             (&rewrite(&(0..65).map(|number| format!("a{number}: b, ")).collect::<Vec<_>>().concat()), "more than 64"),
             (&format!("{}x", "[".repeat(9000)), "no valid YAML"),

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::Credential,
     image::{Platform, Reference},
-    runtime::{ErrorClass, Patience, RuntimeError, Stage},
+    runtime::{ErrorClass, Patience, RegistryHost, RuntimeError, Stage},
 };
 use tokio::time::Instant;
 
@@ -28,6 +28,15 @@ pub struct PathReport {
     pub is_served: bool,
 }
 
+/// The hosts that a pull of an image may ask beside its registry.
+pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
+    let registry = Registry::new(RegistryConfig { health_file: None, ..config.clone() });
+    match registry {
+        Ok(registry) => registry.other_hosts(reference).await,
+        Err(_) => Vec::new(),
+    }
+}
+
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
 /// each layer. Nothing is retried, and nothing is stored.
 ///
@@ -36,7 +45,7 @@ pub struct PathReport {
 pub async fn check_path(
     config: RegistryConfig,
     reference: &Reference,
-    credential: Option<&Credential>,
+    credentials: &[Credential],
     platform: &Platform,
     report: &mut (dyn FnMut(PathStep) + Send),
 ) -> Result<PathReport, RuntimeError> {
@@ -57,7 +66,7 @@ pub async fn check_path(
     walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
     for host in hosts {
         walk.place = host.origin.authority();
-        walk.check_host(&registry, host, reference, credential, platform).await;
+        walk.check_host(&registry, host, reference, credentials, platform).await;
     }
     Ok(walk.found)
 }
@@ -74,7 +83,7 @@ impl Walk<'_> {
         registry: &Registry,
         host: Host,
         reference: &Reference,
-        credential: Option<&Credential>,
+        credentials: &[Credential],
         platform: &Platform,
     ) {
         let can_resolve = host.can_resolve || reference.digest().is_some();
@@ -82,7 +91,7 @@ impl Walk<'_> {
             return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
         }
         let (shared, reference) = (Arc::clone(&registry.shared), reference.canonical());
-        let session = PullSession::new(shared, reference.clone(), vec![host], credential, Patience::FULL);
+        let session = PullSession::new(shared, reference.clone(), vec![host], credentials, Patience::FULL);
         let (resolved, took) = match self.timed(session.clone().resolve(&reference, platform)).await {
             Ok(found) => found,
             Err((_, took, error)) if error.fault().class == ErrorClass::PlatformMissing => {

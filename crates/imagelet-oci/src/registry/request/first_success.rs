@@ -123,7 +123,7 @@ impl PullSession {
         let head_max = self.shared.config.header_timeout;
         let (mut runs, mut retrying) = (Vec::new(), None);
         loop {
-            let next = self.next_beside(attempts, &runs);
+            let next = self.next_attempt(attempts, &runs);
             let is_pending = runs.iter().any(|run: &Run<'a, T>| run.turn != Turn::Over);
             let event = match next {
                 Some(next) if next.wait.is_zero() => {
@@ -168,7 +168,7 @@ impl PullSession {
     }
 
     /// The next attempt, where no other one is in its own turn. Beside a late one, no host is asked again.
-    fn next_beside<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
+    fn next_attempt<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
         if runs.iter().any(|run| run.turn == Turn::Own) {
             return None;
         }

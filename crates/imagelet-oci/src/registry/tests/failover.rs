@@ -322,7 +322,7 @@ async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keep
     ] {
         let shared = Registry::new(RegistryConfig::default()).unwrap().shared;
         let hosts = vec![Host::own("127.0.0.1:1").unwrap()];
-        let session = PullSession::new(shared, reference.clone(), hosts, None, patience);
+        let session = PullSession::new(shared, reference.clone(), hosts, &[], patience);
         let attempt = |_| {
             async move {
                 sleep(takes).await;

@@ -59,3 +59,27 @@ async fn the_default_folder_leads_to_a_shared_cache_that_gets_the_registrys_name
     assert!(seen.len() > 1 && shown(&seen).iter().all(Option::is_none), "{seen:?}");
     assert!(seen.iter().all(|seen| seen.query == "ns=registry.example"), "{seen:?}");
 }
+
+#[tokio::test]
+async fn the_credential_of_a_prefix_stays_from_its_location() {
+    for (location, insecure) in [("team", ""), ("copies/team", "insecure = true\n")] {
+        let fake = FakeRegistry::start().await;
+        fake.guard(Guard::Basic("user", "hunter2pass"));
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("registries.conf");
+        let place = format!("{}/{location}", fake.address);
+        let text = format!("[[registry]]\nprefix = \"prefix.example/team\"\nlocation = \"{place}\"\n{insecure}");
+        std::fs::write(&file, text).unwrap();
+        let config = RegistryConfig { hosts_dirs: vec![file], ..RegistryConfig::default() };
+        let registry = Registry::new(config).unwrap();
+        let reference = "prefix.example/team/app:v1".parse().unwrap();
+        let named = Credential { server_address: "prefix.example".to_owned(), ..credential("hunter2pass") };
+        for credential in [credential("hunter2pass"), named] {
+            let error = registry.resolve(&reference, Some(&credential), &platform()).await.unwrap_err();
+            assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
+            assert!(error.hint().is_some_and(|hint| hint.contains(&fake.address.to_string())), "{error:?}");
+            let seen = fake.seen();
+            assert!(!seen.is_empty() && shown(&seen).iter().all(Option::is_none), "{seen:?}");
+        }
+    }
+}

@@ -168,3 +168,62 @@ async fn a_login_is_accepted_by_the_registry_or_its_token_service_and_asks_for_n
         assert!(!error.chain().contains("wrong-word") && !error.chain().contains("`login`"), "{}", error.chain());
     }
 }
+
+#[tokio::test]
+async fn a_credential_that_was_not_asked_for_is_shown_before_a_refusal_is_believed() {
+    for (status, headers) in [(403, &[][..]), (404, &[]), (401, &[]), (403, &[("www-authenticate", "Negotiate")])] {
+        for guard in [Guard::Basic("user", "hunter2pass"), bearer()] {
+            let fake = FakeRegistry::start().await;
+            fake.put_image("v1", &[b"layer"]);
+            fake.guard(guard.clone());
+            fake.trick("/v1", 1, answer(status, headers, ""));
+            let resolved = pull(&fake, Some(&credential("hunter2pass"))).await;
+            let resolved = resolved.unwrap_or_else(|error| panic!("{status} {guard:?}: {}", error.chain()));
+            let paths: Vec<String> = fake.seen().into_iter().map(|seen| seen.path).collect();
+            assert_eq!(paths[..2], ["/v2/team/app/manifests/v1", "/v2/"], "{status} {guard:?}");
+            read(&resolved, &resolved.manifest.layers[0]).await.unwrap();
+            // Shown once, and refused: nothing is left to show.
+            fake.seen();
+            fake.trick("/v1", 9, answer(status, headers, ""));
+            let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
+            assert!(error.chain().contains("does not accept") || status == 404, "{}", error.chain());
+            assert!(fake.seen().iter().filter(|seen| seen.path == "/v2/").count() == 1, "{status} {guard:?}");
+        }
+    }
+    // Without a credential there is nothing to show.
+    let fake = FakeRegistry::start().await;
+    fake.trick("/v1", 9, answer(403, &[], ""));
+    pull(&fake, None).await.unwrap_err();
+    assert_eq!(fake.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn no_message_calls_a_credential_rejected_that_was_not_sent() {
+    let identity =
+        Credential { kind: CredentialKind::IdentityToken(Secret::new("refresh/me")), server_address: String::new() };
+    for (status, challenge) in [(403, None), (401, None), (401, Some(r#"Digest realm="x""#)), (401, Some("Basic"))] {
+        let fake = FakeRegistry::start().await;
+        let headers: Vec<_> = challenge.into_iter().map(|text| ("www-authenticate", text)).collect();
+        fake.trick("/v1", 9, answer(status, &headers, ""));
+        let credential = if challenge == Some("Basic") { identity.clone() } else { credential("hunter2pass") };
+        let error = pull(&fake, Some(&credential)).await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{status} {challenge:?}");
+        assert!(!error.chain().contains("does not accept"), "{status} {challenge:?}: {}", error.chain());
+        assert!(error.chain().contains("not sent"), "{status} {challenge:?}: {}", error.chain());
+        assert!(shown(&fake.seen()).iter().all(Option::is_none), "{status} {challenge:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_ends_with_a_line_break_is_hinted_at_where_it_is_rejected() {
+    for (password, is_hinted) in [("hunter2pass\n", true), ("hunter2pass\r\n", true), ("hunter3pass", false)] {
+        for guard in [Guard::Basic("user", "hunter2pass"), bearer()] {
+            let fake = FakeRegistry::start().await;
+            fake.guard(guard);
+            let error = pull(&fake, Some(&credential(password))).await.unwrap_err();
+            let hint = error.hint().expect("a hint");
+            assert_eq!(hint.contains("line break"), is_hinted, "{password:?}: {hint}");
+            assert!(!hint.contains("hunter"), "{hint}");
+        }
+    }
+}

@@ -4,6 +4,8 @@ use std::{
     fs::File,
     io::{Read as _, Seek as _, Write as _},
     path::Path,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
@@ -14,13 +16,21 @@ use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock},
     io::Errno,
 };
+use tokio::time::Instant;
 
 use super::root::Place;
 use crate::store::could_not;
 
-/// An advisory lock on the whole store; the kernel releases it when the process ends.
+/// How often the progress of an owner is recorded at most.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+/// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is that of the
+/// owner's last progress.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "it is held until it is dropped")] File);
+pub(crate) struct Lock {
+    file: File,
+    recorded: Mutex<Option<Instant>>,
+}
 
 impl Lock {
     pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
@@ -34,7 +44,73 @@ impl Lock {
         }
         // Only for the error message of other processes: a failure does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
-        Ok(Self(file))
+        Ok(Self { file, recorded: Mutex::default() })
+    }
+
+    /// Records that a pull received bytes: processes that wait for the store wait on.
+    pub(crate) fn record_progress(&self) {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorded.is_none_or(|at| at.elapsed() >= PROGRESS_PERIOD) {
+            *recorded = Some(Instant::now());
+            // Without it the others give up earlier.
+            let _ = self.file.set_modified(SystemTime::now());
+        }
+    }
+}
+
+/// The last progress of a store's owner that ends with its command; `None` for a daemon, which does not release the store.
+pub(crate) fn progress_of_owner(root: &Path) -> Option<SystemTime> {
+    let mut file = open_to_read(root)?;
+    let modified = file.metadata().and_then(|about| about.modified()).ok()?;
+    (!is_daemon(&holder(&mut file))).then_some(modified)
+}
+
+/// The command of another process that changes the store in this folder at present, with its pid; `None` for a daemon.
+pub fn command_of_owner(root: &Path) -> Option<String> {
+    let holder = holder(&mut open_to_read(root)?);
+    let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
+    let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
+    // The file keeps the last owner's.
+    Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
+}
+
+fn open_to_read(root: &Path) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(root.join("lock"), flags, Mode::empty()).ok().map(File::from)
+}
+
+fn process(holder: &str) -> String {
+    match holder.split_once(' ') {
+        Some((pid, command)) => format!("`{command}` (pid {pid})"),
+        None => "another process".to_owned(),
+    }
+}
+
+fn is_daemon(holder: &str) -> bool {
+    holder.ends_with(" serve")
+}
+
+/// The wait for a store that another process owns: it ends after `wait_max` without a progress of that process.
+#[derive(Debug)]
+pub(crate) struct LockWait {
+    wait_max: Duration,
+    begun: Instant,
+    progress: Option<SystemTime>,
+}
+
+impl LockWait {
+    pub(crate) fn new(wait_max: Duration, now: Instant) -> Self {
+        Self { wait_max, begun: now, progress: None }
+    }
+
+    /// What is left of the wait, by the owner's last progress; zero at its end.
+    pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
+        if let Some(progress) = progress
+            && self.progress.replace(progress).is_some_and(|before| before != progress)
+        {
+            self.begun = now;
+        }
+        self.wait_max.saturating_sub(now.saturating_duration_since(self.begun))
     }
 }
 
@@ -47,17 +123,19 @@ fn holder(file: &mut File) -> String {
 }
 
 fn held_by_another(root: &Path, holder: &str) -> RuntimeError {
-    let process = match holder.split_once(' ') {
-        Some((pid, command)) => format!("`{command}` (pid {pid})"),
-        None => "another process".to_owned(),
+    let process = process(holder);
+    let hint = if is_daemon(holder) {
+        "talk to that process with --endpoint unix://SOCKET, or name another place with --store DIR"
+    } else {
+        "wait for it to end, for longer with --lock-timeout, or name another place with --store DIR"
     };
     RuntimeError::new(RuntimeErrorKind::InUse, format!("the store `{}` is in use by {process}", root.display()))
-        .with_hint("talk to that process with --endpoint unix://SOCKET, wait for longer with --lock-timeout, or name another place with --store DIR")
+        .with_hint(hint)
 }
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 17] = [
     "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount",
-    "verify",
+    "export", "import", "verify",
 ];
 
 /// Program and command word only: arguments may contain secrets.
@@ -99,5 +177,67 @@ mod tests {
         assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         Lock::take(&place).unwrap();
+    }
+
+    #[test]
+    fn the_hint_names_what_the_owner_of_a_store_can_do() {
+        for (holder, expected) in [
+            ("7 imagelet serve", "talk to that process with --endpoint"),
+            ("7 imagelet pull", "wait for it to end"),
+            ("7 imagelet import", "wait for it to end"),
+            ("", "wait for it to end"),
+        ] {
+            let error = held_by_another(Path::new("/s"), holder);
+            assert!(error.hint().unwrap().starts_with(expected), "{holder}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_wait_for_the_store_goes_on_while_the_pull_of_its_owner_does() {
+        let (start, second) = (Instant::now(), Duration::from_secs);
+        let mark = |at: u64| Some(SystemTime::UNIX_EPOCH + second(at));
+        // When the wait looks, the progress it finds, and the seconds that are left.
+        let cases: [(&str, &[(u64, Option<SystemTime>, u64)]); 5] = [
+            ("no progress", &[(0, mark(9), 10), (6, mark(9), 4), (10, mark(9), 0)]),
+            (
+                "bytes each 6 s",
+                &[(0, mark(1), 10), (6, mark(2), 10), (12, mark(3), 10), (18, mark(4), 10), (28, mark(4), 0)],
+            ),
+            ("a clock set back", &[(0, mark(9), 10), (9, mark(2), 10), (12, mark(2), 7)]),
+            ("a daemon", &[(0, None, 10), (9, None, 1), (10, None, 0)]),
+            ("a daemon after a pull", &[(0, mark(1), 10), (5, mark(2), 10), (8, None, 7), (15, None, 0)]),
+        ];
+        for (case, looks) in cases {
+            let mut wait = LockWait::new(second(10), start);
+            for (at, progress, left) in looks {
+                assert_eq!(wait.left(*progress, start + second(*at)), second(*left), "{case} after {at} s");
+            }
+        }
+        assert_eq!(LockWait::new(Duration::ZERO, start).left(mark(1), start), Duration::ZERO, "no wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_progress_of_an_owner_is_seen_by_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::find(&folder.path().join("store"), true).unwrap().unwrap();
+        let lock = Lock::take(&place).unwrap();
+        let is_recorded = || {
+            lock.file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            lock.record_progress();
+            progress_of_owner(&place.path).unwrap() > SystemTime::UNIX_EPOCH
+        };
+        assert!(is_recorded());
+        assert!(!is_recorded(), "not for each byte");
+        tokio::time::advance(PROGRESS_PERIOD).await;
+        assert!(is_recorded());
+        let holder = |text: String| {
+            std::fs::write(place.path.join("lock"), text).unwrap();
+            command_of_owner(&place.path)
+        };
+        assert_eq!(holder("1 imagelet pull".to_owned()).as_deref(), Some("`imagelet pull` (pid 1)"));
+        assert_eq!(holder(format!("{} imagelet pull", std::process::id())), None, "this process");
+        assert_eq!(holder(format!("{} imagelet pull", u32::MAX)), None, "the last owner has ended");
+        assert_eq!(holder("1 imagelet serve".to_owned()), None, "a daemon answers itself");
+        assert_eq!(progress_of_owner(&place.path), None);
     }
 }

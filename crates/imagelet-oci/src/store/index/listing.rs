@@ -82,6 +82,7 @@ impl Store {
                         bytes: ByteSize(usage.bytes),
                         inodes: Some(usage.inodes),
                         held: is_leased,
+                        folder: None,
                     });
                     graph.layers.len() - 1
                 });

@@ -8,6 +8,7 @@ pub(super) mod header;
 pub(super) mod pax;
 pub(super) mod sparse;
 
+use imagelet_core::image::ByteSize;
 use std::io::{self, BufRead, ErrorKind, Read as _};
 
 use self::{
@@ -287,7 +288,8 @@ impl<'a> Reader<'a> {
         header.short_name().clone_into(&mut self.place);
         self.begin(header.size()?)?;
         if self.remaining > self.limits.header_max as u64 {
-            return Err(Fault::limit(format!("a {what} is longer than {} bytes", self.limits.header_max)));
+            let limit = ByteSize(self.limits.header_max as u64);
+            return Err(Fault::limit(format!("a {what} is longer than {limit}")));
         }
         let length = usize::try_from(self.remaining).expect("it is within a limit");
         self.claim.grow(HEADER_COST * length)?;

@@ -1,5 +1,6 @@
 //! PAX extension records: overrides for the next entry, or for all that follow.
 
+use imagelet_core::image::ByteSize;
 use std::collections::BTreeMap;
 
 use base64::{
@@ -130,8 +131,8 @@ impl Extended {
         }
         self.names += name.len() + 1;
         if self.names > xattr::NAMES_MAX {
-            let limit = xattr::NAMES_MAX;
-            return Err(Fault::limit(format!("the names of its extended attributes have more than {limit} bytes")));
+            let limit = ByteSize(xattr::NAMES_MAX as u64);
+            return Err(Fault::limit(format!("the names of its extended attributes have more than {limit}")));
         }
         Ok(true)
     }

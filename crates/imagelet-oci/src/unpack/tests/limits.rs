@@ -55,12 +55,12 @@ fn extension_headers_end_at_their_limit() {
     for flag in *b"xgLK" {
         let header = Header::new(flag, "big", 48 << 20);
         // The reader does not look for the data.
-        limited(&Site::new(), &Archive::new().header(&header).end(), "1048576");
+        limited(&Site::new(), &Archive::new().header(&header).end(), "1.05MB");
     }
     let mut site = Site::new();
     site.options.limits.header_max = 20;
     site.unpack(&Archive::new().pax_raw(b'x', b"20 comment=12345678\n").file("f", "").end()).unwrap();
-    limited(&site, &Archive::new().pax_raw(b'x', b"21 comment=123456789\n").file("f", "").end(), "than 20 bytes");
+    limited(&site, &Archive::new().pax_raw(b'x', b"21 comment=123456789\n").file("f", "").end(), "than 20B");
 }
 
 #[test]
@@ -78,15 +78,15 @@ fn entries_and_extension_headers_are_counted() {
 fn bytes_are_counted_holes_included() {
     let mut site = Site::new();
     site.options.limits.bytes_max = 1000;
-    limited(&site, &Archive::new().file("a", &"x".repeat(600)).file("b", &"x".repeat(600)).end(), "1000 bytes");
+    limited(&site, &Archive::new().file("a", &"x".repeat(600)).file("b", &"x".repeat(600)).end(), "1kB");
     let hole: [(&str, &[u8]); 3] =
         [("GNU.sparse.size", b"2147483648"), ("GNU.sparse.numblocks", b"1"), ("GNU.sparse.map", b"0,1")];
-    limited(&site, &Archive::new().pax(&hole).file("f", "x").end(), "1000 bytes");
-    limited(&site, &Archive::new().header(&Header::new(b'Z', "odd", 4096)).end(), "1000 bytes");
-    limited(&site, &Archive::new().header(&Header::new(b'0', ".wh.odd", 4096)).end(), "1000 bytes");
+    limited(&site, &Archive::new().pax(&hole).file("f", "x").end(), "1kB");
+    limited(&site, &Archive::new().header(&Header::new(b'Z', "odd", 4096)).end(), "1kB");
+    limited(&site, &Archive::new().header(&Header::new(b'0', ".wh.odd", 4096)).end(), "1kB");
     // Attributes of folders wait on the disk.
     let note = [("SCHILY.xattr.user.note", &[b'x'; 2000][..])];
-    limited(&site, &Archive::new().pax(&note).dir("d").end(), "1000 bytes");
+    limited(&site, &Archive::new().pax(&note).dir("d").end(), "1kB");
 }
 
 /// A layer without end, cancelled after its first MiB.
@@ -149,7 +149,7 @@ fn what_must_be_remembered_is_bounded() {
     let mut site = Site::new();
     site.options.memory = super::super::LayerMemory::of_its_own(64 << 10);
     let archive = (0..1000).fold(Archive::new(), |archive, number| archive.dir(&format!("d{number}")));
-    limited(&site, &archive.end(), "81920 bytes");
+    limited(&site, &archive.end(), "81.9kB");
 }
 
 #[test]
@@ -160,14 +160,14 @@ fn headers_attributes_and_maps_take_memory_before_they_are_read() {
     let odd = |archive: Archive| archive.header(&Header::new(b'Z', "odd", 0)).end();
     let comment = |length: usize| odd(Archive::new().pax(&[("comment", &vec![b'x'; length])]));
     site.unpack(&comment(10_000)).unwrap();
-    limited(&site, &comment(30_000), "81920 bytes");
+    limited(&site, &comment(30_000), "81.9kB");
     let attributes = |count: usize| {
         let names: Vec<String> = (0..count).map(|number| format!("SCHILY.xattr.user.{number}")).collect();
         let records: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
         odd(Archive::new().pax(&records))
     };
     site.unpack(&attributes(50)).unwrap();
-    limited(&site, &attributes(500), "81920 bytes");
+    limited(&site, &attributes(500), "81.9kB");
     let sparse = |ranges: usize| {
         let version: [(&str, &[u8]); 2] = [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0")];
         let map = format!("{ranges}\n{}", "0\n0\n".repeat(ranges)).into_bytes();
@@ -175,7 +175,7 @@ fn headers_attributes_and_maps_take_memory_before_they_are_read() {
         Archive::new().pax(&version).header(&Header::new(b'0', "f", size)).data(&map).end()
     };
     site.unpack(&sparse(100)).unwrap();
-    limited(&site, &sparse(3_000), "81920 bytes");
+    limited(&site, &sparse(3_000), "81.9kB");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn removing_a_folder_takes_memory_for_what_lies_below() {
     };
     let archive = (0..290).fold(Archive::new(), |archive, number| archive.dir(&format!("d/{number}")));
     site().unpack(&archive.clone().end()).unwrap();
-    limited(&site(), &archive.file("d", "flat").end(), "81920 bytes");
+    limited(&site(), &archive.file("d", "flat").end(), "81.9kB");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn names_of_attributes_fill_an_inode_to_the_byte() {
         Archive::new().pax(&records).header(&Header::new(b'Z', "odd", 0)).end()
     };
     Site::new().unpack(&archive(1_024)).unwrap();
-    limited(&Site::new(), &archive(1_025), "more than 65536 bytes");
+    limited(&Site::new(), &archive(1_025), "more than 65.5kB");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn an_attribute_that_no_file_can_have_is_refused_at_the_header_with_name_and_lim
     Site::new().unpack(&Archive::new().pax(&[("SCHILY.xattr.other.large", &large[1..])]).dir("d").end()).unwrap();
     let names: Vec<String> = (0..1000).map(|number| format!("SCHILY.xattr.user.{number:070}")).collect();
     let many: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"1"[..])).collect();
-    limited(&site, &Archive::new().pax(&many).dir("d").end(), "more than 65536 bytes");
+    limited(&site, &Archive::new().pax(&many).dir("d").end(), "more than 65.5kB");
     site.assert_listing([]);
 }
 

@@ -87,7 +87,7 @@ fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
     let set = |(at, document)| {
         SetDocument::read(document, namespace).map_err(|error| {
             let message = format!("`{shown}`, document {}: {error}", at + 1);
-            Failure::new("InvalidArgument", message).or_hint("docs/prefetch.md describes the fields")
+            Failure::new("InvalidArgument", message).or_hint("`imagelet help prefetch` describes the fields")
         })
     };
     documents.into_iter().enumerate().map(set).collect()
@@ -122,7 +122,7 @@ fn failed(error: &ApiError) -> Failure {
     let failure = Failure::new(reason, error.chain());
     match reason {
         "NotFound" => failure.or_hint("install the kinds: `imagelet prefetch crds | kubectl apply -f -`"),
-        "Forbidden" => failure.or_hint("docs/prefetch.md lists the rights"),
+        "Forbidden" => failure.or_hint("`imagelet help prefetch` lists the rights"),
         _ => failure,
     }
 }

@@ -9,9 +9,9 @@ use imagelet_core::{
     credentials::{Credential, Secret},
     disks::{DiskProbe as _, StatVfs},
     image::{ByteSize, Platform, Reference},
-    runtime::{ErrorClass, RuntimeError, Stage},
+    runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
 };
-use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy};
+use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy, registry_hosts};
 use serde::Serialize;
 
 use super::login;
@@ -93,24 +93,25 @@ async fn walk(
     let settings = settings.map_err(|failure| ("configuration", failure))?;
     let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
-    let (credential, found) = match credential(arguments, environment, &settings, &reference).await {
-        Ok(found) => found,
-        Err(failure) => (None, Err(failure)),
+    let (mut credentials, found) = match credential(arguments, environment, &settings, &reference).await {
+        Ok((credential, found)) => (Vec::from_iter(credential), found),
+        Err(failure) => (Vec::new(), Err(failure)),
     };
+    credentials.extend(host_credentials(&settings, &reference).await);
     steps.push(DiagnosisStep::of_node("credentials", found));
     if let Some(policy) = settings.registry.signature_policy.clone() {
         let reference = reference.clone();
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
         let checked = checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let refused = |error: RuntimeError| {
-            let hint = "sign the image, or correct the policy: docs/trust.md";
+            let hint = "sign the image, or correct the policy: `imagelet help trust`";
             Failure::of(&error).at(ErrorClass::SignatureRejected, Stage::Policy).or_hint(hint)
         };
         steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
     }
     let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
-    let found = check_path(settings.registry.clone(), &reference, credential.as_ref(), &platform, &mut report).await;
+    let found = check_path(settings.registry.clone(), &reference, &credentials, &platform, &mut report).await;
     let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
     let place = image_disk(global, environment, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
@@ -140,6 +141,19 @@ async fn credential(
         (None, count) => Ok(format!("the first of {count} of the node")),
     };
     Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
+}
+
+/// The first credential of the node for each host beside the registry; the pull itself names a source that fails.
+async fn host_credentials(settings: &Settings, reference: &Reference) -> Vec<Credential> {
+    let mut found = Vec::new();
+    for RegistryHost { host, repositories } in registry_hosts(&settings.registry, reference).await {
+        for repository in repositories {
+            let provided = node_credentials(settings, &repository).await.unwrap_or_default();
+            let own = provided.credentials.into_iter().next();
+            found.extend(own.map(|own| Credential { server_address: host.clone(), ..own.credential }));
+        }
+    }
+    found
 }
 
 /// The directory that a pull fills, and the free space of its disk; `None`: the disk is not visible.
@@ -213,7 +227,7 @@ impl DiagnosisStep {
             let fault = error.fault();
             Failure::of(&error)
                 .at(fault.class, fault.hop)
-                .or_hint(advice(fault.class).unwrap_or("see docs/errors.md for the class of the failure"))
+                .or_hint(advice(fault.class).unwrap_or("`imagelet help errors` describes the class of the failure"))
         });
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step: name, host, ok: failure.is_none(), took_ms, detail, failure }

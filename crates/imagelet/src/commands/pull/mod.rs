@@ -64,7 +64,8 @@ pub(super) fn read_file(path: &Path, length_max: usize) -> Result<String, Failur
     }
     .map_err(|error| unread(path, &error))?;
     if text.len() > length_max {
-        return Err(Failure::new("Failed", format!("`{}` is longer than {length_max} bytes", path.display())));
+        let limit = ByteSize(length_max as u64);
+        return Err(Failure::new("Failed", format!("`{}` is longer than {limit}", path.display())));
     }
     Ok(text)
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use imagelet_core::{
-    image::{ByteSize, ImageId, shown_name},
+    image::{ByteSize, ImageId, counted, shown_name},
     printable::printable,
 };
 use jiff::Timestamp;
@@ -241,7 +241,7 @@ fn pulls(pulls: &[PullProgress], columns: usize) -> Section {
         let hidden = fetching.len().saturating_sub(LAYERS_MAX);
         if done + hidden > 0 {
             let more = if hidden > 0 { format!(", {hidden} more under way") } else { String::new() };
-            rows.push(vec![(Style::Dim, format!("    {done} of {} layers done{more}", pull.layers.len()))]);
+            rows.push(vec![(Style::Dim, format!("    {done} of {} done{more}", counted(pull.layers.len(), "layer")))]);
         }
     }
     let what = if running.is_empty() { "none is running".to_owned() } else { format!("{} running", running.len()) };
@@ -263,7 +263,7 @@ fn queue(queue: &Queue, columns: usize) -> Section {
         ));
     }
     for held in &queue.held_back {
-        let pods = if held.pods > 1 { format!(" of {} pods", held.pods) } else { String::new() };
+        let pods = if held.pods > 1 { format!(" of {}", counted(held.pods, "pod")) } else { String::new() };
         let next = milliseconds(held.remaining_ms);
         let text = format!("back-off{pods}, again in {next}: {}", printable(&held.failure));
         rows.push(row(&held.image, text));
@@ -282,8 +282,8 @@ fn registries(queue: &Queue) -> Section {
         } else {
             format!("in {}", milliseconds(open.remaining_seconds * 1000))
         };
-        let text =
-            format!("not asked for {}, next attempt {next}: {} failures ({})", open.pulls, open.failures, open.class);
+        let failures = counted(open.failures, "failure");
+        let text = format!("not asked for {}, next attempt {next}: {failures} ({})", open.pulls, open.class);
         vec![(Style::Plain, format!("  {}  ", printable(&open.registry))), (Style::Bad, printable(&text))]
     });
     let rows: Vec<Line> = rows.collect();

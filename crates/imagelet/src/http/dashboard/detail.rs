@@ -1,6 +1,6 @@
 //! The pages of one image and of a collection's plan.
 
-use imagelet_core::image::{ByteSize, ImageId};
+use imagelet_core::image::{ByteSize, ImageId, counted};
 use jiff::Timestamp;
 use maud::{Markup, html};
 
@@ -66,7 +66,7 @@ fn planned_rows(plan: &Collected) -> Markup {
         plan.wanted.map_or_else(|| "no space is needed".to_owned(), |wanted| format!("{} wanted", ByteSize(wanted)));
     html! {
         p {
-            strong { (removed) " of " (plan.images.len()) " images would be removed" }
+            strong { (removed) " of " (counted(plan.images.len(), "image")) " would be removed" }
             ", which frees " (ByteSize(plan.frees)) " (" (plan.certainty) "); "
             "the disk is " (plan.used_percent_before) "% full, " (wanted) "."
         }

@@ -1,6 +1,6 @@
 //! The frame of every page, and the overview with its sections.
 
-use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use imagelet_core::image::{ByteSize, ImageId, counted, shown_name};
 use jiff::Timestamp;
 use maud::{DOCTYPE, Markup, html};
 
@@ -224,7 +224,7 @@ fn images(images: &[ImageRow], now: Timestamp) -> Markup {
     rows.sort_by_key(|row| std::cmp::Reverse(row.unique.unwrap_or(row.size)));
     html! {
         p .note {
-            (images.len()) " images by the bytes that only they hold: "
+            (counted(images.len(), "image")) " by the bytes that only they hold: "
             span .key.in-use {} "in use " span .key.pinned {} "pinned " span .key.unused {} "unused"
         }
         (image_map(images, 960.0, 320.0, "wide"))
@@ -333,7 +333,7 @@ fn registries(queue: &Queue) -> Markup {
             html! { (open.registry) },
             html! { (open.pulls) },
             html! { (next) },
-            html! { (open.failures) " failures (" (open.class) ")" },
+            html! { (counted(open.failures, "failure")) " (" (open.class) ")" },
         ]
     };
     let columns = [Text("Not asked"), Text("For"), Number("Next attempt in"), Text("Because")];

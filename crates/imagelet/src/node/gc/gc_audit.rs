@@ -10,7 +10,7 @@ use imagelet_core::{
     audit_log::{Act, ActCode},
     events::EventKind,
     gc::{GcError, GcOutcome, GcReport, RunTrigger},
-    image::{ByteSize, Image, ImageKey},
+    image::{ByteSize, Image, ImageKey, counted},
 };
 
 use super::collection_stats::{
@@ -121,7 +121,8 @@ impl LocalNode {
         }
         let chosen = report.chosen().count();
         if chosen > 0 {
-            let message = format!("in shadow mode: would remove {chosen} images ({})", report.claimed);
+            let images = counted(chosen, "image");
+            let message = format!("in shadow mode: would remove {images} ({})", report.claimed);
             self.record_event(EventKind::Normal, "ImagesChosen", message);
         }
     }

@@ -30,8 +30,8 @@ impl Command for ExportRequest {
         let path = self.place.path.clone();
         let request = runtime::ExportRequest { image: stored_name(&self.image, &image), place: self.place };
         let keyring = node.parts.manager.node_keyring().await;
-        let credentials = |reference: &Reference| {
-            let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
+        let credentials = |repository: &str| {
+            let found = keyring.lookup_at(repository).into_iter().filter(TrackedCredential::is_usable);
             found.map(|tracked| tracked.credential).collect()
         };
         let exported = store.export(&request, &credentials, &progress(steps)).await?;

@@ -6,7 +6,7 @@ use imagelet_core::{
     audit_log::ActCode,
     gc::{OrderError, UsedImages},
     image::{ByteSize, ImageKey, ImageSpec, Reference},
-    runtime::{MountOptions, MountedImage},
+    runtime::{MountOptions, MountedImage, RuntimeErrorKind},
 };
 
 use super::image_row::{KnownSizes, details_of};
@@ -35,6 +35,9 @@ impl Command for InspectRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Inspected, Failure> {
         let Some(image) = node.look(&self.image).await? else { return Ok(Inspected::default()) };
+        if !node.parts.runtime.is_usable(&image.id).await {
+            return Ok(Inspected::default());
+        }
         let rows = node.rows().await?;
         let found = rows
             .into_iter()
@@ -75,6 +78,9 @@ impl Command for RemoveRequest {
             OrderError::InUse { by, .. } => {
                 let user = by.first().map_or("a container", String::as_str);
                 Failure::new("InUse", format!("image `{}` is in use by {user}", self.image))
+            }
+            OrderError::Runtime(error) if error.kind() == RuntimeErrorKind::Remains => {
+                Failure::because(format!("image `{}` cannot be removed", self.image), &error)
             }
             OrderError::Runtime(error) => error.into(),
             other => Failure::of(&other),

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{events::EventKind, runtime::ArchivePlace, text::duration_text, trusted_files};
+use imagelet_core::{events::EventKind, image::counted, runtime::ArchivePlace, text::duration_text, trusted_files};
 use tokio::time::Instant;
 
 use super::archives;
@@ -198,8 +198,7 @@ async fn import_one(
     };
     let images = imported.iter().flat_map(|imported| &imported.images).filter(|row| row.failure.is_none()).count();
     if place == DONE {
-        let plural = if images == 1 { "" } else { "s" };
-        let message = format!("Imported {images} image{plural} from `{}`", path.display());
+        let message = format!("Imported {} from `{}`", counted(images, "image"), path.display());
         tracing::info!("{message}");
         node.record_event(EventKind::Normal, "Imported", message);
         for failure in imported.iter().flat_map(|imported| &imported.images).flat_map(|row| &row.pin_failures) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     credentials::TrackedCredential,
-    image::{Digest, ImageId, Reference},
+    image::{Digest, ImageId},
     runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore, VerifyReport},
 };
 
@@ -70,8 +70,8 @@ impl Verified {
 
 async fn repair(node: &LocalNode, engine: &dyn LocalStore, image: &mut VerifiedImage, steps: &Steps) {
     let keyring = node.parts.manager.node_keyring().await;
-    let credentials = |reference: &Reference| {
-        let found = keyring.lookup(reference.repository()).into_iter().filter(TrackedCredential::is_usable);
+    let credentials = |repository: &str| {
+        let found = keyring.lookup_at(repository).into_iter().filter(TrackedCredential::is_usable);
         found.map(|tracked| tracked.credential).collect()
     };
     match engine.repair(&ImageId::new(&image.id), &credentials, &progress(Arc::clone(steps))).await {

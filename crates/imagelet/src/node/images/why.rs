@@ -9,16 +9,21 @@ use std::{
 use imagelet_core::{
     audit_log::{ActCode, Happening, HappeningKind, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
-    image::{ByteSize, ImageId, ImageKey, shown_name},
+    image::{ByteSize, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
 };
+use imagelet_oci::command_of_owner;
 use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use crate::{
-    api::{HeldBackRow, ImageRow, PodStartRow, Steps, milliseconds_of, moment},
+    api::{HeldBackRow, ImageRow, PodStartRow, PullRow, Queue, Steps, milliseconds_of, moment},
+    config::{Backend, Settings},
     failure::Failure,
-    node::{Command, LocalNode, pulls::held_back},
+    node::{
+        Command, LocalNode,
+        pulls::{held_back, pulls_of, queue},
+    },
     output::took,
 };
 
@@ -58,6 +63,9 @@ api_documents! {
         pulled_bytes: Option<u64>,
         pulled_in_ms: Option<u64>,
         next: Option<WhyNext>,
+        /// Running and waiting pulls of it.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pulls: Vec<PullRow>,
         /// Pods whose next pull of it is in back-off.
         held_back: Vec<HeldBackRow>,
         /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
@@ -179,6 +187,14 @@ impl Command for WhyRequest {
                 None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
             }
         }
+        let Queue { pulls, .. } = queue(node.parts.manager.status(), &node.parts.pulls);
+        if history.images.is_empty()
+            && let Ok(name) = self.image.trim().parse::<Reference>()
+        {
+            let names = vec![name.canonical().to_string()];
+            let is_pulled = !pulls_of(&pulls, &names).is_empty();
+            history.images.extend(is_pulled.then(|| ImageHistory { names, ..ImageHistory::default() }));
+        }
         if history.images.is_empty() {
             let image = shown_name(&self.image);
             if let Some(problem) = problems.first() {
@@ -187,13 +203,16 @@ impl Command for WhyRequest {
             }
             let message = format!("no record of `{image}`, and it is not present");
             let since = history.since.and_then(moment).map_or_else(
-                || "there are no records at all; see docs/why.md".to_owned(),
+                || "there are no records at all; `imagelet help why` says what is recorded".to_owned(),
                 |since| format!("the records begin at {since}; `imagelet ls` lists what is present"),
             );
-            return Err(Failure::new("NotFound", message).or_hint(&since));
+            let pulls = changing(&node.settings())
+                .map(|by| format!("{by} changes the store; its pulls are recorded when they end"));
+            return Err(Failure::new("NotFound", message).or_hint(&pulls.unwrap_or(since)));
         }
         if history.images.len() > IMAGES_MAX {
-            let message = format!("`{}` means {} images", shown_name(&self.image), history.images.len());
+            let images = counted(history.images.len(), "image");
+            let message = format!("`{}` means {images}", shown_name(&self.image));
             return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
         }
         let (rows, presence_unknown) = match node.rows().await {
@@ -214,6 +233,7 @@ impl Command for WhyRequest {
         images.sort_by_key(|image| image.now.is_none());
         let status = node.parts.manager.status();
         for image in &mut images {
+            image.pulls = pulls_of(&pulls, &image.names);
             image.held_back = held_back(&status, &image.names);
             image.pod_starts = PodStartRow::pulling(&node.parts.pod_starts, &image.names);
         }
@@ -226,6 +246,14 @@ impl Command for WhyRequest {
             problems,
             presence_unknown,
         })
+    }
+}
+
+/// The command in another process that changes the store of this one: it may pull what is asked for.
+fn changing(settings: &Settings) -> Option<String> {
+    match &settings.backend {
+        Backend::Embedded(store) => command_of_owner(&store.engine.root),
+        Backend::Cri(_) => None,
     }
 }
 

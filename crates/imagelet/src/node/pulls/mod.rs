@@ -7,4 +7,4 @@ mod status_rows;
 
 pub(super) use pull_progress::ALL as FAMILIES;
 pub(crate) use pull_progress::PullTracker;
-pub(crate) use status_rows::{held_back, queue};
+pub(crate) use status_rows::{held_back, pulls_of, queue};

@@ -38,6 +38,11 @@ pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBac
     held_back_rows(status.held_back.iter().filter(|held| is_named(&held.image, names)))
 }
 
+/// The running and waiting pulls of an image with one of these names.
+pub(crate) fn pulls_of(pulls: &[PullRow], names: &[String]) -> Vec<PullRow> {
+    pulls.iter().filter(|pull| is_named(&pull.image, names)).cloned().collect()
+}
+
 fn is_named(image: &str, names: &[String]) -> bool {
     let name = image.parse::<Reference>().map(|name| name.canonical().to_string());
     names.iter().any(|known| known == image || name.as_ref().is_ok_and(|name| name == known))
@@ -152,7 +157,7 @@ impl PullWayRow {
             image: taken.image.clone(),
             way: taken.way.code().into(),
             code: taken.way.reason_code().map(str::to_owned),
-            reason: taken.way.to_string(),
+            reason: if taken.failure.is_some() { taken.way.of_failed() } else { taken.way.to_string() },
             took_ms: milliseconds_of(taken.took),
             failure: taken.failure.clone(),
         }

@@ -7,6 +7,7 @@ use std::{
 
 mod documents;
 mod files;
+mod messages;
 mod pages;
 mod surface;
 mod words;

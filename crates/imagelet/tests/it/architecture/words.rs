@@ -127,7 +127,7 @@ fn public_types_have_names_of_their_own() {
 }
 
 /// The sources of all crates; files of tests are left out.
-fn product_files() -> Vec<std::path::PathBuf> {
+pub(super) fn product_files() -> Vec<std::path::PathBuf> {
     let is_of_tests = |path: &std::path::Path| {
         let stem = path.file_stem().unwrap().to_str().unwrap();
         stem == "tests"

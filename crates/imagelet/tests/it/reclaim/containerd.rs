@@ -33,17 +33,17 @@ const IMAGES: usize = 14;
 const CALL_MAX: Duration = Duration::from_mins(1);
 
 /// A containerd on a disk of its own, with a daemon before it.
-struct Beside {
-    daemon: Daemon,
-    containerd: Containerd,
-    registry: FakeRegistry,
-    folder: tempfile::TempDir,
+pub(super) struct Beside {
+    pub(super) daemon: Daemon,
+    pub(super) containerd: Containerd,
+    pub(super) registry: FakeRegistry,
+    pub(super) folder: tempfile::TempDir,
     snapshotter: &'static str,
     _disk: Disk,
 }
 
 impl Beside {
-    fn start(release: &ContainerdRelease, snapshotter: &'static str) -> Self {
+    pub(super) fn start(release: &ContainerdRelease, snapshotter: &'static str) -> Self {
         let (disk, registry, folder) = (Disk::new(DISK_MEBIBYTES), FakeRegistry::start(), scratch());
         let pause = registry.put("pause:3.9", &Image::busybox("pause"));
         let table = "plugins.\"io.containerd.grpc.v1.cri\".containerd";
@@ -60,16 +60,16 @@ impl Beside {
         Self { daemon, containerd, registry, folder, snapshotter, _disk: disk }
     }
 
-    fn endpoint(&self) -> Endpoint {
+    pub(super) fn endpoint(&self) -> Endpoint {
         self.containerd.endpoint().parse().unwrap()
     }
 
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.endpoint().path().parent().map(Path::to_owned).unwrap().join("root")
     }
 
     /// What the disk has of blobs and snapshots, in whole blocks.
-    fn takes(&self) -> u64 {
+    pub(super) fn takes(&self) -> u64 {
         let root = self.root();
         let blobs = root.join("io.containerd.content.v1.content/blobs/sha256");
         let snapshots = root.join(format!("io.containerd.snapshotter.v1.{}/snapshots", self.snapshotter));

@@ -57,7 +57,13 @@ fn id(number: usize) -> ImageId {
 }
 
 fn facts(number: usize, bytes: u64, inodes: u64) -> LayerFacts {
-    LayerFacts { id: format!("layer-{number}").into(), bytes: ByteSize(bytes), inodes: Some(inodes), held: false }
+    LayerFacts {
+        id: format!("layer-{number}").into(),
+        bytes: ByteSize(bytes),
+        inodes: Some(inodes),
+        held: false,
+        folder: None,
+    }
 }
 
 /// Images of one shape; most may go, some are held.

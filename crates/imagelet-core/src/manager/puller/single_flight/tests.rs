@@ -72,7 +72,7 @@ fn work(client: Client) -> Work {
     Work {
         reference: image.parse().expect("it is valid"),
         request: PullRequest { image: ImageSpec::new(image), ..PullRequest::default() },
-        credentials: Vec::new(),
+        credentials: crate::credentials::PullCredentials::default(),
         tenant: "a".into(),
         priority: client.priority,
         caller: Caller::Pod,
@@ -85,7 +85,8 @@ fn pulled(pull: u64) -> Pulled {
         size: ByteSize(pull),
         fetched: ByteSize(0),
         took: Duration::ZERO,
-        credential: None,
+        attempt: 0,
+        senders: Vec::new(),
         way: None,
         hosts: Vec::new(),
     }

@@ -22,11 +22,9 @@ struct Node {
     /// What surveys fail with.
     survey_failure: Mutex<Option<(RuntimeErrorKind, &'static str)>>,
     surveys: AtomicUsize,
-    is_whole: AtomicBool,
     hangs: AtomicBool,
     opened: AtomicUsize,
     imports: AtomicUsize,
-    looks: AtomicUsize,
     given_up: AtomicUsize,
     reserved: AtomicU64,
     this: Weak<Node>,
@@ -70,7 +68,7 @@ impl ImportSite for Node {
             return Err(reason);
         }
         let this = self.this.upgrade().expect("the test has it");
-        Ok(OpenedSite { importer: Arc::<Self>::clone(&this), backing: this })
+        Ok(OpenedSite { importer: this })
     }
 
     async fn close(&self) {}
@@ -96,14 +94,6 @@ impl ImageImporter for Node {
     }
 }
 
-#[async_trait]
-impl ImageBacking for Node {
-    async fn is_usable(&self, _: &ImageId, _: &Digest) -> Result<bool, RuntimeError> {
-        self.looks.fetch_add(1, Ordering::SeqCst);
-        Ok(self.is_whole.load(Ordering::SeqCst))
-    }
-}
-
 impl Node {
     fn new() -> Arc<Self> {
         let runtime = FakeRuntime::new();
@@ -115,11 +105,9 @@ impl Node {
             refusal: Mutex::default(),
             survey_failure: Mutex::default(),
             surveys: AtomicUsize::new(0),
-            is_whole: AtomicBool::new(true),
             hangs: AtomicBool::new(false),
             opened: AtomicUsize::new(0),
             imports: AtomicUsize::new(0),
-            looks: AtomicUsize::new(0),
             given_up: AtomicUsize::new(0),
             reserved: AtomicU64::new(0),
             this: this.clone(),
@@ -382,30 +370,6 @@ async fn imports_under_way_end_when_the_daemon_stops() {
     let error = under_way.await.expect("it ends").expect_err("it was given up");
     assert_eq!((error.kind(), node.given_up.load(Ordering::SeqCst)), (RuntimeErrorKind::Cancelled, 1));
     assert!(node.runtime.pull_requests().is_empty(), "and it is not forwarded");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_image_whose_layers_are_gone_is_not_usable_until_they_are_back() {
-    let node = Node::new();
-    let (images, _) = node.images(ImportMode::Auto);
-    let id = node.runtime.preload(IMAGE, "app", 1000);
-    node.runtime.set_layers(&id, &[("a", 1000)]);
-    let image = images.status(&ImageSpec::new(IMAGE)).await.expect("it answers").expect("it is there");
-    node.is_whole.store(false, Ordering::SeqCst);
-    assert!(images.is_usable(&image).await, "nothing is known before the runtime was asked");
-    assert_eq!(images.standing().await.obstacle, None);
-    let has_chain = images.inner.details(&ImageSpec::new(IMAGE)).await.unwrap().unwrap().chain_id.is_some();
-    assert!(has_chain, "the fake reports a chain");
-    assert!(!images.is_usable(&image).await);
-    assert!(!images.is_usable(&image).await, "what is gone is looked at each time");
-    node.is_whole.store(true, Ordering::SeqCst);
-    assert!(images.is_usable(&image).await);
-    let looks = node.looks.load(Ordering::SeqCst);
-    assert!(images.is_usable(&image).await);
-    assert_eq!(node.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");
-    node.is_whole.store(false, Ordering::SeqCst);
-    tokio::time::advance(USABLE_FOR).await;
-    assert!(!images.is_usable(&image).await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,138 @@
+//! Images that stay after the runtime accepted their removal, and parts on another disk than the measured one.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use super::*;
+use crate::{
+    runtime::{Certainty, LayerFacts, LayerGraph, LayerSource},
+    testing::FakeRuntime,
+};
+
+const LEFT: &str = "docker.io/library/import-2026-11-28@sha256:a";
+
+fn outcome<'a>(report: &'a GcReport, id: &ImageId) -> (&'a GcOutcome, &'static str) {
+    let decision = report.decisions.iter().find(|decision| decision.entry.image.id == *id).unwrap();
+    (&decision.outcome, decision.reason.code())
+}
+
+#[tokio::test]
+async fn an_image_that_is_still_there_after_its_removal_is_not_removed_and_is_spared_until_its_names_change() {
+    for way in [Way::Shipped, Way::Kubelet] {
+        let node = Node::new(0);
+        let (stays, goes) = (node.idle("stays:1", 100, 10).await, node.idle("goes:1", 250, 20).await);
+        node.fake.keep_after_removal(&stays, &[LEFT]);
+        let first = node.collect_in(way, GcGoal::AllUnused).await;
+        assert_eq!(outcome(&first, &stays), (&GcOutcome::Spared, "remains"), "{way:?}");
+        let why = reason(&first, &stays);
+        assert_eq!(why, format!("cannot be removed: the runtime accepted its removal and still lists it as `{LEFT}`"));
+        assert_eq!(first.removed().map(|it| it.entry.image.id.clone()).collect::<Vec<_>>(), [goes], "{way:?}");
+        assert_eq!(first.claimed, ByteSize(250), "{way:?}");
+        assert!(first.failures.is_empty(), "{way:?}: {:?}", first.failures);
+        assert_eq!(node.removals().len(), 2, "{way:?}");
+
+        for _ in 0..2 {
+            let later = node.collect_in(way, GcGoal::AllUnused).await;
+            assert_eq!(outcome(&later, &stays), (&GcOutcome::Kept, "remains"), "{way:?}");
+            assert_eq!(node.removals(), Vec::<String>::new(), "{way:?}");
+        }
+        // In use it stays for that.
+        let container = node.fake.run("web", "main", "stays:1", &stays, ContainerState::Running);
+        assert_eq!(outcome(&node.collect_in(way, GcGoal::AllUnused).await, &stays).1, "in_use", "{container}");
+        node.fake.stop_all();
+
+        node.fake.preload("stays:2", "stays:1", 100);
+        node.inventory.refresh(at(10_000)).await.unwrap();
+        let policy = way.collecting(GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap());
+        let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
+        node.gc.run(&request, at(20_000)).await.unwrap();
+        assert_eq!(node.removals(), [format!("remove {stays}")], "{way:?}: a new name may be removable");
+    }
+}
+
+#[tokio::test]
+async fn another_image_goes_where_the_chosen_one_is_still_there() {
+    let node = Node::new(0);
+    let (stays, goes) = (node.idle("stays:1", 300, 10).await, node.idle("goes:1", 250, 20).await);
+    node.fake.keep_after_removal(&stays, &[LEFT]);
+    let report = node.collect(GcGoal::Free(ByteSize(200))).await;
+    assert_eq!(node.removals(), [format!("remove {stays}"), format!("remove {goes}")]);
+    assert_eq!((report.freed.bytes, report.measured), (ByteSize(250), Some(ByteSize(250))));
+}
+
+#[tokio::test]
+async fn a_requested_removal_of_an_image_that_stays_fails_and_no_collection_repeats_it() {
+    let node = Node::new(0);
+    let stays = node.idle("stays:1", 300, 10).await;
+    node.fake.keep_after_removal(&stays, &[LEFT]);
+    let removed = node.gc.remove_ordered(&ImageSpec::new("stays:1"), UsedImages::Stay, at(100)).await;
+    let error = removed.unwrap_err();
+    assert!(matches!(&error, OrderError::Runtime(it) if it.kind() == RuntimeErrorKind::Remains), "{error:?}");
+    node.removals();
+    assert_eq!(outcome(&node.collect(GcGoal::AllUnused).await, &stays).1, "remains");
+    assert_eq!(node.removals(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_failed_removal_of_all_unused_images_names_no_impossible_number_of_bytes() {
+    let node = Node::new(0);
+    node.idle("a:1", 300, 10).await;
+    node.fake.fail("remove", RuntimeErrorKind::Other, "no");
+    let text = node.collect(GcGoal::AllUnused).await.failure().unwrap();
+    let expected = "wanted to remove all unused images, but freed 0 bytes space with errors in image deletion: no";
+    assert_eq!(text, expected);
+}
+
+/// Two disks: the folders of snapshots and of blobs.
+#[derive(Debug)]
+struct Devices(BTreeMap<PathBuf, &'static str>);
+
+impl DiskProbe for Devices {
+    fn look(&self, directory: &Path) -> io::Result<DiskUse> {
+        let device = self.0.get(directory).ok_or(io::ErrorKind::NotFound)?;
+        Ok(DiskUse { device: (*device).to_owned(), ..DiskUse::of(ByteSize(1000), ByteSize(500)) })
+    }
+}
+
+#[derive(Debug)]
+struct Parts(LayerGraph);
+
+#[async_trait]
+impl LayerSource for Parts {
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        Ok(Some(self.0.clone()))
+    }
+}
+
+#[tokio::test]
+async fn parts_on_another_disk_than_the_measured_one_free_nothing_there() {
+    for (measured, blobs, snapshots, expected) in [
+        ("1:1", Some("1:1"), Some("1:1"), 70),
+        ("1:1", Some("2:2"), Some("1:1"), 60),
+        ("1:1", Some("1:1"), Some("2:2"), 10),
+        ("1:1", None, Some("1:1"), 70),
+        ("", Some("2:2"), Some("1:1"), 70),
+    ] {
+        let fake = FakeRuntime::new();
+        let id = fake.preload("app:1", "app", 100);
+        let part = |bytes: u64, folder: &str| LayerFacts {
+            id: folder.into(),
+            bytes: ByteSize(bytes),
+            inodes: Some(1),
+            held: false,
+            folder: Some(Path::new(folder).into()),
+        };
+        let layers = vec![part(10, "/blobs"), part(60, "/snapshots")];
+        let graph = LayerGraph { layers, images: [(id, vec![0, 1])].into(), certainty: Certainty::Exact };
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake));
+        let runtime = RuntimeManager { layers: Some(Arc::new(Parts(graph))), ..runtime };
+        let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        inventory.refresh(at(0)).await.unwrap();
+        let devices = [("/", Some(measured)), ("/blobs", blobs), ("/snapshots", snapshots)];
+        let devices = devices.into_iter().filter_map(|(folder, device)| Some((PathBuf::from(folder), device?)));
+        let gc = ImageGc::new(runtime, inventory).with_probe(Arc::new(Devices(devices.collect())));
+        let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+        let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: true };
+        let report = gc.run(&request, at(10_000)).await.unwrap();
+        assert_eq!(report.freed.bytes, ByteSize(expected), "{measured:?} {blobs:?} {snapshots:?}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Whether a listed image can start containers: its runtime may list one whose layers are gone.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::time::{Instant, timeout};
+
+use super::RuntimeError;
+use crate::image::ImageId;
+
+/// An image that is usable is not checked again for this long.
+const USABLE_FOR: Duration = Duration::from_secs(10);
+/// Time limit of the check; after it the image counts as usable.
+const USABLE_MAX: Duration = Duration::from_secs(1);
+const IMAGES_MAX: usize = 20_000;
+
+/// Checks whether the content of an image is still in a runtime's stores.
+#[async_trait]
+pub trait ImageBacking: Send + Sync + fmt::Debug {
+    /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
+    /// to unpack them again.
+    async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError>;
+}
+
+/// Checks listed images, each at most once in a while. Clones share what is known.
+#[derive(Clone, Debug)]
+pub struct UsableImages {
+    backing: Arc<dyn ImageBacking>,
+    /// The last successful check of each image.
+    usable_at: Arc<Mutex<HashMap<ImageId, Instant>>>,
+}
+
+impl UsableImages {
+    /// Checks images of this runtime.
+    pub fn new(backing: Arc<dyn ImageBacking>) -> Self {
+        Self { backing, usable_at: Arc::default() }
+    }
+
+    /// Whether a listed image can start containers; true in doubt.
+    pub async fn is_usable(&self, image: &ImageId) -> bool {
+        let known = self.lock().get(image).is_some_and(|at| at.elapsed() < USABLE_FOR);
+        if known {
+            return true;
+        }
+        let Ok(looked) = timeout(USABLE_MAX, self.backing.is_usable(image)).await else { return true };
+        let is_usable = looked.unwrap_or_else(|error| {
+            tracing::debug!(%image, error = error.chain(), "could not look at what an image is made of");
+            true
+        });
+        if is_usable {
+            let mut usable_at = self.lock();
+            if usable_at.len() >= IMAGES_MAX {
+                usable_at.retain(|_, at| at.elapsed() < USABLE_FOR);
+            }
+            usable_at.insert(image.clone(), Instant::now());
+        } else {
+            tracing::warn!(%image, "the runtime lists an image whose layers are gone; it is reported absent");
+        }
+        is_usable
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ImageId, Instant>> {
+        self.usable_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Layers {
+        are_gone: AtomicBool,
+        hang: AtomicBool,
+        fail: AtomicBool,
+        looks: AtomicUsize,
+    }
+
+    #[async_trait]
+    impl ImageBacking for Layers {
+        async fn is_usable(&self, _: &ImageId) -> Result<bool, RuntimeError> {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            if self.hang.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            if self.fail.load(Ordering::SeqCst) {
+                return Err(RuntimeError::other("no"));
+            }
+            Ok(!self.are_gone.load(Ordering::SeqCst))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_whose_layers_are_gone_is_not_usable_until_they_are_back() {
+        let layers = Arc::new(Layers::default());
+        let (images, id) = (UsableImages::new(Arc::<Layers>::clone(&layers)), ImageId::new("sha256:a"));
+        layers.are_gone.store(true, Ordering::SeqCst);
+        assert!(!images.is_usable(&id).await);
+        assert!(!images.is_usable(&id).await, "what is gone is looked at each time");
+        layers.are_gone.store(false, Ordering::SeqCst);
+        assert!(images.is_usable(&id).await);
+        let looks = layers.looks.load(Ordering::SeqCst);
+        assert!(images.is_usable(&id).await);
+        assert_eq!(layers.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");
+        layers.are_gone.store(true, Ordering::SeqCst);
+        tokio::time::advance(USABLE_FOR).await;
+        assert!(!images.is_usable(&id).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_doubt_an_image_is_usable() {
+        for doubt in ["fail", "hang"] {
+            let layers = Arc::new(Layers::default());
+            let flag = if doubt == "fail" { &layers.fail } else { &layers.hang };
+            flag.store(true, Ordering::SeqCst);
+            assert!(UsableImages::new(layers.clone()).is_usable(&ImageId::new("sha256:a")).await, "{doubt}");
+        }
+    }
+}

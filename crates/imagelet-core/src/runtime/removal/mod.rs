@@ -1,0 +1,138 @@
+//! What surrounds the removal of an image: its names are made ones that the runtime deletes, and afterwards the store is
+//! asked, because a runtime may accept a removal and keep the image.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use super::{ImageService, RuntimeError, RuntimeErrorKind};
+use crate::image::{Digest, Image, ImageId, ImageSpec};
+
+/// Most names that a message shows.
+const NAMES_SHOWN_MAX: usize = 3;
+
+/// Changes names in the records of a runtime.
+#[async_trait]
+pub trait RemovableNames: Send + Sync + fmt::Debug {
+    /// Replaces the names of an image that the runtime's own removal does not find.
+    ///
+    /// # Errors
+    /// [`RuntimeErrorKind::Remains`] where a name prevents the removal: the message names it, and all names are still
+    /// there. [`RuntimeErrorKind::Unsupported`] where the runtime has no interface for it.
+    async fn make_removable(&self, image: &ImageId) -> Result<(), RuntimeError>;
+}
+
+/// Prepares the removal of an image, given by its id.
+pub(super) async fn prepare(
+    images: &dyn ImageService,
+    names: &dyn RemovableNames,
+    spec: &ImageSpec,
+) -> Result<(), RuntimeError> {
+    // A name is given only where no image has it.
+    if spec.image.parse::<Digest>().is_err() {
+        return Ok(());
+    }
+    match names.make_removable(&ImageId::new(&spec.image)).await {
+        // Over CRI alone the names in the records are not known, and one kind of them is recognized.
+        Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+            let found = images.status(spec).await?;
+            match found.iter().flat_map(|image| image.tags.iter().chain(&image.digests)).find(|name| is_of_import(name))
+            {
+                None => Ok(()),
+                Some(name) => Err(RuntimeError::new(
+                    RuntimeErrorKind::Remains,
+                    format!("`ctr images import` gave it the name `{name}`, which CRI does not delete"),
+                )
+                .with_hint(format!(
+                    "`ctr -n k8s.io images rm {}`, then start containerd again",
+                    name.rsplit('/').next().unwrap_or(name)
+                ))),
+            }
+        }
+        prepared => prepared,
+    }
+}
+
+/// Whether the image is gone, after the runtime accepted its removal. An image of another handler may have the same id.
+pub(super) async fn check(images: &dyn ImageService, spec: &ImageSpec) -> Result<(), RuntimeError> {
+    let found = images.status(spec).await.unwrap_or_else(|error| {
+        tracing::debug!(image = spec.image, error = error.chain(), "could not look whether a removed image is gone");
+        None
+    });
+    match found {
+        Some(image) if is_asked(&image, spec) => Err(RuntimeError::new(RuntimeErrorKind::Remains, remains(&image))),
+        _ => Ok(()),
+    }
+}
+
+fn is_asked(image: &Image, spec: &ImageSpec) -> bool {
+    image.id.as_str() == spec.image
+        && (spec.runtime_handler.is_empty() || image.spec.runtime_handler == spec.runtime_handler)
+}
+
+fn remains(image: &Image) -> String {
+    let names: Vec<String> = image.names().iter().take(NAMES_SHOWN_MAX).map(|name| format!("`{name}`")).collect();
+    let names = if names.is_empty() { "without a name".to_owned() } else { format!("as {}", names.join(", ")) };
+    format!("the runtime accepted its removal and still lists it {names}")
+}
+
+/// Whether `ctr images import` made the name: `import-2006-01-02@sha256:…`, which CRI shows as one of Docker Hub.
+fn is_of_import(name: &str) -> bool {
+    let date = name.strip_prefix("docker.io/library/import-").and_then(|rest| rest.split_once('@'));
+    date.is_some_and(|(date, _)| {
+        date.len() == 10
+            && date
+                .bytes()
+                .enumerate()
+                .all(|(at, byte)| if [4, 7].contains(&at) { byte == b'-' } else { byte.is_ascii_digit() })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::FakeRuntime;
+
+    /// The runtime's own interface, which answers with this kind of error.
+    #[derive(Debug)]
+    struct Records(Option<RuntimeErrorKind>);
+
+    #[async_trait]
+    impl RemovableNames for Records {
+        async fn make_removable(&self, _: &ImageId) -> Result<(), RuntimeError> {
+            self.0.map_or(Ok(()), |kind| Err(RuntimeError::new(kind, "so")))
+        }
+    }
+
+    #[test]
+    fn a_name_of_ctr_images_import_is_recognized() {
+        for (name, is_one) in [
+            ("docker.io/library/import-2026-11-28@sha256:a", true),
+            ("docker.io/library/import-2026-11-28:v1", false),
+            ("docker.io/library/import-2026-11-2x@sha256:a", false),
+            ("docker.io/library/import-@sha256:a", false),
+            ("docker.io/library/app@sha256:a", false),
+            ("reg.test/library/import-2026-11-28@sha256:a", false),
+        ] {
+            assert_eq!(is_of_import(name), is_one, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_a_runtime_has_cri_alone_the_image_of_a_kind_load_keeps_its_good_name() {
+        let fake = FakeRuntime::new();
+        let ids = ["app:v1", "other:v1"].map(|name| fake.preload(name, name, 1));
+        let mut image = fake.status(&ImageSpec::new(ids[0].as_str())).await.unwrap().unwrap();
+        image.digests = vec![format!("docker.io/library/import-2026-11-28@{}", Digest::of(b"a"))];
+        fake.insert(image);
+        for (id, own, expected) in [
+            (&ids[0], Some(RuntimeErrorKind::Unsupported), Some(RuntimeErrorKind::Remains)),
+            (&ids[1], Some(RuntimeErrorKind::Unsupported), None),
+            (&ids[0], Some(RuntimeErrorKind::TimedOut), Some(RuntimeErrorKind::TimedOut)),
+            (&ids[0], None, None),
+        ] {
+            let prepared = prepare(&fake, &Records(own), &ImageSpec::new(id.as_str())).await;
+            assert_eq!(prepared.err().map(|error| error.kind()), expected, "{own:?}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The pages of the guide, as `imagelet help PAGE` shows them where no other copy is installed.
+
+/// A page by its name in `docs`, to which a link of the crate's folder leads: packed crates have the pages, too.
+macro_rules! page {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../docs/", $name, ".md")))
+    };
+}
+
+const PAGES: [(&str, &str); 33] = [
+    page!("admission"),
+    page!("air-gap"),
+    page!("alone"),
+    page!("beside"),
+    page!("between"),
+    page!("cluster"),
+    page!("collection"),
+    page!("command-line"),
+    page!("compatibility"),
+    page!("configuration"),
+    page!("containerd"),
+    page!("credentials"),
+    page!("doctor"),
+    page!("ensure"),
+    page!("errors"),
+    page!("events"),
+    page!("glossary"),
+    page!("http"),
+    page!("install"),
+    page!("kubernetes"),
+    page!("metrics"),
+    page!("operations"),
+    page!("others"),
+    page!("prefetch"),
+    page!("registries"),
+    page!("security"),
+    page!("stale-on-outage"),
+    page!("start"),
+    page!("store"),
+    page!("troubleshooting"),
+    page!("trust"),
+    page!("tuning"),
+    page!("why"),
+];
+
+pub(super) fn page(name: &str) -> Option<&'static str> {
+    PAGES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// Names and titles.
+pub(super) fn titles() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PAGES.iter().map(|(name, text)| (*name, text.lines().next().unwrap_or_default().trim_start_matches("# ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use super::*;
+
+    /// For those who change the program.
+    const NOT_SHOWN: [&str; 4] = ["SUMMARY", "library", "performance", "testing"];
+
+    #[test]
+    fn each_page_for_users_of_the_program_is_in_the_program() {
+        let folder = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).expect("the folder of pages");
+        let files = folder.map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"));
+        let names: BTreeSet<_> = files.filter_map(|file| file.strip_suffix(".md").map(str::to_owned)).collect();
+        let shown = PAGES.iter().map(|(name, _)| *name).chain(NOT_SHOWN).map(str::to_owned).collect();
+        assert_eq!(names, shown);
+        assert!(titles().all(|(_, title)| !title.is_empty()));
+    }
+}

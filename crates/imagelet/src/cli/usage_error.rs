@@ -1,0 +1,74 @@
+//! A command line that is wrong in itself, as a failure for programs.
+
+use std::ffi::OsString;
+
+use clap::{ValueEnum as _, error::ErrorKind};
+
+use crate::{failure::Failure, output::Format};
+
+/// The format that a command line asks for, although it does not read.
+pub(crate) fn format_of(arguments: &[OsString]) -> Format {
+    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy()).take_while(|word| word != "--");
+    let mut format = Format::default();
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--output").or_else(|| word.strip_prefix("-o")) {
+            Some("") => words.next().map(|value| value.to_string()),
+            Some(value) => Some(value.trim_start_matches('=').to_owned()),
+            None => None,
+        };
+        format = value.and_then(|value| Format::from_str(&value, false).ok()).unwrap_or(format);
+    }
+    format
+}
+
+/// What is wrong in a command line: its message without usage, and a tip as the hint.
+pub(crate) fn usage_failure(error: &clap::Error) -> Failure {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return Failure::new("InvalidArgument", "a command is missing").or_hint("`imagelet help` lists the commands");
+    }
+    let text = error.render().to_string();
+    let mut parts = text.trim_start_matches("error: ").split("\n\n");
+    let message = parts.next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    let failure = Failure::new("InvalidArgument", message);
+    let tip = parts.find_map(|part| part.trim_start().strip_prefix("tip: ").map(str::to_owned));
+    match tip {
+        Some(tip) => failure.or_hint(tip.lines().next().unwrap_or_default()),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn the_format_is_found_in_a_line_that_does_not_read() {
+        for (line, expected) in [
+            ("i frob -o json", Format::Json),
+            ("i -o=yaml frob", Format::Yaml),
+            ("i -ojson frob", Format::Json),
+            ("i frob --output json", Format::Json),
+            ("i frob --output=json -o table", Format::Table),
+            ("i frob -- -o json", Format::Table),
+            ("i -o xml ls", Format::Table),
+            ("i ls -o", Format::Table),
+        ] {
+            assert_eq!(format_of(&line.split(' ').map(OsString::from).collect::<Vec<_>>()), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_usage_error_is_one_sentence_and_its_tip_a_hint() {
+        for (line, message, hint) in [
+            ("i pul", "unrecognized subcommand 'pul'", Some("a similar subcommand exists: 'pull'")),
+            ("i", "a command is missing", Some("`imagelet help` lists the commands")),
+            ("i pull", "the following required arguments were not provided: <REF>...", None),
+            ("i gc --high 101", "invalid value '101' for '--high <PERCENT>': `101` is not between 0 and 100", None),
+            ("i help frob", "no command or page is named 'frob'; `imagelet help` lists them", None),
+        ] {
+            let failure = usage_failure(&Cli::read(line.split(' ')).expect_err(line));
+            assert_eq!((failure.message.as_str(), failure.hint.as_deref()), (message, hint), "{line}");
+        }
+    }
+}
