@@ -85,7 +85,7 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Run the daemon: CRI image service, imagelet's own API, collection.
     #[command(after_help = "Example: imagelet serve --config /etc/imagelet/config.yaml")]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Pull images, or find that they are present.
     #[command(after_help = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36")]
     Pull(PullArgs),
@@ -558,8 +558,9 @@ impl Cli {
             return conflict(&format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get()));
         }
         match &mut cli.command {
-            Command::Serve(serve) => serve.ignored = kubelet_options::ignored(&matches),
-            Command::Config(ConfigCommand::Show(serve)) => serve.ignored = kubelet_options::ignored(&matches),
+            Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) => {
+                serve.ignored = kubelet_options::ignored(&matches);
+            }
             _ => {}
         }
         if let Command::Serve(serve) = &cli.command {

@@ -104,7 +104,9 @@ impl Registry {
         let credentials: Vec<Credential> = credentials.into_iter().cloned().collect();
         let ConfiguredHosts { hosts, warnings } = self.configured_hosts(reference).await?;
         let session = PullSession::new(Arc::clone(&self.shared), reference.canonical(), hosts, &credentials, patience);
-        warnings.into_iter().for_each(|text| session.report(PullEvent::Warning { text }));
+        for text in warnings {
+            session.report(PullEvent::Warning { text });
+        }
         Ok(session)
     }
 

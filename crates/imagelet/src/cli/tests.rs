@@ -99,8 +99,7 @@ fn the_options_of_a_kubelets_unit_are_taken_or_ignored_by_name() {
     for command in ["serve", "config show"] {
         let cli = read(&format!("{command} {unit}")).expect("accepted");
         let arguments = match cli.command {
-            Command::Serve(arguments) => arguments,
-            Command::Config(ConfigCommand::Show(arguments)) => *arguments,
+            Command::Serve(arguments) | Command::Config(ConfigCommand::Show(arguments)) => *arguments,
             other => panic!("{other:?}"),
         };
         let given: Vec<String> =

@@ -45,7 +45,9 @@ pub(super) async fn run(
         let mut result = json!({ "valid": true });
         // A pull says them, too; none keeps the daemon from its start.
         let warnings = check_registry_files(&settings.registry.hosts_dirs);
-        warnings.iter().for_each(|warning| note(&format!("warning: {}", printable(warning))));
+        for warning in &warnings {
+            note(&format!("warning: {}", printable(warning)));
+        }
         if !warnings.is_empty() {
             result["warnings"] = json!(warnings);
         }

@@ -40,7 +40,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     let format = cli.global.output;
     match cli.command {
         Command::Serve(arguments) => {
-            serve::serve(arguments, cli.global, environment).await?;
+            serve::serve(*arguments, cli.global, environment).await?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Prefetch(command) => cluster::run_prefetch(command, &environment, format).await,
