@@ -122,7 +122,7 @@ impl DockerConfig {
     }
 
     /// Without what the kubelet does not read.
-    pub(super) fn as_the_kubelet_reads_it(mut self) -> Self {
+    pub(super) fn for_kubelet(mut self) -> Self {
         self.entries.values_mut().for_each(|entry| entry.identity_token = None);
         self
     }
@@ -347,7 +347,7 @@ mod tests {
                             };
                             (key.clone(), entry)
                         });
-                        let parsed = parsed.map(|read| read.as_the_kubelet_reads_it().entries);
+                        let parsed = parsed.map(|read| read.for_kubelet().entries);
                         assert_eq!(parsed, Ok(entries.collect()), "{}", case["name"]);
                     }
                 }

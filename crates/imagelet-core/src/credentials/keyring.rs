@@ -122,7 +122,7 @@ impl Keyring {
         let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
             KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
         })?;
-        let document = if is_kubelet { document.as_the_kubelet_reads_it() } else { document };
+        let document = if is_kubelet { document.for_kubelet() } else { document };
         self.add(&CredentialSource::Secret(secret.identity.clone()), document);
         Ok(())
     }
@@ -316,7 +316,7 @@ mod tests {
                     None => CredentialSource::Node,
                 };
                 let document = DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable");
-                keyring.add(&source, document.as_the_kubelet_reads_it());
+                keyring.add(&source, document.for_kubelet());
             }
             let keys: Vec<&str> = keyring.keys().collect();
             let expected: Vec<String> = serde_json::from_value(case["expected"]["index"].clone()).unwrap_or_default();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_docker_opens_its_whole_registry_to_commands_and_only_as_the_kubelet_reads_it_to_pods() {
+    fn a_key_of_docker_opens_its_whole_registry_to_commands_and_only_for_kubelet_to_pods() {
         // Key, repository, and whether it opens to the kubelet, of an `auth.json`, and of docker's own file.
         for (key, repository, opens) in [
             ("https://reg.io/v1/", "reg.io/team/app", [true, true, true]),

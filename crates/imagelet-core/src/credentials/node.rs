@@ -187,7 +187,7 @@ fn read_files(files: &[NodeFile], reads_all: bool) -> Option<NodeCredentials> {
                 helpers.push((document.helpers.clone(), refused));
                 match spelling {
                     Some(spelling) => keyring.add_spelled(*spelling, &CredentialSource::Node, document),
-                    None => keyring.add(&CredentialSource::Node, document.as_the_kubelet_reads_it()),
+                    None => keyring.add(&CredentialSource::Node, document.for_kubelet()),
                 }
                 if !reads_all {
                     break;

@@ -11,9 +11,12 @@ use crate::{
     inventory::Snapshot,
 };
 
-/// Each image with the reason, and with its names as a pass after the removal lists them; `None` before that pass.
+/// The names of an image as a pass after its removal lists them; `None` before that pass.
+type LaterNames = Option<Vec<String>>;
+
+/// Each image with the reason and its names.
 #[derive(Debug, Default)]
-pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, (Reason, Option<Vec<String>>)>>);
+pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, (Reason, LaterNames)>>);
 
 impl RemainingImages {
     /// `left`: the image after its removal, where no pass follows at once.

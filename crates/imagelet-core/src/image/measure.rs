@@ -56,7 +56,7 @@ impl fmt::Display for ByteSize {
 }
 
 /// A number with a noun that takes an `s`: `1 image`, `2 images`.
-pub fn counted<N: fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+pub fn counted<N: fmt::Display + PartialEq + From<u8> + Copy>(number: N, noun: &str) -> String {
     let plural = if number == N::from(1) { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }

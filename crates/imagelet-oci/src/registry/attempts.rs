@@ -50,6 +50,9 @@ pub(crate) struct Standing {
     pub(crate) is_asked: bool,
 }
 
+/// A host, by its place in the session's list, and its failure.
+pub(crate) type HostError = (usize, RuntimeError);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
     pub(crate) host: usize,
@@ -145,9 +148,9 @@ impl Attempts {
     }
 
     /// The registry's failure, or the last mirror's, and the failures of the other hosts before it.
-    pub(crate) fn into_errors(self) -> (Option<(usize, RuntimeError)>, Vec<(usize, RuntimeError)>) {
+    pub(crate) fn into_errors(self) -> (Option<HostError>, Vec<HostError>) {
         let errors = self.hosts.into_iter().filter_map(|candidate| Some((candidate.host, candidate.error?)));
-        let mut errors: Vec<(usize, RuntimeError)> = errors.collect();
+        let mut errors: Vec<HostError> = errors.collect();
         (errors.pop(), errors)
     }
 }

@@ -307,12 +307,13 @@ async fn import(engine: &Engine, folder: &Path, platform: Option<&str>) -> Vec<I
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_an_archives_manifests_of_one_name_the_one_for_the_machine_is_imported() {
+    type Case<'a> = (&'a [(&'a str, &'a Value)], Option<&'a str>, Option<usize>);
     let folder = tempfile::tempdir().expect("a folder");
     let (here, other) = (format!("linux/{HERE}"), format!("linux/{OTHER}"));
     let null = Value::Null;
     let named = |entry: Entry, name: &str| entry.with("annotations", json!({"io.containerd.image.name": name}));
     // Configuration and platform in `index.json` of each manifest, `--platform`, and which of them is imported.
-    let cases: &[(&[(&str, &Value)], Option<&str>, Option<usize>)] = &[
+    let cases: &[Case<'_>] = &[
         (&[(OTHER, &null), (HERE, &null)], None, Some(1)),
         (&[(HERE, &null), (OTHER, &null)], None, Some(0)),
         (&[(HERE, &null), (OTHER, &null)], Some(&other), Some(1)),
@@ -342,7 +343,7 @@ async fn of_an_archives_manifests_of_one_name_the_one_for_the_machine_is_importe
         let engine = open(&folder.path().join(format!("store-{number}"))).await;
         let imported = import(&engine, &layout, *platform).await;
         let outcomes: Vec<String> = imported.iter().map(|it| outcome(it.outcome.as_ref().map(|(id, _)| id))).collect();
-        assert_eq!(outcomes, [expected.clone()], "case {number}");
+        assert_eq!(outcomes, std::slice::from_ref(&expected), "case {number}");
         for name in ["reg.io/app:v1", "reg.io/app:latest"] {
             let found = engine.status(&ImageSpec::new(name)).await.expect("it answers");
             let found = found.map_or_else(|| "platform-missing".into(), |image| image.id.to_string());

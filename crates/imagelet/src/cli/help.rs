@@ -31,7 +31,7 @@ const WHOLE: &str = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help
 /// The commands and flags with their help.
 pub(crate) fn command() -> clap::Command {
     let groups = GROUPS.map(|(title, names)| format!("  {:<18}{}", format!("{title}:"), names.join(", "))).join("\n");
-    let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<String>();
+    let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<Vec<_>>().concat();
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
     let help = help.help_heading(None::<&'static str>);
     let mut command = Cli::command().arg(help.help("Print a screen of help"));

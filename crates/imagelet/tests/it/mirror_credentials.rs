@@ -99,19 +99,20 @@ impl Site {
     }
 
     fn ensure(&self, daemon: &Daemon, pod: &str, image: &str, secrets: &[(&str, &str)]) -> Outcome {
-        let mut text = format!(
-            "kind: Pod\nmetadata: {{name: {pod}}}\nspec:\n  containers: [{{name: a, image: '{image}'}}]\n  imagePullSecrets: ["
+        let names = (0..secrets.len()).map(|number| format!("{{name: s{number}}}")).collect::<Vec<_>>().join(", ");
+        let pod_text = format!(
+            "kind: Pod\nmetadata: {{name: {pod}}}\nspec:\n  containers: [{{name: a, image: '{image}'}}]\n  imagePullSecrets: \
+             [{names}]\n"
         );
-        text += &(0..secrets.len()).map(|number| format!("{{name: s{number}}}")).collect::<Vec<_>>().join(", ");
-        text += "]\n";
-        for (number, (host, password)) in secrets.iter().enumerate() {
+        let secret = |(number, (host, password)): (usize, &(&str, &str))| {
             let document = json!({ "auths": { *host: entry(password) } }).to_string();
-            text += &format!(
+            format!(
                 "---\nkind: Secret\nmetadata: {{name: s{number}, uid: u-{pod}-{number}}}\n\
                  type: kubernetes.io/dockerconfigjson\nstringData: {{.dockerconfigjson: '{document}'}}\n"
-            );
-        }
-        fs::write(self.path("pod.yaml"), text).unwrap();
+            )
+        };
+        let texts = std::iter::once(pod_text).chain(secrets.iter().enumerate().map(secret)).collect::<Vec<_>>();
+        fs::write(self.path("pod.yaml"), texts.concat()).unwrap();
         daemon.run(["ensure", "-f", self.path("pod.yaml").to_str().unwrap()])
     }
 }

@@ -155,7 +155,7 @@ async fn a_right_that_a_mirror_granted_to_a_secret_is_that_secrets_and_not_every
     let folder = tempfile::tempdir().unwrap();
     let records = PullRecords::open(folder.path(), RecordsSettings::new(VerificationPolicy::AlwaysVerify)).unwrap();
     let keyring = keyring(&[(MIRROR, "right")]);
-    let node = TestNode::new(store as Arc<dyn ImageService>, Wanted { records, keyring, ..Wanted::default() });
+    let node = TestNode::new(store as Arc<dyn ImageService>, Wanted { keyring, records, ..Wanted::default() });
     node.ensure(&EnsureRequest { policy: PullPolicy::Always, ..by(vec![]) }).await.unwrap();
     assert!(matches!(node.ensure(&by(vec![])).await.unwrap().origin, Origin::AlreadyPresent));
 }

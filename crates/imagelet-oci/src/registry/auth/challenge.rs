@@ -49,8 +49,8 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, Challeng
             if found.len() == CHALLENGES_MAX {
                 return Err(ChallengeError::Malformed);
             }
-            is_broken |= challenge.is_none();
-            found.extend(challenge);
+            is_broken |= challenge.is_err();
+            found.extend(challenge.ok());
         }
     }
     if is_broken && !found.iter().any(Challenge::is_known) { Err(ChallengeError::Malformed) } else { Ok(found) }
@@ -61,11 +61,14 @@ pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
     challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
 }
 
+/// A challenge or a parameter that is not written as one.
+struct Broken;
+
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
-    /// The next challenge; `Some(None)`: a broken one.
-    fn challenge(&mut self) -> Option<Option<Challenge>> {
+    /// The next challenge; `None`: the header ends.
+    fn challenge(&mut self) -> Option<Result<Challenge, Broken>> {
         self.skip(is_separator);
         if self.0.is_empty() {
             return None;
@@ -74,20 +77,20 @@ impl<'a> Rest<'a> {
         let spaced = self.skip(is_space);
         if scheme.is_empty() || self.0.starts_with('=') {
             self.skip(|byte| byte != b',');
-            return Some(None);
+            return Some(Err(Broken));
         }
         if spaced {
             self.skip_token68();
         }
         let (mut parameters, mut is_whole) = (Vec::new(), true);
         while let Some(parameter) = self.parameter() {
-            is_whole &= parameter.is_some_and(|(name, value)| add(&mut parameters, name, value));
+            is_whole &= parameter.is_ok_and(|(name, value)| add(&mut parameters, name, value));
         }
-        Some((is_whole || scheme != "bearer").then_some(Challenge { scheme, parameters }))
+        Some(if is_whole || scheme != "bearer" { Ok(Challenge { scheme, parameters }) } else { Err(Broken) })
     }
 
-    /// The next parameter of a challenge; `Some(None)`: a broken one. `None`: another challenge follows.
-    fn parameter(&mut self) -> Option<Option<(String, String)>> {
+    /// The next parameter of a challenge; `None`: another challenge follows, or the header ends.
+    fn parameter(&mut self) -> Option<Result<(String, String), Broken>> {
         let mut ahead = Rest(self.0);
         ahead.skip(is_separator);
         if ahead.0.is_empty() {
@@ -107,7 +110,7 @@ impl<'a> Rest<'a> {
         let is_whole = ahead.0.is_empty() || ahead.0.starts_with(',');
         ahead.skip(|byte| byte != b',');
         self.0 = ahead.0;
-        Some(value.filter(|_| is_whole).map(|value| (name, value)))
+        Some(value.filter(|_| is_whole).map(|value| (name, value)).ok_or(Broken))
     }
 
     fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a str {
@@ -277,7 +280,7 @@ mod tests {
         }
         let latin = read_bytes(b"Basic realm=\"B\xfccher\"").expect("another encoding");
         assert_eq!(latin[0].scheme, "basic");
-        let many: String = (0..40).map(|number| format!("p{number}=x,")).collect();
+        let many = (0..40).map(|number| format!("p{number}=x,")).collect::<Vec<_>>().concat();
         let found = read(&format!("Basic {many}")).expect("many parameters");
         assert!(found[0].parameters.len() <= PARAMETERS_MAX);
         read(&format!("Bearer {many}")).unwrap_err();
@@ -286,7 +289,7 @@ mod tests {
     #[test]
     fn each_header_is_read_by_itself_and_a_broken_one_hides_no_other() {
         let mut headers = HeaderMap::new();
-        for text in [r#"Negotiate"#, r#"realm="y""#, r#"Bearer realm="broken"#, r#"Basic realm="x""#] {
+        for text in ["Negotiate", r#"realm="y""#, r#"Bearer realm="broken"#, r#"Basic realm="x""#] {
             headers.append(header::WWW_AUTHENTICATE, text.parse().expect("a header value"));
         }
         let schemes: Vec<String> =

@@ -40,20 +40,18 @@ pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + 
             .not_an_outage();
     }
     let refusal = causes(&cause).find_map(|error| error.downcast_ref::<rustls::Error>()).cloned();
-    match refusal.and_then(|refusal| tls_problem(&refusal, host)) {
-        // A server answers, so this is not an outage.
-        Some((problem, hint)) => unavailable(format!("could not set up TLS with registry `{host}`: {problem}"))
+    // A server answers, so this is not an outage.
+    if let Some((problem, hint)) = refusal.and_then(|refusal| tls_problem(&refusal, host)) {
+        return unavailable(format!("could not set up TLS with registry `{host}`: {problem}"))
             .with_fault(fault)
             .with_hint(hint)
-            .not_an_outage(),
-        None => {
-            let error = unavailable(format!("could not reach registry `{host}`")).with_fault(fault);
-            let words = causes(&cause).find_map(|error| error.downcast_ref()).map(tls_words);
-            match words {
-                Some(words) => error.caused_by(words),
-                None => error.caused_by(cause),
-            }
-        }
+            .not_an_outage();
+    }
+    let error = unavailable(format!("could not reach registry `{host}`")).with_fault(fault);
+    let words = causes(&cause).find_map(|error| error.downcast_ref()).map(tls_words);
+    match words {
+        Some(words) => error.caused_by(words),
+        None => error.caused_by(cause),
     }
 }
 

@@ -301,14 +301,12 @@ impl Transport {
                 _ = connection.wait_for_connection_metadata() => None,
             }
         };
-        match reception.within(connect_max, Duration::ZERO, connected).await? {
-            Some(response) => Ok(response),
-            None => {
-                let watched = awaits(AwaitedHead { since: Instant::now(), ..head });
-                let limit = if watched.is_some() { self.header_timeout * LATE_HEADS } else { self.header_timeout };
-                reception.within(limit, Duration::ZERO, response).await
-            }
+        if let Some(response) = reception.within(connect_max, Duration::ZERO, connected).await? {
+            return Ok(response);
         }
+        let watched = awaits(AwaitedHead { since: Instant::now(), ..head });
+        let limit = if watched.is_some() { self.header_timeout * LATE_HEADS } else { self.header_timeout };
+        reception.within(limit, Duration::ZERO, response).await
     }
 
     /// Reads at most `limit` bytes of a body; `true` when more follow.

@@ -87,7 +87,18 @@ fn due(turn: Turn, is_reported: bool, since: Instant, head_max: Duration) -> Opt
     report.into_iter().chain(turn).min_by_key(|(after, _)| *after).map(|(after, due)| (since + after, due))
 }
 
-impl<T> Run<'_, T> {
+impl<'a, T: 'a> Run<'a, T> {
+    fn begin(
+        attempts: &mut Attempts,
+        host: usize,
+        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Self {
+        let (began, head) = (Instant::now(), Arc::<HeadWait>::default());
+        attempts.began(began);
+        let attempt: BoxFuture<'a, _> = Arc::clone(&head).of(attempt(host)).boxed();
+        Self { host, began, head, attempt, turn: Turn::Own, report: None }
+    }
+
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
         due(self.turn, self.report.is_some(), self.head.awaited()?.since, head_max)
     }
@@ -127,7 +138,7 @@ impl PullSession {
             let is_pending = runs.iter().any(|run: &Run<'a, T>| run.turn != Turn::Over);
             let event = match next {
                 Some(next) if next.wait.is_zero() => {
-                    runs.push(self.run(attempts, next.host, &attempt));
+                    runs.push(Run::begin(attempts, next.host, &attempt));
                     continue;
                 }
                 _ if is_pending => next_event(&mut runs, head_max).await,
@@ -177,18 +188,6 @@ impl PullSession {
         let next = attempts.next(Instant::now(), standing)?;
         let is_beside = runs.iter().any(|run| run.turn == Turn::Shared);
         (!is_beside || !attempts.has_failed(next.host)).then_some(next)
-    }
-
-    fn run<'a, T: 'a>(
-        &'a self,
-        attempts: &mut Attempts,
-        host: usize,
-        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
-    ) -> Run<'a, T> {
-        let (began, head) = (Instant::now(), Arc::<HeadWait>::default());
-        attempts.began(began);
-        let attempt: BoxFuture<'a, _> = Arc::clone(&head).of(attempt(host)).boxed();
-        Run { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
     /// A head is too late. Of one host only the first such attempt goes on: it is the next to its answer.

@@ -213,7 +213,7 @@ async fn an_error_names_what_failed_at_each_host_also_beside_a_hint() {
 async fn a_wrong_tag_names_its_one_host_once() {
     let fake = FakeRegistry::start().await;
     let place = fake.address.to_string();
-    let (as_mirror, _folder) = client(&fake, &[place.clone()], quick());
+    let (as_mirror, _folder) = client(&fake, std::slice::from_ref(&place), quick());
     let text = resolve(&as_mirror, &fake).await.unwrap_err().chain();
     assert!(!text.contains("mirrors failed") && text.contains("was not found"), "{text}");
     // `insecure` of registries.conf: over TLS with any certificate, else plain.

@@ -194,10 +194,11 @@ mod tests {
 
     #[test]
     fn a_wait_for_the_store_goes_on_while_the_pull_of_its_owner_does() {
+        type Looks<'a> = &'a [(u64, Option<SystemTime>, u64)];
         let (start, second) = (Instant::now(), Duration::from_secs);
         let mark = |at: u64| Some(SystemTime::UNIX_EPOCH + second(at));
         // When the wait looks, the progress it finds, and the seconds that are left.
-        let cases: [(&str, &[(u64, Option<SystemTime>, u64)]); 5] = [
+        let cases: [(&str, Looks<'_>); 5] = [
             ("no progress", &[(0, mark(9), 10), (6, mark(9), 4), (10, mark(9), 0)]),
             (
                 "bytes each 6 s",

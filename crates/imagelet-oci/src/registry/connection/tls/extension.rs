@@ -1,7 +1,7 @@
 //! The critical extension for which a certificate is refused: RFC 5280 demands it of one that a client does not know, and
 //! webpki does not say which it is.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::sync::Arc;
 
 use rustls::{CertificateError, OtherError, pki_types::CertificateDer};
 
@@ -74,9 +74,8 @@ fn unknown_critical(certificate: &[u8]) -> Option<String> {
         if is_critical && !is_read {
             let number = numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
             let name = NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
-            let mut text = format!("`{}`", printable(&number));
-            name.iter().for_each(|name| write!(text, " ({name})").expect("a text takes all"));
-            return Some(text);
+            let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+            return Some(format!("`{}`{name}", printable(&number)));
         }
     }
     None
