@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_docker_opens_its_whole_registry_to_commands_and_only_for_kubelet_to_pods() {
+    fn a_key_of_docker_opens_its_whole_registry_to_commands_and_only_as_the_kubelet_reads_it_to_pods() {
         // Key, repository, and whether it opens to the kubelet, of an `auth.json`, and of docker's own file.
         for (key, repository, opens) in [
             ("https://reg.io/v1/", "reg.io/team/app", [true, true, true]),
