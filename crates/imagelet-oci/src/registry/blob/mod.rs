@@ -58,8 +58,8 @@ impl PullSession {
     ) -> Result<DocumentBytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
-            let (size, limit) = (ByteSize(descriptor.size), ByteSize(limit));
-            return Err(unacceptable(format!("blob `{digest}` has {size}; the limit is {limit}")));
+            let (beyond, limit) = (ByteSize(descriptor.size - limit), ByteSize(limit));
+            return Err(unacceptable(format!("blob `{digest}` is {beyond} beyond the limit of {limit}")));
         }
         if let Some(archive) = self.archive() {
             let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());
