@@ -1,6 +1,10 @@
 //! Which credentials open which repository (`docs/spec/pull.md §6.4`).
 
-use std::{cmp::Reverse, collections::BTreeMap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet},
+    fmt,
+};
 
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -173,7 +177,11 @@ impl Keyring {
 
     /// As [`Self::lookup`], for the host that is asked: one without dot and port is not Docker Hub, as it is for the kubelet.
     pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
-        self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository))
+        let mut found = self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository));
+        // Two files may have one login: a registry counts each rejected password.
+        let mut seen = HashSet::new();
+        found.retain(|tracked| seen.insert((tracked.hash.clone(), tracked.source.clone())));
+        found
     }
 
     fn found(&self, repository: &str, is_of_hub: bool) -> Vec<TrackedCredential> {
@@ -467,8 +475,14 @@ mod tests {
             assert_eq!(keyring.lookup_at(repository).len(), at_host, "{repository}");
             assert_eq!(keyring.lookup(repository).len(), to_kubelet, "{repository}");
         }
-        let (keyring, _) = Keyring::from_secrets(&[secret("s", &LOGIN.replace("reg.io", "mirror"))], false);
+        let (mut keyring, _) = Keyring::from_secrets(&[secret("s", &LOGIN.replace("reg.io", "mirror"))], false);
         assert_eq!(keyring.lookup_at("mirror/library/app").len(), 1, "its own entry");
+        for _ in 0..2 {
+            let document = LOGIN.replace("reg.io", "mirror");
+            let document = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
+            keyring.add(&CredentialSource::Node, document);
+        }
+        assert_eq!(keyring.lookup_at("mirror/library/app").len(), 2, "one login of two files is shown once");
     }
 
     #[test]

@@ -126,25 +126,35 @@ impl NodeKeyring {
         Self { state: Mutex::new(state), helpers: None }
     }
 
-    /// The credential of the repository's helper, and the failure of that helper. Dropping the future ends the helper.
+    /// The credential of the repository's helper, that of the first file whose helper has one, and the failures where none
+    /// has. Dropping the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
-        let mut found =
+        let of_files =
             named.helpers.iter().filter_map(|(names, refused)| Some((names.helper_for(repository)?, refused)));
-        let Some(((name, server), refused)) = found.next() else { return (None, None) };
-        if let Some(refused) = refused {
-            return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
-        }
-        match helpers.ask(name, &server).await {
-            Ok(known) => (known.map(|credential| TrackedCredential::new(credential, CredentialSource::Node)), None),
-            Err(error) => {
-                if !matches!(error, HelperError::Missing { .. }) {
-                    tracing::warn!(repository, %error, "a credential helper gave no credential");
-                }
-                (None, Some(error.to_string()))
+        let (mut asked, mut problem) = (Vec::new(), None);
+        for ((name, server), refused) in of_files {
+            if let Some(refused) = refused {
+                problem.get_or_insert(format!("the credential helper `{name}` is not run: {refused}"));
+                continue;
             }
+            if asked.contains(&(name, server.clone())) {
+                continue;
+            }
+            match helpers.ask(name, &server).await {
+                Ok(Some(known)) => return (Some(TrackedCredential::new(known, CredentialSource::Node)), None),
+                Ok(None) => {}
+                Err(error) => {
+                    if !matches!(error, HelperError::Missing { .. }) {
+                        tracing::warn!(repository, %error, "a credential helper gave no credential");
+                    }
+                    problem.get_or_insert(error.to_string());
+                }
+            }
+            asked.push((name, server));
         }
+        (None, problem)
     }
 
     /// The current keyring; rereads the files when the cache, also an empty one, expires. While files exist and none is

@@ -120,7 +120,10 @@ pub(crate) async fn select<S: DocumentSource>(
             continue;
         }
         let (document, read) = match source.manifest(&entry).await {
-            Err(error) if !place.is_only && error.kind() == RuntimeErrorKind::NotFound => continue,
+            Err(error) if !place.is_only && is_of_the_document(&error) => {
+                search.found.unusable(error);
+                continue;
+            }
             read => read?,
         };
         let first = place.first.clone().unwrap_or_else(|| document.clone());
@@ -141,7 +144,14 @@ pub(crate) async fn select<S: DocumentSource>(
                     search.found.artifact.get_or_insert(image);
                     continue;
                 }
-                let platform = source.config(&image.manifest).await?.platform();
+                let platform = match source.config(&image.manifest).await {
+                    Ok(config) => config.platform(),
+                    Err(error) if is_of_the_document(&error) => {
+                        search.found.unusable(error);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 if search.found.judge(image, &platform, wanted) {
                     break;
                 }
@@ -149,6 +159,12 @@ pub(crate) async fn select<S: DocumentSource>(
         }
     }
     search.found.end(wanted).map_err(|error| source.about(error))
+}
+
+/// Whether a failure is that of one document: another one may be the image.
+fn is_of_the_document(error: &RuntimeError) -> bool {
+    use RuntimeErrorKind::{Corrupt, NotFound, Unacceptable};
+    matches!(error.kind(), NotFound | Corrupt | Unacceptable)
 }
 
 /// Where a document stands.
@@ -201,12 +217,14 @@ struct Found<D> {
     is_offered: bool,
     /// There are more entries than are looked at.
     is_cut: bool,
+    /// The first document that cannot be used.
+    unusable: Option<RuntimeError>,
 }
 
 impl<D> Default for Found<D> {
     fn default() -> Self {
         let offered = OfferedPlatforms::default();
-        Self { best: None, plain: None, artifact: None, offered, is_offered: false, is_cut: false }
+        Self { best: None, plain: None, artifact: None, offered, is_offered: false, is_cut: false, unusable: None }
     }
 }
 
@@ -226,6 +244,13 @@ impl<D> Found<D> {
         rank == 0
     }
 
+    /// A document that is absent says nothing.
+    fn unusable(&mut self, error: RuntimeError) {
+        if error.kind() != RuntimeErrorKind::NotFound {
+            self.unusable.get_or_insert(error);
+        }
+    }
+
     fn end(self, wanted: &Platform) -> Result<Selected<D>, RuntimeError> {
         let unnamed = self.plain.or(self.artifact).filter(|_| !self.is_offered);
         let cut = if self.is_cut {
@@ -233,7 +258,11 @@ impl<D> Found<D> {
         } else {
             String::new()
         };
+        let unusable = self.unusable.filter(|_| !self.is_offered);
         self.best.map(|(_, image)| image).or(unnamed).ok_or_else(|| {
+            if let Some(unusable) = unusable {
+                return unusable;
+            }
             unacceptable(format!("the image is not offered for `{wanted}`, only for: {}{cut}", self.offered))
                 .with_hint("ask for one of these with --platform, or use another tag")
                 .with_fault(Fault::new(ErrorClass::PlatformMissing, Stage::Manifest))

@@ -211,7 +211,8 @@ impl PullSession {
         }
     }
 
-    /// What each host has sent so far; without those that were not needed. Hosts that sent something come first.
+    /// What each host has sent so far; without those that were not needed. Hosts that sent something come first, and none
+    /// of them is left out: whose credential opened the image depends on it.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
         let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
         for host in &mut hosts {
@@ -222,7 +223,8 @@ impl PullSession {
         let has_sent = |host: &PullHost| host.manifest || host.bytes > 0;
         hosts.retain(|host| has_sent(host) || !host.failures.is_empty());
         hosts.sort_by_key(|host| !has_sent(host));
-        hosts.truncate(PullHost::REPORTED_MAX);
+        let sent = hosts.iter().filter(|host| has_sent(host)).count();
+        hosts.truncate(sent.max(PullHost::REPORTED_MAX));
         hosts
     }
 
@@ -259,8 +261,11 @@ impl SessionHost {
         let shown = OnceLock::new();
         let grant = match credential.as_ref().map(|credential| &credential.kind) {
             Some(CredentialKind::RegistryToken(token)) => {
-                shown.get_or_init(|| ());
-                Grant::new("Bearer", token.clone(), 0).ok()
+                let grant = Grant::new("Bearer", token.clone(), 0).ok();
+                if grant.is_some() {
+                    shown.get_or_init(|| ());
+                }
+                grant
             }
             Some(CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_)) | None => None,
         };

@@ -209,7 +209,7 @@ impl PullSession {
             let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
             if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
                 // Some registries refuse what a client without a credential may not see, in place of asking for one.
-                let challenge = host.challenge.get_or_init(|| self.challenge_of(host)).await;
+                let challenge = host.challenge.get_or_try_init(|| self.challenge_of(host, query)).await?;
                 if let Some(challenge) = challenge {
                     drain(answer.body).await;
                     self.authenticate(host, challenge, shown).await?;
@@ -227,16 +227,20 @@ impl PullSession {
     }
 
     /// The headers of a host's answer to a request without a credential for no repository, where they ask for one.
-    async fn challenge_of(&self, host: &SessionHost) -> Option<HeaderMap> {
+    async fn challenge_of(&self, host: &SessionHost, query: &Query) -> Result<Option<HeaderMap>, Failure> {
         let base = &host.host.base_path;
         let root = if base.starts_with("/v2/") { "/v2" } else { base };
         let target = Target { origin: host.host.origin.clone(), path_and_query: format!("{root}/") };
         let bound = host.host.headers.clone();
         let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
-        let answer = self.shared.transport.send(request, &self.reception).await.ok()?;
+        let answer = self.shared.transport.send(request, &self.reception).await?;
+        if matches!(answer.status.as_u16(), 408 | 425 | 429 | 500..=599) {
+            // It says nothing of credentials.
+            return Err(self.refusal(host, query, answer).await);
+        }
         let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.strayed && is_answerable(&answer.headers);
         drain(answer.body).await;
-        asks.then_some(answer.headers)
+        Ok(asks.then_some(answer.headers))
     }
 
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {

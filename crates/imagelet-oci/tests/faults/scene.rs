@@ -4,7 +4,7 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
-    image::{ImageId, ImageSpec, Platform},
+    image::{ImageId, ImageSpec},
     runtime::{ImageService as _, Progress, PullRequest, RuntimeError, no_progress},
 };
 use imagelet_oci::{
@@ -74,8 +74,8 @@ impl Scene {
     pub(crate) async fn check_path(&self) -> (Vec<PathStep>, PathReport) {
         let (mut steps, reference) = (Vec::new(), self.name().parse().expect("a reference"));
         let mut report = |step| steps.push(step);
-        let (config, platform) = (self.registry.clone(), Platform::host());
-        let found = check_path(config, &reference, &[credential()], &platform, &mut report).await;
+        let config = self.registry.clone();
+        let found = check_path(config, &reference, &[credential()], None, &mut report).await;
         (steps, found.expect("the settings can be used"))
     }
 

@@ -54,7 +54,7 @@ fn single_segment(size: u64) -> Vec<u8> {
 pub(crate) fn cases() -> Vec<Case> {
     let small = tar(&[("small", b"small")]);
     let zeros = tar(&[("zeros", &vec![0; 64 * MIB])]);
-    let window = &["zstd", "window", "134217728", "sha256:"];
+    let window = &["zstd", "window", "134MB", "sha256:"];
     let expands = &["sha256:", "limit", "inflates to more than"];
     let long = |log: u8| ZstdFrame::window(log).raw(&small).end();
     let tiny = |count: usize| -> (Vec<u8>, Vec<(String, Vec<u8>)>) {

@@ -127,13 +127,13 @@ fn b061() -> Vec<Case> {
     let answer = |name: &'static str, answer: Answer| {
         Case::new("B061", name, Image::good("x")).answering("manifests/v1", answer).never_asks("/blobs/")
     };
-    let none = "is not an image manifest";
+    let (none, page) = ("is not an image manifest", "and no manifest");
     vec![
         answer("a page", Answer::ok("text/html; charset=utf-8", "<html>please log in</html>"))
-            .fails(Corrupt, &["text/html", none]),
+            .fails(Corrupt, &["text/html", page]),
         answer("a page called a manifest", Answer::ok(MANIFEST, "<html>please log in</html>"))
-            .fails(Corrupt, &[MANIFEST, none]),
-        answer("a page called nothing", Answer::ok("", "<html>")).fails(Corrupt, &[none]),
+            .fails(Corrupt, &[MANIFEST, page]),
+        answer("a page called nothing", Answer::ok("", "<html>")).fails(Corrupt, &[page]),
         answer("nothing", Answer::ok(MANIFEST, "")).fails(Corrupt, &[MANIFEST, none]),
         answer("nothing in pieces", Answer::ok(INDEX, "").in_pieces()).fails(Corrupt, &[INDEX, none]),
         answer("no content", Answer::ok("", "").status(204)).fails(Corrupt, &["204"]),
@@ -147,7 +147,7 @@ fn b061() -> Vec<Case> {
             .fails(Corrupt, &[none]),
         answer("no UTF-8", Answer::ok(MANIFEST, &b"{\"mediaType\":\"\xff\xfe\"}"[..])).fails(Corrupt, &[none]),
         answer("an empty object", Answer::ok(MANIFEST, "{}")).fails(Corrupt, &["names no configuration"]),
-        answer("a type with control characters", Answer::ok("text/\u{9}html", "<html>")).fails(Corrupt, &[none]),
+        answer("a type with control characters", Answer::ok("text/\u{9}html", "<html>")).fails(Corrupt, &[page]),
     ]
 }
 

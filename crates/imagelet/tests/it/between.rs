@@ -173,9 +173,12 @@ fn a_pull_and_a_removal_cost_the_runtime_no_more_calls_than_they_need() {
         assert_eq!(methods(), ["PullImage", "ImageStatus"]);
         client.remove(&ImageSpec::new(NAME)).await.unwrap();
         let mut asked = methods();
-        // Who uses it is asked for at once.
+        // Who uses it is asked for at once; what its records are called before, and whether it is gone afterwards.
         asked.sort_unstable();
-        assert_eq!(asked, ["ImageStatus", "ListContainers", "ListPodSandbox", "RemoveImage"]);
+        assert_eq!(
+            asked,
+            ["ImageStatus", "ImageStatus", "ImageStatus", "List", "ListContainers", "ListPodSandbox", "RemoveImage"]
+        );
     });
 }
 

@@ -30,10 +30,11 @@ use super::{
     status::PullStatus,
 };
 use crate::{
+    audit_log::PullHost,
     credentials::PullCredentials,
     events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    runtime::{Party, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
+    runtime::{ErrorClass, Party, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
@@ -203,14 +204,14 @@ impl Puller {
         let tried_max = if self.compatibility.is_kubelet() { usize::MAX } else { CREDENTIALS_MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
             let request = with_credentials(&work.request, &work.credentials, attempt);
-            let senders = Arc::<Mutex<Vec<String>>>::default();
-            match self.runtime.pull(&request, noting_senders(progress, &senders)).await {
-                Ok(id) => {
-                    let senders = std::mem::take(&mut *senders.lock().unwrap_or_else(PoisonError::into_inner));
-                    return Ok((id, attempt, senders));
-                }
+            let hosts = Arc::<Mutex<AskedHosts>>::default();
+            let outcome = self.runtime.pull(&request, noting_hosts(progress, &hosts)).await;
+            let hosts = std::mem::take(&mut *hosts.lock().unwrap_or_else(PoisonError::into_inner));
+            match outcome {
+                Ok(id) => return Ok((id, attempt, hosts.senders)),
                 Err(error) => {
-                    let is_final = !self.compatibility.is_kubelet() && no_credential_helps(error.kind());
+                    let helps_none = no_credential_helps(error.kind()) && !hosts.has_refused;
+                    let is_final = !self.compatibility.is_kubelet() && helps_none;
                     failures.push(error);
                     if is_final {
                         break;
@@ -247,13 +248,32 @@ pub(super) fn with_credentials(request: &PullRequest, credentials: &PullCredenti
     }
 }
 
-/// Passes the progress on, and keeps the hosts that sent something.
-fn noting_senders(progress: &Progress, senders: &Arc<Mutex<Vec<String>>>) -> Progress {
-    let (progress, senders) = (Arc::clone(progress), Arc::clone(senders));
+/// The hosts of an attempt.
+#[derive(Debug, Default)]
+struct AskedHosts {
+    /// Those that sent something.
+    senders: Vec<String>,
+    /// One of them refused its credential: the next one may open it, whatever became of the others.
+    has_refused: bool,
+}
+
+impl AskedHosts {
+    fn of(hosts: &[PullHost]) -> Self {
+        let is_refusal = |class: &String| {
+            [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word).contains(&class.as_str())
+        };
+        let senders = hosts.iter().filter(|host| host.manifest || host.bytes > 0).map(|host| host.host.clone());
+        let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
+        Self { senders: senders.collect(), has_refused }
+    }
+}
+
+/// Passes the progress on, and keeps what it says of hosts.
+fn noting_hosts(progress: &Progress, asked: &Arc<Mutex<AskedHosts>>) -> Progress {
+    let (progress, asked) = (Arc::clone(progress), Arc::clone(asked));
     Arc::new(move |event| {
         if let PullEvent::Hosts(hosts) = &event {
-            let sent = hosts.iter().filter(|host| host.manifest || host.bytes > 0).map(|host| host.host.clone());
-            *senders.lock().unwrap_or_else(PoisonError::into_inner) = sent.collect();
+            *asked.lock().unwrap_or_else(PoisonError::into_inner) = AskedHosts::of(hosts);
         }
         progress(event);
     })

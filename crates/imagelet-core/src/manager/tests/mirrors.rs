@@ -5,7 +5,7 @@ use crate::{
     audit_log::PullHost,
     image::Reference,
     records::RecordsSettings,
-    runtime::{PullEvent, RegistryHost},
+    runtime::{ErrorClass, PullEvent, RegistryHost},
 };
 
 const IMAGE: &str = "reg.io/team/app:v1";
@@ -16,12 +16,18 @@ const MIRROR: &str = "m.example:5000";
 struct Mirrored {
     scripted: Scripted,
     password: &'static str,
+    /// What a pull fails with that the mirror refuses: the answer of the registry behind it.
+    kind: RuntimeErrorKind,
     shown: Mutex<Vec<PullRequest>>,
 }
 
 impl Mirrored {
     fn new(password: &'static str) -> Arc<Self> {
-        Arc::new(Self { scripted: Scripted::default(), password, shown: Mutex::default() })
+        Self::before(RuntimeErrorKind::Denied, password)
+    }
+
+    fn before(kind: RuntimeErrorKind, password: &'static str) -> Arc<Self> {
+        Arc::new(Self { scripted: Scripted::default(), password, kind, shown: Mutex::default() })
     }
 
     /// The passwords for the registry and for the mirror, of each attempt.
@@ -54,7 +60,9 @@ impl ImageService for Mirrored {
         self.shown.lock().unwrap().push(request.clone());
         let accepted = Credential { server_address: MIRROR.into(), ..login(self.password) };
         if !request.host_credentials.contains(&accepted) {
-            return Err(RuntimeError::new(RuntimeErrorKind::Denied, "the mirror rejects it"));
+            let failures = [(ErrorClass::Unauthorized.word().to_owned(), 1)].into();
+            progress(PullEvent::Hosts(vec![PullHost { host: MIRROR.into(), failures, ..PullHost::default() }]));
+            return Err(RuntimeError::new(self.kind, "the mirror rejects it"));
         }
         let host = PullHost { host: MIRROR.into(), manifest: true, ..PullHost::default() };
         progress(PullEvent::Hosts(vec![host]));
@@ -119,17 +127,19 @@ async fn a_mirror_is_shown_the_nodes_own_credential_for_it_whatever_the_caller_b
 
 #[tokio::test(start_paused = true)]
 async fn each_credential_for_a_mirror_is_tried_as_each_one_for_the_registry() {
-    let store = Mirrored::new("right");
-    let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted::default());
-    let secrets = vec![
-        secret_for("a", "reg.io", "r"),
-        secret_for("b", MIRROR, "wrong"),
-        secret_for("c", &format!("{MIRROR}/team"), "longer"),
-        secret_for("d", MIRROR, "right"),
-    ];
-    node.ensure(&EnsureRequest { secrets, ..request(IMAGE) }).await.unwrap();
-    let expected = ["longer", "wrong", "right"].map(|of_mirror| ("r".to_owned(), of_mirror.to_owned()));
-    assert_eq!(store.shown(), expected);
+    for behind in [RuntimeErrorKind::Denied, RuntimeErrorKind::RegistryUnavailable] {
+        let store = Mirrored::before(behind, "right");
+        let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted::default());
+        let secrets = vec![
+            secret_for("a", "reg.io", "r"),
+            secret_for("b", MIRROR, "wrong"),
+            secret_for("c", &format!("{MIRROR}/team"), "longer"),
+            secret_for("d", MIRROR, "right"),
+        ];
+        node.ensure(&EnsureRequest { secrets, ..request(IMAGE) }).await.unwrap();
+        let expected = ["longer", "wrong", "right"].map(|of_mirror| ("r".to_owned(), of_mirror.to_owned()));
+        assert_eq!(store.shown(), expected, "{behind:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

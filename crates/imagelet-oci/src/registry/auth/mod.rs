@@ -92,9 +92,6 @@ impl PullSession {
             // Public content needs no credential.
             host.withheld.get_or_init(|| target.origin.clone());
         }
-        if credential.is_some() {
-            host.show();
-        }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;
         // One slot for both forms, before the deadline: a wait for other pulls says nothing of the service.
@@ -130,7 +127,11 @@ impl PullSession {
         request: Request,
         place: &str,
     ) -> Result<Option<Secret>, Failure> {
+        let has_credential = request.form.is_some() || request.bound.contains_key(header::AUTHORIZATION);
         let answer = self.shared.transport.send(request, &self.reception).await?;
+        if has_credential {
+            host.show();
+        }
         let kind = answer.header("content-type").to_owned();
         let wait = requested_wait(&answer.headers, SystemTime::now());
         let body = self.shared.transport.read(answer.body, TOKEN_BYTES_MAX, &self.reception).await;

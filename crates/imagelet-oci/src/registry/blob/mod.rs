@@ -58,8 +58,8 @@ impl PullSession {
     ) -> Result<DocumentBytes, RuntimeError> {
         let digest = &descriptor.digest;
         if descriptor.size > limit {
-            let (size, limit) = (ByteSize(descriptor.size), ByteSize(limit));
-            return Err(unacceptable(format!("blob `{digest}` has {size}; the limit is {limit}")));
+            let (beyond, limit) = (ByteSize(descriptor.size - limit), ByteSize(limit));
+            return Err(unacceptable(format!("blob `{digest}` is {beyond} beyond the limit of {limit}")));
         }
         if let Some(archive) = self.archive() {
             let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());
@@ -195,11 +195,10 @@ impl BlobSource {
             let notes = locked(&self.notes);
             (notes.usable(&hosts), notes.whole_only.clone())
         };
-        let now = Instant::now();
         let suits = |host: &usize| {
             let standing = self.session.standing(*host);
             let sends_range = !whole_only.contains(host) || offset <= TWICE_MAX;
-            sends_range && !standing.is_bad && standing.held_until.is_none_or(|end| end <= now)
+            sends_range && !standing.is_bad && standing.held_until.is_none_or(|end| end <= Instant::now())
         };
         let others = usable.iter().copied().filter(|host| *host != slow);
         others.chain([slow]).find(suits)

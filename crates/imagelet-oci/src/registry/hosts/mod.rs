@@ -122,8 +122,14 @@ pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<Registry
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
     let mut others: Vec<RegistryHost> = Vec::new();
     for other in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
-        if !others.iter().any(|known| known.host == other.host) {
-            others.push(other);
+        match others.iter_mut().find(|known| known.host == other.host) {
+            // Two paths of one host: a key may name either.
+            Some(known) => {
+                let more = other.repositories.into_iter().filter(|name| !known.repositories.contains(name));
+                let more: Vec<String> = more.collect();
+                known.repositories.extend(more);
+            }
+            None => others.push(other),
         }
     }
     others
@@ -308,6 +314,24 @@ mod tests {
     use super::*;
 
     const PAGE: &str = include_str!("../../../../../docs/registries.md");
+
+    #[test]
+    fn two_paths_of_one_host_are_looked_up_both() {
+        let host = |base: &str| Host::new(Target::parse("https://h.example").unwrap().origin, base.to_owned());
+        let hosts = [host("/v2/proxy-a"), host("/v2/proxy-b"), host("/v2/proxy-a")];
+        let found = other_hosts(&hosts, &"r.example/app:v1".parse().unwrap());
+        let names: Vec<&str> = found.iter().flat_map(|host| &host.repositories).map(String::as_str).collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            names,
+            [
+                "h.example/proxy-a/app",
+                "h.example:443/proxy-a/app",
+                "h.example/proxy-b/app",
+                "h.example:443/proxy-b/app"
+            ]
+        );
+    }
 
     #[test]
     fn each_example_of_the_documentation_is_read_whole() {

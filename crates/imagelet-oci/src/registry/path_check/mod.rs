@@ -38,7 +38,8 @@ pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> V
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
-/// each layer. Nothing is retried, and nothing is stored.
+/// each layer. Nothing is retried, and nothing is stored. Without a `platform` it is that of this machine, and an image
+/// without an index may be for another one.
 ///
 /// # Errors
 /// The registry settings cannot be used.
@@ -46,9 +47,10 @@ pub async fn check_path(
     config: RegistryConfig,
     reference: &Reference,
     credentials: &[Credential],
-    platform: &Platform,
+    platform: Option<&Platform>,
     report: &mut (dyn FnMut(PathStep) + Send),
 ) -> Result<PathReport, RuntimeError> {
+    let wanted = platform.cloned().unwrap_or_else(Platform::host);
     let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
@@ -66,7 +68,7 @@ pub async fn check_path(
     walk.passed("mirrors", began.elapsed(), format!("in this order: {}", places.join(", ")));
     for host in hosts {
         walk.place = host.origin.authority();
-        walk.check_host(&registry, host, reference, credentials, platform).await;
+        walk.check_host(&registry, host, reference, credentials, (&wanted, platform.is_some())).await;
     }
     Ok(walk.found)
 }
@@ -84,7 +86,7 @@ impl Walk<'_> {
         host: Host,
         reference: &Reference,
         credentials: &[Credential],
-        platform: &Platform,
+        (platform, is_given): (&Platform, bool),
     ) {
         let can_resolve = host.can_resolve || reference.digest().is_some();
         if !host.can_pull || !can_resolve {
@@ -103,7 +105,7 @@ impl Walk<'_> {
         let layers = &resolved.manifest.layers;
         self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
         self.passed(Stage::Manifest.word(), took, resolved.root.digest.to_string());
-        if let Err((name, took, error)) = self.check_content(&session, &resolved, platform).await {
+        if let Err((name, took, error)) = self.check_content(&session, &resolved, (platform, is_given)).await {
             return self.failed(name, took, error);
         }
         self.found.is_served = true;
@@ -113,16 +115,17 @@ impl Walk<'_> {
         &mut self,
         session: &PullSession,
         resolved: &Resolved,
-        platform: &Platform,
+        (platform, is_given): (&Platform, bool),
     ) -> Result<(), (&'static str, Duration, RuntimeError)> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
         let config = resolved.manifest.read_config(&bytes);
-        let fits = config.and_then(|config| resolved.check_platform(&config, platform, true));
+        let fits = config.and_then(|config| resolved.check_platform(&config, platform, is_given));
         let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
         let other = fits.map_err(|error| ("platform", Duration::ZERO, error))?;
-        let other = other.map(|other| format!(", by the index; {other}")).unwrap_or_default();
+        let by = if resolved.is_named { "by the index" } else { "without an index" };
+        let other = other.map(|other| format!(", {by}; {other}")).unwrap_or_default();
         self.passed("platform", Duration::ZERO, format!("{platform}{other}"));
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;

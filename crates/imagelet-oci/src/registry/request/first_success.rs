@@ -183,11 +183,14 @@ impl PullSession {
         if runs.iter().any(|run| run.turn == Turn::Own) {
             return None;
         }
-        let is_asked = |host| runs.iter().any(|run| run.host == host && run.turn != Turn::Over);
-        let standing = |host| Standing { is_asked: is_asked(host), ..self.standing(host) };
-        let next = attempts.next(Instant::now(), standing)?;
         let is_beside = runs.iter().any(|run| run.turn == Turn::Shared);
-        (!is_beside || !attempts.has_failed(next.host)).then_some(next)
+        let is_running = |host: usize| {
+            // A head that is awaited proves the scheme.
+            let is_same = |other: usize| other == host || self.hosts[other].host.is_twin(&self.hosts[host].host);
+            runs.iter().any(|run| run.turn != Turn::Over && is_same(run.host))
+        };
+        let is_asked = |host| is_running(host) || (is_beside && attempts.has_failed(host));
+        attempts.next(Instant::now(), |host| Standing { is_asked: is_asked(host), ..self.standing(host) })
     }
 
     /// A head is too late. Of one host only the first such attempt goes on: it is the next to its answer.
@@ -196,6 +199,7 @@ impl PullSession {
         let (host, began) = (run.host, run.began);
         if let Some(head) = run.head.awaited() {
             self.record_failure(attempts, host, head.late(head_max), began);
+            attempts.remove(|other| self.hosts[host].host.is_twin(&self.hosts[other].host));
         }
         run.turn = Turn::Over;
         if runs.iter().any(|run| run.host == host && run.turn == Turn::Over && run.began < began) {

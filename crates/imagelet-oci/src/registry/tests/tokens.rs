@@ -190,6 +190,13 @@ async fn a_credential_that_was_not_asked_for_is_shown_before_a_refusal_is_believ
             assert!(fake.seen().iter().filter(|seen| seen.path == "/v2/").count() == 1, "{status} {guard:?}");
         }
     }
+    // What a server that fails for a moment answers says nothing of credentials.
+    let fake = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    fake.guard(Guard::Basic("user", "hunter2pass"));
+    fake.trick("/v1", 2, answer(404, &[], ""));
+    fake.trick("/v2/", 1, answer(503, &[], ""));
+    pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     // Without a credential there is nothing to show.
     let fake = FakeRegistry::start().await;
     fake.trick("/v1", 9, answer(403, &[], ""));
@@ -212,6 +219,11 @@ async fn no_message_calls_a_credential_rejected_that_was_not_sent() {
         assert!(error.chain().contains("not sent"), "{status} {challenge:?}: {}", error.chain());
         assert!(shown(&fake.seen()).iter().all(Option::is_none), "{status} {challenge:?}");
     }
+    let fake = FakeRegistry::start().await;
+    fake.trick("/v1", 9, answer(401, &[("www-authenticate", "Basic")], ""));
+    let kind = CredentialKind::RegistryToken(Secret::new("to\nken"));
+    let error = pull(&fake, Some(&Credential { kind, ..identity })).await.unwrap_err();
+    assert!(error.chain().contains("not sent"), "a token that no header carries: {}", error.chain());
 }
 
 #[tokio::test]

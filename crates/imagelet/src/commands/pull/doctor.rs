@@ -8,7 +8,7 @@ use std::{
 use imagelet_core::{
     credentials::{Credential, Provided, Secret},
     disks::{DiskProbe as _, StatVfs},
-    image::{ByteSize, Platform, Reference},
+    image::{ByteSize, Reference},
     runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
 };
 use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy, registry_hosts};
@@ -109,9 +109,9 @@ async fn walk(
         };
         steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
     }
-    let platform = arguments.platform.clone().unwrap_or_else(Platform::host);
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
-    let found = check_path(settings.registry.clone(), &reference, &credentials, &platform, &mut report).await;
+    let found =
+        check_path(settings.registry.clone(), &reference, &credentials, arguments.platform.as_ref(), &mut report).await;
     let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
     let place = image_disk(global, environment, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));

@@ -151,7 +151,7 @@ fn the_thresholds_of_a_kubelet_with_drop_ins_are_in_force_at_the_start_and_after
     assert_eq!(hard["value"]["memory.available"], "100Mi", "{hard}");
     assert_eq!(hard["source"], format!("{}:4", drop_ins.join("50-team.conf").display()));
     let log = daemon.part.log();
-    assert!(log.contains("say nothing about images and are ignored: --cgroup-driver, --v"), "{log}");
+    assert!(log.contains("say nothing about images are ignored: --cgroup-driver, --v"), "{log}");
 
     drop_in("90-local.conf", "imageGCHighThresholdPercent: 75\n");
     reload(&daemon, TAKEN);
@@ -255,7 +255,7 @@ fn a_broken_registry_configuration_refuses_that_registry_alone_until_it_is_mende
         ("a header no wire carries", format!("{host}header = {{x = \"a\\nb\"}}\n").into_bytes(), "header `x`"),
         ("a URL that is none", b"[host.\"http://:x\"]\n".to_vec(), "host"),
         ("no text", b"server = \"\xff\"\n".to_vec(), "UTF-8"),
-        ("too large", large.into_bytes(), "1 MiB"),
+        ("too large", large.into_bytes(), "1.05MB"),
     ];
     for (number, (what, text, word)) in bad.into_iter().enumerate() {
         fs::write(&file, text).unwrap();

@@ -199,7 +199,7 @@ async fn a_plugin_that_does_not_read_is_no_reason_to_hang() {
 async fn an_endless_answer_is_cut_off_and_an_endless_complaint_is_read_and_dropped() {
     let script = Script::new("echo $$ > leader; yes");
     let output = script.plugin.run(b"").await;
-    assert_eq!(error(&output), "standard output is longer than 1048576 bytes");
+    assert_eq!(error(&output), "standard output is longer than 1.05MB");
     script.gone("leader").await;
 
     let script = Script::new(&format!("yes | head -c 3000000 >&2; echo '{ANSWER}'"));
