@@ -417,7 +417,7 @@ mod tests {
         let place = folder.path().join("certs.d/mirror.example:5000");
         std::os::unix::fs::symlink("/nonexistent/redhat-uep.pem", place.join("redhat-ca.crt")).unwrap();
         assert_eq!(certificates(&[&file], "docker.io/a:v1"), with("https://registry-1.docker.io hub.crt"));
-        let found = load(&[file.clone()], &"docker.io/a:v1".parse().unwrap()).unwrap();
+        let found = load(std::slice::from_ref(&file), &"docker.io/a:v1".parse().unwrap()).unwrap();
         let [warning] = &found.warnings[..] else { panic!("{:?}", found.warnings) };
         assert!(warning.contains("redhat-ca.crt` leads to no file and is not used"), "{warning}");
         if !rustix::process::geteuid().is_root() {
