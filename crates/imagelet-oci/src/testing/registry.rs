@@ -194,9 +194,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, acceptor: Option<Tls
             let handshake = shared.fault.map(|fault| fault.listens).filter(|_| !is_storage);
             match (acceptor, handshake) {
                 (Some(acceptor), _) => {
-                    // A client that does not trust the certificate ends the handshake.
-                    if let Ok(stream) = acceptor.accept(stream).await {
-                        shared.serve(Either::Right(Box::new(stream)), is_storage).await;
+                    match acceptor.accept(stream).into_fallible().await {
+                        Ok(stream) => shared.serve(Either::Right(Box::new(stream)), is_storage).await,
+                        // A client that does not trust the certificate ends the handshake. A client that is refused has sent
+                        // more: closing on it would take the alert back.
+                        Err((_, mut stream)) => {
+                            let _ = stream.shutdown().await;
+                            until_closed(&mut stream).await;
+                        }
                     }
                 }
                 (None, Some(Listens::Handshake(answer))) => shared.answer_handshake(stream, answer).await,
