@@ -29,7 +29,7 @@ pub(crate) use self::{
     install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
     serve::ServeArgs,
     template::{Template, TemplateError},
-    usage_error::{format_of, usage_failure},
+    usage_error::{format_of, has_lines, usage_failure},
     values::Since,
 };
 
@@ -98,7 +98,7 @@ pub(crate) enum Command {
     /// Show one image.
     #[command(after_help = "Example: imagelet inspect --format '{{json .Config.Env}}' busybox:1.36")]
     Inspect {
-        /// Print nothing; exit 1 when the image is absent.
+        /// Print nothing of the image; exit 1 when it is absent.
         #[arg(short, long)]
         quiet: bool,
         /// Print by a template: `{{.Id}}`, `{{json .Config}}`, or `json`.

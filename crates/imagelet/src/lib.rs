@@ -32,7 +32,7 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 
-use cli::{Cli, Command, PodCommand, format_of, usage_failure};
+use cli::{Cli, Command, PodCommand, format_of, has_lines, usage_failure};
 use config::Environment;
 use failure::Failure;
 use output::Format;
@@ -66,7 +66,7 @@ pub fn run_process() -> ExitCode {
             if error.exit_code() == 0 {
                 return ExitCode::SUCCESS;
             }
-            usage_failure(&error).write(format_of(&arguments), false);
+            usage_failure(&error).write(format_of(&arguments), has_lines(&arguments));
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -79,14 +79,14 @@ pub fn run_process() -> ExitCode {
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);
     log::start(&environment, cli.command.is_daemon());
-    let (format, has_lines) = (cli.global.output, matches!(cli.command, Command::Events(_)));
+    let (format, is_line) = (cli.global.output, matches!(cli.command, Command::Events(_)));
     if let Command::Pod(PodCommand::Install(arguments)) = cli.command {
         // Before any other thread is started.
         return install::set_host_up(arguments, format).unwrap_or_else(|failure| report(&failure, format, false));
     }
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
-        Err(error) => return report(&Failure::of(&error), format, has_lines),
+        Err(error) => return report(&Failure::of(&error), format, is_line),
     };
     let is_daemon = cli.command.is_daemon();
     let outcome = runtime.block_on(commands::run(cli, environment));
@@ -96,7 +96,7 @@ pub fn run_process() -> ExitCode {
     }
     match outcome {
         Ok(code) => code,
-        Err(failure) => report(&failure, format, has_lines),
+        Err(failure) => report(&failure, format, is_line),
     }
 }
 

@@ -86,12 +86,15 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
         ("--image-credential-provider-config", "imageCredentialProviderConfigPath", provider_config),
         ("--image-credential-provider-bin-dir", "imageCredentialProviderBinDir", provider_binaries),
         ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
-        ("--kubeconfig", "kubernetes.kubeconfig", absolute(arguments.kubeconfig.as_ref())?),
         ("--node-name", "kubernetes.nodeName", arguments.node_name.clone()),
     ];
     let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
     for (flag, key, value) in own.chain(arguments.kubelet.given()) {
         sources.add_flag(flag, key, value);
+    }
+    // A kubelet's unit has it, and the kubelet asks its host for the name.
+    if let Some(kubeconfig) = absolute(arguments.kubeconfig.as_ref())?.filter(|_| sources.has_node()) {
+        sources.add_flag("--kubeconfig", "kubernetes.kubeconfig", kubeconfig);
     }
     Ok(sources)
 }
@@ -104,7 +107,7 @@ pub(crate) async fn check_files(settings: &Settings) -> Result<(), Failure> {
 
 fn settings_of(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Settings, Failure> {
     let sources = sources(arguments, global, environment)?;
-    if let Some(warning) = arguments.ignored_options() {
+    for warning in arguments.ignored_options(sources.has_node()) {
         tracing::warn!("{warning}");
     }
     if let Some(warning) = sources.exposed_password() {

@@ -178,7 +178,10 @@ api_documents! {
         shortfall: Option<String>,
         /// The minimum was not freed: the disk is above the high threshold, or less is free than requested.
         out_of_reach: bool,
-        failures: Vec<String>,
+        /// That, where something was to be removed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failure: Option<Failure>,
+        failures: Vec<Failure>,
     }
     CollectedRow {
         id: String,

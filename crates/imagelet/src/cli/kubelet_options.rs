@@ -41,11 +41,12 @@ const SWITCHES: &str = "
     experimental-kernel-memcg-notification fail-cgroupv1 fail-swap-on keep-terminated-pod-volumes
     kernel-memcg-notification log-cadvisor-usage log-text-split-stream logtostderr make-iptables-util-chains one-output
     protect-kernel-defaults redirect-container-streaming register-node register-schedulable rotate-certificates
-    rotate-server-certificates runonce seccomp-default skip-headers skip-log-headers";
+    rotate-server-certificates runonce seccomp-default skip-headers skip-log-headers storage-driver-secure";
 
-/// Lets the commands that read a daemon's options accept the ignored ones, without help.
+/// Lets the commands that read a daemon's options accept the ignored ones, without help, and of a repeated option take the
+/// last value, as the kubelet does: scripts append their options to those of a unit.
 pub(super) fn accept_ignored(command: Command) -> Command {
-    let serve = |command: Command| command.args(ignored_options());
+    let serve = |command: Command| command.args(ignored_options()).args_override_self(true);
     command.mut_subcommand("serve", serve).mut_subcommand("config", |config| config.mut_subcommand("show", serve))
 }
 
@@ -115,6 +116,10 @@ pub(super) fn gate(given: &[Pairs], key: &str) -> Option<Value> {
     let is_named = |(name, _): &&(String, String)| key.strip_prefix("featureGates.") == Some(name);
     let (_, value) = given.iter().flat_map(|pairs| &pairs.0).rfind(is_named)?;
     Some(go_bool(value)?.into())
+}
+
+pub(super) fn parse_go_bool(text: &str) -> Result<bool, String> {
+    go_bool(text).ok_or_else(|| format!("`{text}` is neither true nor false"))
 }
 
 fn go_bool(text: &str) -> Option<bool> {

@@ -6,7 +6,7 @@ use clap::{ArgAction, Args};
 use imagelet_core::text::GoDuration;
 use serde_json::Value;
 
-use super::kubelet_options::{Pairs, gate, map_of};
+use super::kubelet_options::{Pairs, gate, map_of, parse_go_bool};
 
 const ENSURE_SECRET: &str = "featureGates.KubeletEnsureSecretPulledImages";
 const MAXIMUM_AGE: &str = "featureGates.ImageMaximumGCAge";
@@ -48,7 +48,7 @@ pub(crate) struct ServeArgs {
     /// Without `--kubeconfig` the API server is reached by the service account of the pod that imagelet runs in.
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
-    /// Reach the API server by this kubeconfig.
+    /// Reach the API server by this kubeconfig; without the node's name it is ignored.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -59,11 +59,15 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// A warning that names the options without effect.
-    pub(crate) fn ignored_options(&self) -> Option<String> {
+    /// Warnings that name the options without effect; `has_node`: flags or files name the node.
+    pub(crate) fn ignored_options(&self, has_node: bool) -> impl Iterator<Item = String> {
         let names = self.ignored.join(", ");
-        (!names.is_empty())
-            .then(|| format!("options of the kubelet that say nothing about images are ignored: {names}"))
+        let names = (!names.is_empty())
+            .then(|| format!("options of the kubelet that say nothing about images are ignored: {names}"));
+        let kubeconfig = self.kubeconfig.as_ref().filter(|_| !has_node);
+        let kubeconfig =
+            kubeconfig.map(|_| "--kubeconfig is ignored: neither --node-name nor a file names the node".to_owned());
+        names.into_iter().chain(kubeconfig)
     }
 }
 
@@ -84,7 +88,7 @@ pub(crate) struct KubeletFlags {
     #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
     maximum_image_ttl_duration: Option<GoDuration>,
     /// `serializeImagePulls`; without a value it is true.
-    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_go_bool, action = ArgAction::Set)]
     serialize_image_pulls: Option<bool>,
     /// `registryPullQPS`; 0 is no bound.
     #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
@@ -129,7 +133,7 @@ pub(crate) struct KubeletFlags {
     #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
     node_status_update_frequency: Option<GoDuration>,
     /// `localStorageCapacityIsolation`; without a value it is true.
-    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    #[arg(long, hide_short_help = true, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_go_bool, action = ArgAction::Set)]
     local_storage_capacity_isolation: Option<bool>,
     /// `eventRecordQPS`.
     #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]

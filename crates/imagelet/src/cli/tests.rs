@@ -95,7 +95,10 @@ fn the_options_of_a_kubelets_unit_are_taken_or_ignored_by_name() {
                 --pod-infra-container-image=registry.k8s.io/pause:3.10 --max-pods 29 --v=2 -v 4 --fail-swap-on=false \
                 --cgroup-driver systemd --cloud-provider= --node-labels=a=b,c=d --register-with-taints a=b:NoSchedule \
                 --runonce --rotate-certificates --feature-gates=CloudDualStackNodeIPs=true,ImageMaximumGCAge=false \
-                --container-runtime=remote --oom-score-adj -999 --image-gc-high-threshold=100 --runtime-request-timeout=0";
+                --container-runtime=remote --oom-score-adj -999 --image-gc-high-threshold=90 --image-gc-high-threshold=100 \
+                --runtime-request-timeout=0 --serialize-image-pulls=true --serialize-image-pulls=F \
+                --local-storage-capacity-isolation=True --storage-driver-secure --storage-driver-secure=false \
+                --bootstrap-kubeconfig=/b --kubeconfig=/k";
     for command in ["serve", "config show"] {
         let cli = read(&format!("{command} {unit}")).expect("accepted");
         let arguments = match cli.command {
@@ -108,25 +111,39 @@ fn the_options_of_a_kubelets_unit_are_taken_or_ignored_by_name() {
             given,
             [
                 "--image-gc-high-threshold imageGCHighThresholdPercent 100",
+                "--serialize-image-pulls serializeImagePulls false",
                 r#"--eviction-hard evictionHard {"imagefs.available":"5%","memory.available":"50Mi","nodefs.available":"5%"}"#,
                 r#"--eviction-minimum-reclaim evictionMinimumReclaim {"imagefs.available":"10%"}"#,
                 r#"--pod-infra-container-image podInfraContainerImage "registry.k8s.io/pause:3.10""#,
                 "--feature-gates featureGates.ImageMaximumGCAge false",
                 "--max-pods maxPods 29",
+                "--local-storage-capacity-isolation localStorageCapacityIsolation true",
             ]
         );
-        let warning = arguments.ignored_options().expect("a warning");
-        for name in ["v", "fail-swap-on", "cgroup-driver", "cloud-provider", "node-labels", "runonce", "oom-score-adj"]
-        {
+        let warnings: Vec<String> = arguments.ignored_options(false).collect();
+        let [warning, of_kubeconfig] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(of_kubeconfig.starts_with("--kubeconfig is ignored: neither --node-name"), "{of_kubeconfig}");
+        assert_eq!(arguments.ignored_options(true).count(), 1);
+        for name in [
+            "v",
+            "storage-driver-secure",
+            "fail-swap-on",
+            "cgroup-driver",
+            "cloud-provider",
+            "node-labels",
+            "runonce",
+            "oom-score-adj",
+        ] {
             assert!(warning.contains(&format!("--{name}")), "{name}: {warning}");
         }
         assert!(!warning.contains("--max-pods") && !warning.contains("--docker"), "{warning}");
     }
-    assert_eq!(ServeArgs::default().ignored_options(), None);
+    assert_eq!(ServeArgs::default().ignored_options(false).count(), 0);
     for line in [
         "serve --eviction-hrad=a<1%",
         "serve --eviction-hard=a",
         "serve --feature-gates=A=perhaps",
+        "serve --serialize-image-pulls=perhaps",
         "pull --node-ip 1 a",
     ] {
         assert_eq!(read(line).expect_err(line).exit_code(), 2, "{line}");

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ValueEnum as _, error::ErrorKind};
 
+use super::command;
 use crate::{failure::Failure, output::Format};
 
 /// The format that a command line asks for, although it does not read.
@@ -19,6 +20,13 @@ pub(crate) fn format_of(arguments: &[OsString]) -> Format {
         format = value.and_then(|value| Format::from_str(&value, false).ok()).unwrap_or(format);
     }
     format
+}
+
+/// Whether the command of a line is one that prints lines, although the line does not read.
+pub(crate) fn has_lines(arguments: &[OsString]) -> bool {
+    let commands = command();
+    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
+    words.find_map(|word| commands.find_subcommand(&*word)).is_some_and(|found| found.get_name() == "events")
 }
 
 /// What is wrong in a command line: its message without usage, and a tip as the hint.
@@ -55,6 +63,19 @@ mod tests {
             ("i ls -o", Format::Table),
         ] {
             assert_eq!(format_of(&line.split(' ').map(OsString::from).collect::<Vec<_>>()), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_command_is_found_in_a_line_that_does_not_read() {
+        for (line, expected) in [
+            ("i events --since yesterday -o json", true),
+            ("i -o json events --frob", true),
+            ("i pull events --frob", false),
+            ("i frob -o json", false),
+            ("i", false),
+        ] {
+            assert_eq!(has_lines(&line.split(' ').map(OsString::from).collect::<Vec<_>>()), expected, "{line}");
         }
     }
 

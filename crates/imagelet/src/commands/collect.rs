@@ -6,6 +6,7 @@ use imagelet_core::image::{ByteSize, Percent, counted};
 
 use super::images_write::note;
 use crate::{
+    EXIT_USAGE,
     api::{CollectRequest, Collected, CollectedRow, silences},
     cli::GcArgs,
     failure::Failure,
@@ -24,7 +25,15 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         enforce: arguments.enforce,
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
-    let done = node.ask(request, silences(note)).await?;
+    let done = match node.ask(request, silences(note)).await {
+        // A threshold against the configured one, which the command line does not know.
+        Err(failure) if failure.reason == "InvalidArgument" => {
+            failure.print();
+            failure.write(format, false);
+            return Ok(ExitCode::from(EXIT_USAGE));
+        }
+        done => done?,
+    };
     print(format, &done, |out| {
         plan(&done, format).write(out)?;
         writeln!(out, "{}", summary(&done, is_by_threshold))
@@ -33,7 +42,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         note(&format!("warning: {shortfall}"));
     }
     for failure in &done.failures {
-        Failure::new("Failed", failure.clone()).print();
+        failure.print();
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);

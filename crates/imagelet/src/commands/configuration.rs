@@ -27,9 +27,6 @@ pub(super) async fn run(
         ConfigCommand::Show(arguments) => (*arguments, false),
     };
     let format = global.output;
-    if let Some(warning) = arguments.ignored_options() {
-        note(&format!("warning: {warning}"));
-    }
     let invalid = |error: ConfigError| match error {
         ConfigError::Read { .. } => Failure::of(&error),
         ConfigError::Invalid(_) => Failure::of(&error).or_hint("`imagelet help configuration` lists all keys"),
@@ -38,6 +35,9 @@ pub(super) async fn run(
         check(&arguments, environment).map_err(invalid)?;
     }
     let sources = sources(&arguments, global, environment)?;
+    for warning in arguments.ignored_options(sources.has_node()) {
+        note(&format!("warning: {warning}"));
+    }
     let settings = sources.settings().map_err(invalid)?;
     let effective = sources.effective()?;
     if is_check {

@@ -128,11 +128,15 @@ pub(super) async fn inspect(
     let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
     let image = match &found.image {
         Some(_) if quiet => return Ok(ExitCode::SUCCESS),
-        None if quiet => return Ok(ExitCode::FAILURE),
         Some(image) => image,
         None => {
-            return Err(Failure::new("NotFound", format!("no image `{}`", shown_name(&name)))
-                .or_hint("`imagelet ls` lists what is present"));
+            let failure = Failure::new("NotFound", format!("no image `{}`", shown_name(&name)))
+                .or_hint("`imagelet ls` lists what is present");
+            if quiet {
+                failure.write(format, false);
+                return Ok(ExitCode::FAILURE);
+            }
+            return Err(failure);
         }
     };
     if let Some(template) = template {

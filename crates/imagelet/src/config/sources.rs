@@ -145,6 +145,12 @@ impl Sources {
         Some((value.as_str().filter(|endpoint| !endpoint.is_empty())?, source))
     }
 
+    /// Whether a flag or a file names the node.
+    pub(crate) fn has_node(&self) -> bool {
+        let name = self.given.get("kubernetes.nodeName").and_then(|given| given.value.as_str());
+        name.is_some_and(|name| !name.is_empty())
+    }
+
     /// A warning where every user may read the password of a proxy in a file.
     pub(crate) fn exposed_password(&self) -> Option<String> {
         let Given { value, source: Source::File(path, _), .. } = self.given.get(PROXIES)? else { return None };

@@ -144,6 +144,10 @@ fn over_the_store() -> Value {
     daemon.run(["unmount", target]).ok();
     let stderr = daemon.run(["gc", "--free", "1000G"]).refused(&["Insufficient free disk space"]);
     assert!(stderr.contains("and none was deleted"), "{stderr}");
+    let document: Value = serde_json::from_str(&daemon.run(["gc", "--free", "1000G", "-o", "json"]).stdout).unwrap();
+    let failure = &document["failure"];
+    assert_eq!((&document["outOfReach"], &failure["reason"]), (&true.into(), &"FreeDiskSpaceFailed".into()));
+    assert_eq!(failure["message"], document["shortfall"], "{document:#}");
     assert!(names.all().iter().any(|name| present(&daemon, name)), "an image went in vain");
     daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert!(names.all().iter().all(|name| !present(&daemon, name)), "an image outlived its last use and its pin");

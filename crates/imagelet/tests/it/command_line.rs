@@ -101,8 +101,9 @@ fn each_failed_command_prints_its_failure_as_a_document_where_a_program_asks_for
     let store = folder.path().join("store");
     with_store(&store, ["pin", "reg.test/none"]).ok();
     let archive = folder.path().join("out.tar");
-    let cases: [(i32, &[&str]); 20] = [
+    let cases: [(i32, &[&str]); 22] = [
         (1, &["inspect", "absent:v1"]),
+        (1, &["inspect", "-q", "absent:v1"]),
         (1, &["rm", "absent:v1"]),
         (1, &["untag", "absent:v1"]),
         (1, &["unpin", "reg.test/other"]),
@@ -122,15 +123,16 @@ fn each_failed_command_prints_its_failure_as_a_document_where_a_program_asks_for
         (2, &["frob"]),
         (2, &["pull"]),
         (2, &["gc", "--high", "101"]),
+        (2, &["gc", "--low", "90"]),
     ];
     for (code, arguments) in cases {
-        let is_of_store = !arguments.contains(&"--endpoint") && code == 1;
+        let is_of_store = !arguments.contains(&"--endpoint") && (code == 1 || arguments.contains(&"--low"));
         let store = is_of_store.then(|| ["--store", store.to_str().unwrap()]);
         let command = |format: &str| run(program().args(store.iter().flatten()).args(arguments).args(["-o", format]));
         let outcome = command("json");
         let case = format!("{arguments:?}: {outcome:?}");
         assert_eq!(outcome.code, code, "{case}");
-        assert!(outcome.stderr.contains("error: "), "{case}");
+        assert_eq!(outcome.stderr.contains("error: "), !arguments.contains(&"-q"), "{case}");
         let document: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{case}"));
         let failure =
             if document["failures"].is_array() { &document["failures"][0]["failure"] } else { &document["failure"] };
@@ -142,9 +144,11 @@ fn each_failed_command_prints_its_failure_as_a_document_where_a_program_asks_for
         assert_eq!((table.code, table.stdout.as_str()), (code, ""), "{arguments:?}");
     }
     // Behind lines of events, the failure is a line.
-    let outcome = with_store(&store, ["events", "-o", "json"]);
-    let line: serde_json::Value = serde_json::from_str(outcome.stdout.lines().next().unwrap()).unwrap();
-    assert_eq!((line["type"].as_str(), outcome.stdout.lines().count()), (Some("failure"), 1), "{outcome:?}");
+    for arguments in [&["events", "-o", "json"][..], &["events", "-o", "json", "--since", "yesterday"]] {
+        let outcome = with_store(&store, arguments);
+        let line: serde_json::Value = serde_json::from_str(outcome.stdout.lines().next().unwrap()).unwrap();
+        assert_eq!((line["type"].as_str(), outcome.stdout.lines().count()), (Some("failure"), 1), "{outcome:?}");
+    }
 }
 
 #[test]

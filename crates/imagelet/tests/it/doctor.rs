@@ -149,4 +149,14 @@ fn a_refusal_by_the_node_is_no_success_of_another_host() {
     let (text, outcome) = doctor("");
     assert!(text.contains("✗   credentials") && text.contains("all the same, so that a pull may succeed"), "{text}");
     outcome.refused(&["docker-credential-absent-here"]);
+
+    // The mirror would be asked without its credential.
+    let hosts = folder.path().join("certs.d");
+    fs::create_dir_all(hosts.join(host)).unwrap();
+    fs::write(hosts.join(host).join("hosts.toml"), "[host.\"http://127.0.0.1:1\"]\n").unwrap();
+    fs::write(home.join("config.json"), r#"{"credHelpers": {"127.0.0.1:1": "absent-here"}}"#).unwrap();
+    let (text, outcome) = doctor(&format!("registry: {{configPath: '{}'}}\n", hosts.display()));
+    let is_named = |row: &str| row.split_whitespace().take(3).eq(["✗", "credentials", "127.0.0.1:1"]);
+    assert!(text.lines().any(is_named), "{text}");
+    outcome.refused(&["the first step that fails is `credentials` at `127.0.0.1:1`", "docker-credential-absent-here"]);
 }

@@ -1,6 +1,6 @@
 //! A daemon that knows the pods of its node: what waits for an image is kept and shown, whatever the API server does.
 
-use std::{net::TcpStream, path::Path};
+use std::{fs, net::TcpStream, path::Path};
 
 use imagelet_kube::testing::{ApiFault, FakeApi, FakeApiOptions};
 use serde_json::json;
@@ -151,6 +151,23 @@ fn a_node_without_a_way_to_its_api_server_is_a_mistake_of_the_configuration() {
     let socket = folder.path().join("imagelet.sock");
     let serve = |arguments: &[&str]| run(program().arg("serve").arg("--socket").arg(&socket).args(arguments));
     serve(&["--node-name", "node-1"]).refused(&["kubernetes.nodeName needs kubernetes.kubeconfig"]);
-    serve(&["--kubeconfig", "/etc/kubeconfig"]).refused(&["kubernetes.kubeconfig needs kubernetes.nodeName"]);
+    let file = folder.path().join("config.yaml");
+    let write = |kubernetes: &str| {
+        let head = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n";
+        fs::write(&file, format!("{head}kubernetes: {{{kubernetes}}}\n")).unwrap();
+    };
+    write("kubeconfig: /etc/kubeconfig");
+    let file_name = file.to_str().unwrap();
+    serve(&["--config", file_name]).refused(&["kubernetes.kubeconfig needs kubernetes.nodeName"]);
+    // The options of a kubelet's unit have no name of the node.
+    let show = |arguments: &[&str]| run(program().args(["config", "show"]).args(arguments));
+    let unit = ["--bootstrap-kubeconfig=/etc/bootstrap", "--kubeconfig=/etc/kubeconfig"];
+    let shown = show(&unit);
+    assert!(shown.stderr.contains("warning: --kubeconfig is ignored: neither --node-name"), "{shown:?}");
+    assert!(!shown.ok().contains("/etc/kubeconfig"));
+    write("nodeName: node-1");
+    let shown = show(&[&unit[..], &["--config", file_name]].concat());
+    assert!(!shown.stderr.contains("--kubeconfig is ignored"), "{shown:?}");
+    assert!(shown.ok().contains("/etc/kubeconfig"));
     serve(&["--kubeconfig", "/etc/kubeconfig", "--node-name", "Node_1"]).refused(&["must be the name of a Node"]);
 }

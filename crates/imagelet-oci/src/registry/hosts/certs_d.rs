@@ -8,7 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -59,7 +59,8 @@ pub(super) fn load(root: &Path, registry: &str, found: &mut Vec<String>) -> Resu
             parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem))?
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let own = Host::own(registry).and_then(|host| with_certificates(host, &directory));
+            let files = certificate_files(&directory).map_err(|error| complaint(&directory, &error.to_string()))?;
+            let own = Host::own(registry).and_then(|host| with_certificates(host, &files));
             vec![own.map_err(|problem| complaint(&directory, &problem))?]
         }
         Err(error) => return Err(complaint(&file, &error.to_string())),
@@ -199,11 +200,15 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-fn with_certificates(mut host: Host, directory: &Path) -> Result<Host, String> {
-    let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
+fn certificate_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory)?;
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).take(256).collect();
     paths.sort();
-    for path in &paths {
+    Ok(paths)
+}
+
+fn with_certificates(mut host: Host, files: &[PathBuf]) -> Result<Host, String> {
+    for path in files {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
             Some("crt") => host.connection.tls.authorities.push(pem(path)?),
             Some("cert") if host.connection.tls.identities.len() < IDENTITIES_MAX => {
@@ -217,8 +222,14 @@ fn with_certificates(mut host: Host, directory: &Path) -> Result<Host, String> {
 }
 
 /// Adds the certificates of a host that `registries.conf` is about (containers-certs.d(5)): those of the first folder with
-/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system.
-pub(super) fn add_certificates(sources: &[PathBuf], host: &mut Host) -> Result<(), RuntimeError> {
+/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system. As in
+/// containers/image, an authority that is a link to no file is passed over, and so is a folder that this user may not read:
+/// packages link to files of other packages, and the folder is for the registries of others, too.
+pub(super) fn add_certificates(
+    sources: &[PathBuf],
+    host: &mut Host,
+    warnings: &mut Vec<String>,
+) -> Result<(), RuntimeError> {
     let trees = sources.iter().filter(|source| kind_of(source) == SourceKind::CertsD).cloned();
     let files = sources.iter().filter(|source| kind_of(source) == SourceKind::RegistriesConf);
     let beside = files.filter_map(|file| Some(file.parent()?.join("certs.d")));
@@ -232,12 +243,28 @@ pub(super) fn add_certificates(sources: &[PathBuf], host: &mut Host) -> Result<(
         if let Some(directory) = names.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {
             check_folder(&root)?;
             check_folder(&directory)?;
-            let found = with_certificates(host.clone(), &directory);
+            let (absent, files): (Vec<_>, Vec<_>) = match certificate_files(&directory) {
+                Ok(files) => files.into_iter().partition(|path| is_absent_authority(path)),
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    let warning = "the folder cannot be read by this user, and its certificates are not used";
+                    warn_once(&directory, vec![warning.to_owned()], warnings);
+                    return Ok(());
+                }
+                Err(error) => return Err(complaint(&directory, &error.to_string())),
+            };
+            let absent = absent.iter().map(|path| format!("`{}` leads to no file and is not used", path.display()));
+            warn_once(&directory, absent.collect(), warnings);
+            let found = with_certificates(host.clone(), &files);
             *host = found.map_err(|problem| complaint(&directory, &problem))?;
             return Ok(());
         }
     }
     Ok(())
+}
+
+fn is_absent_authority(path: &Path) -> bool {
+    let is_absent = || std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    path.extension().is_some_and(|extension| extension == "crt") && is_absent()
 }
 
 /// Reads each `hosts.toml` of a tree.

@@ -155,7 +155,7 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Configu
         };
         if let Some(mut hosts) = found {
             if kind_of(source) == SourceKind::RegistriesConf {
-                hosts.iter_mut().try_for_each(|host| certs_d::add_certificates(sources, host))?;
+                hosts.iter_mut().try_for_each(|host| certs_d::add_certificates(sources, host, &mut warnings))?;
             }
             return Ok(ConfiguredHosts { hosts, warnings });
         }
@@ -163,7 +163,7 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Configu
     let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem));
     let mut own = own?;
     if sources.iter().any(|source| kind_of(source) == SourceKind::RegistriesConf) {
-        certs_d::add_certificates(sources, &mut own)?;
+        certs_d::add_certificates(sources, &mut own, &mut warnings)?;
     }
     Ok(ConfiguredHosts { hosts: vec![own], warnings })
 }
@@ -194,7 +194,11 @@ fn kind_of(source: &Path) -> SourceKind {
 /// files that cannot be used. An absent source is none.
 pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     let mut found = Vec::new();
-    for source in sources.iter().filter(|source| source.exists()) {
+    let is_there = |source: &&PathBuf| {
+        let has_drop_ins = || kind_of(source) == SourceKind::RegistriesConf && registries_conf::folder(source).exists();
+        source.exists() || has_drop_ins()
+    };
+    for source in sources.iter().filter(is_there) {
         let checked = match kind_of(source) {
             SourceKind::RegistriesConf => registries_conf::check(source, &mut found),
             SourceKind::RegistriesYaml => registries_yaml::check(source, &mut found),
@@ -364,5 +368,71 @@ mod tests {
             hosts_found.extend(hosts.into_iter().filter(|host| host.is_mirror));
         }
         assert_eq!(hosts_found.len(), 7, "one mirror per example");
+    }
+
+    #[test]
+    fn the_certificates_of_a_host_that_the_file_names_are_those_of_certs_d() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("registries.conf");
+        let text = "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"mirror.example:5000/hub\"\n\
+                    [[registry.mirror]]\nlocation = \"lan.example\"\ninsecure = true\n";
+        std::fs::write(&file, text).unwrap();
+        let tree = folder.path().join("tree");
+        for (place, names) in [
+            ("certs.d/mirror.example:5000", &["ca.crt", "client.cert", "client.key", "note.txt"][..]),
+            ("certs.d/docker.io", &["hub.crt"]),
+            ("certs.d/lan.example:443", &["lan.crt"]),
+            ("certs.d/unnamed.example", &["own.crt"]),
+            ("tree/docker.io", &["first.crt", "second.crt"]),
+        ] {
+            let place = folder.path().join(place);
+            std::fs::create_dir_all(&place).unwrap();
+            for name in names {
+                std::fs::write(place.join(name), *name).unwrap();
+            }
+        }
+        let certificates = |sources: &[&Path], name: &str| {
+            let sources: Vec<PathBuf> = sources.iter().map(|source| (*source).to_owned()).collect();
+            let hosts = load(&sources, &name.parse().unwrap()).unwrap().hosts;
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+            let of_host = |host: &Host| {
+                let tls = &host.connection.tls;
+                let authorities = tls.authorities.iter().map(|bytes| text(bytes));
+                authorities
+                    .chain(tls.identities.iter().map(|identity| text(&identity.key)))
+                    .collect::<Vec<_>>()
+                    .join("+")
+            };
+            hosts.iter().map(|host| format!("{} {}", host.origin, of_host(host))).collect::<Vec<_>>()
+        };
+        let mirrors =
+            ["https://mirror.example:5000 ca.crt+client.key", "https://lan.example lan.crt", "http://lan.example "];
+        let with = |own: &str| mirrors.iter().copied().chain([own]).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(certificates(&[&file], "docker.io/a:v1"), with("https://registry-1.docker.io hub.crt"));
+        let first = with("https://registry-1.docker.io first.crt+second.crt");
+        assert_eq!(certificates(&[&file, &tree], "docker.io/a:v1"), first, "a configured tree goes before");
+        assert_eq!(certificates(&[&file], "unnamed.example/a:v1"), ["https://unnamed.example own.crt"]);
+        assert_eq!(certificates(&[&tree], "unnamed.example/a:v1"), ["https://unnamed.example "], "without the file");
+        // Packages link to files of other packages.
+        let place = folder.path().join("certs.d/mirror.example:5000");
+        std::os::unix::fs::symlink("/nonexistent/redhat-uep.pem", place.join("redhat-ca.crt")).unwrap();
+        assert_eq!(certificates(&[&file], "docker.io/a:v1"), with("https://registry-1.docker.io hub.crt"));
+        let found = load(std::slice::from_ref(&file), &"docker.io/a:v1".parse().unwrap()).unwrap();
+        let [warning] = &found.warnings[..] else { panic!("{:?}", found.warnings) };
+        assert!(warning.contains("redhat-ca.crt` leads to no file and is not used"), "{warning}");
+        if !rustix::process::geteuid().is_root() {
+            let set_mode = |mode| {
+                use std::os::unix::fs::PermissionsExt as _;
+                std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
+            };
+            set_mode(0);
+            let without = with("https://registry-1.docker.io hub.crt").into_iter();
+            let without: Vec<_> = without.map(|host| host.replace("ca.crt+client.key", "")).collect();
+            assert_eq!(certificates(&[&file], "docker.io/a:v1"), without, "a folder of another user");
+            set_mode(0o755);
+        }
+        std::fs::remove_file(place.join("client.key")).unwrap();
+        let error = load(&[file], &"docker.io/a:v1".parse().unwrap()).unwrap_err();
+        assert!(error.chain().contains("client.key"), "{}", error.chain());
     }
 }

@@ -19,7 +19,15 @@ const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
 /// Other entries of the folder count here.
 const ENTRIES_MAX: usize = 4096;
-const FILE_KEYS: [&str; 1] = ["registry"];
+/// Those after the first are about short names and about the tools that read the file: they have no effect on a pull here.
+const FILE_KEYS: [&str; 6] = [
+    "registry",
+    "unqualified-search-registries",
+    "short-name-mode",
+    "aliases",
+    "credential-helpers",
+    "additional-layer-store-auth-helper",
+];
 const REGISTRY_KEYS: [&str; 6] = ["prefix", "location", "insecure", "blocked", "mirror", "mirror-by-digest-only"];
 const MIRROR_KEYS: [&str; 3] = ["location", "insecure", "pull-from-mirror"];
 
@@ -101,11 +109,16 @@ fn read_files(file: &Path, found: &mut Vec<String>) -> Result<Vec<(PathBuf, File
     paths.map(read).collect()
 }
 
-/// The `*.conf` files of `registries.conf.d` beside `registries.conf`, in the order of their names.
-fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+/// The folder of a file's drop-ins.
+pub(super) fn folder(file: &Path) -> PathBuf {
     let mut folder = file.as_os_str().to_owned();
     folder.push(".d");
-    let folder = PathBuf::from(folder);
+    PathBuf::from(folder)
+}
+
+/// The `*.conf` files of `registries.conf.d` beside `registries.conf`, in the order of their names.
+fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let folder = folder(file);
     check_folder(&folder)?;
     let entries = match std::fs::read_dir(&folder) {
         Ok(entries) => entries,
@@ -157,8 +170,16 @@ fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
 }
 
 impl File {
+    /// As in containers/image, a final slash of a place says nothing.
     fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| toml_problem(text, &error))
+        let mut file: Self = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
+        for registry in &mut file.registry {
+            let mirrors = registry.mirror.iter_mut().map(|mirror| &mut mirror.location);
+            for place in mirrors.chain([&mut registry.prefix, &mut registry.location]) {
+                place.truncate(place.trim_end_matches('/').len());
+            }
+        }
+        Ok(file)
     }
 }
 
@@ -238,7 +259,7 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
     if location.contains("://") || location.contains('@') {
         return Err("a location is written as `HOST[:PORT][/PATH]`, without scheme and user".to_owned());
     }
-    let place = format!("{}{rest}", location.trim_end_matches('/'));
+    let place = format!("{location}{rest}");
     let (registry, repository) = place.split_once('/').unwrap_or((&place, ""));
     let repository = repository.trim_start_matches('/').to_owned();
     if repository.contains(':') {
@@ -299,7 +320,9 @@ mod tests {
 
     #[test]
     fn the_longest_prefix_gives_mirrors_and_location() {
-        let file = "unqualified-search-registries = [\"docker.io\"]\n\
+        let file = "unqualified-search-registries = [\"docker.io\"]\nshort-name-mode = \"enforcing\"\n\
+            credential-helpers = [\"containers-auth.json\"]\nadditional-layer-store-auth-helper = \"x\"\n\
+            [aliases]\n\"fedora\" = \"registry.fedoraproject.org/fedora\"\n\
             [[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"mirror.example/hub\"\n\
             [[registry.mirror]]\nlocation = \"lan.example:5000\"\ninsecure = true\npull-from-mirror = \"digest-only\"\n\
             [[registry]]\nprefix = \"docker.io/library\"\nlocation = \"own.example/copies\"\n\
@@ -345,7 +368,28 @@ mod tests {
             assert_eq!(chain(name, file), Ok(expected), "{name}");
         }
         assert!(chain("bad.corp.example/x:v1", file).unwrap_err().contains("blocks `bad.corp.example`"));
-        assert_eq!(warnings(file), ["`unqualified-search-registries` is no key that is read"]);
+        assert_eq!(warnings(file), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_final_slash_of_a_place_says_nothing() {
+        let file = "[[registry]]\nlocation = \"docker.io/\"\n[[registry.mirror]]\nlocation = \"mirror.example/hub/\"\n\
+            [[registry]]\nprefix = \"quay.io/ocp//\"\nlocation = \"copies.example/o/\"\n\
+            [[registry]]\nprefix = \"*.corp.example/\"\nblocked = true\n\
+            [[registry]]\nlocation = \"closed.example/\"\nblocked = true\n\
+            [[registry]]\nprefix = \"moved.example\"\nlocation = \"open.example/\"\n\
+            [[registry.mirror]]\nlocation = \"closed.example/moved/\"\n";
+        for (name, expected) in [
+            ("docker.io/team/app:v1", &["~https://mirror.example/hub/team/app", "https://registry-1.docker.io/-"][..]),
+            ("quay.io/ocp/release:v1", &["~https://copies.example/o/release"]),
+            ("moved.example/app:v1", &["~https://open.example/-"]),
+        ] {
+            let expected = expected.iter().map(|host| (*host).to_owned()).collect();
+            assert_eq!(chain(name, file), Ok(Some(expected)), "{name}");
+        }
+        for name in ["a.corp.example/x:v1", "closed.example/x:v1"] {
+            assert!(chain(name, file).expect_err(name).contains("it blocks `"), "{name}");
+        }
     }
 
     #[test]
@@ -382,54 +426,6 @@ mod tests {
     }
 
     #[test]
-    fn the_certificates_of_a_host_that_the_file_names_are_those_of_certs_d() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("registries.conf");
-        let text = "[[registry]]\nlocation = \"docker.io\"\n[[registry.mirror]]\nlocation = \"mirror.example:5000/hub\"\n\
-                    [[registry.mirror]]\nlocation = \"lan.example\"\ninsecure = true\n";
-        std::fs::write(&file, text).unwrap();
-        let tree = folder.path().join("tree");
-        for (place, names) in [
-            ("certs.d/mirror.example:5000", &["ca.crt", "client.cert", "client.key", "note.txt"][..]),
-            ("certs.d/docker.io", &["hub.crt"]),
-            ("certs.d/lan.example:443", &["lan.crt"]),
-            ("certs.d/unnamed.example", &["own.crt"]),
-            ("tree/docker.io", &["first.crt", "second.crt"]),
-        ] {
-            let place = folder.path().join(place);
-            std::fs::create_dir_all(&place).unwrap();
-            for name in names {
-                std::fs::write(place.join(name), *name).unwrap();
-            }
-        }
-        let certificates = |sources: &[&Path], name: &str| {
-            let sources: Vec<PathBuf> = sources.iter().map(|source| (*source).to_owned()).collect();
-            let hosts = crate::registry::hosts::load(&sources, &name.parse().unwrap()).unwrap().hosts;
-            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-            let of_host = |host: &Host| {
-                let tls = &host.connection.tls;
-                let authorities = tls.authorities.iter().map(|bytes| text(bytes));
-                authorities
-                    .chain(tls.identities.iter().map(|identity| text(&identity.key)))
-                    .collect::<Vec<_>>()
-                    .join("+")
-            };
-            hosts.iter().map(|host| format!("{} {}", host.origin, of_host(host))).collect::<Vec<_>>()
-        };
-        let mirrors =
-            ["https://mirror.example:5000 ca.crt+client.key", "https://lan.example lan.crt", "http://lan.example "];
-        let with = |own: &str| mirrors.iter().copied().chain([own]).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(certificates(&[&file], "docker.io/a:v1"), with("https://registry-1.docker.io hub.crt"));
-        let first = with("https://registry-1.docker.io first.crt+second.crt");
-        assert_eq!(certificates(&[&file, &tree], "docker.io/a:v1"), first, "a configured tree goes before");
-        assert_eq!(certificates(&[&file], "unnamed.example/a:v1"), ["https://unnamed.example own.crt"]);
-        assert_eq!(certificates(&[&tree], "unnamed.example/a:v1"), ["https://unnamed.example "], "without the file");
-        std::fs::remove_file(folder.path().join("certs.d/mirror.example:5000/client.key")).unwrap();
-        let error = crate::registry::hosts::load(&[file], &"docker.io/a:v1".parse().unwrap()).unwrap_err();
-        assert!(error.chain().contains("client.key"), "{}", error.chain());
-    }
-
-    #[test]
     fn a_check_names_keys_without_effect_and_places_that_lead_nowhere() {
         let folder = tempfile::tempdir().unwrap();
         let (file, drop_in) = (folder.path().join("registries.conf"), folder.path().join("registries.conf.d/a.conf"));
@@ -445,7 +441,10 @@ mod tests {
         assert!(found[1].contains("a.conf` cannot be used: a location is written as") && found.len() == 2, "{found:?}");
         assert!(!found[1].contains("hunter2"), "{found:?}");
         std::fs::write(&drop_in, "[[registry]\n").unwrap();
-        assert!(check().last().is_some_and(|last| last.contains("a.conf` cannot be used: line 1")), "{:?}", check());
+        let is_named = || check().last().is_some_and(|last| last.contains("a.conf` cannot be used: line 1"));
+        assert!(is_named(), "{:?}", check());
+        std::fs::remove_file(&file).unwrap();
+        assert!(is_named(), "a drop-in without the file itself: {:?}", check());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Credential, Secret},
+    credentials::{Credential, Provided, Secret},
     disks::{DiskProbe as _, StatVfs},
     image::{ByteSize, Reference},
     runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
@@ -97,8 +97,8 @@ async fn walk(
         Ok((credential, found)) => (Vec::from_iter(credential), found),
         Err(failure) => (Vec::new(), Err(failure)),
     };
-    credentials.extend(host_credentials(&settings, &reference).await);
     steps.push(DiagnosisStep::of_node("credentials", found));
+    credentials.extend(host_credentials(&settings, &reference, steps).await);
     if let Some(policy) = settings.registry.signature_policy.clone() {
         let reference = reference.clone();
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
@@ -133,9 +133,7 @@ async fn credential(
     }
     let provided = node_credentials(settings, reference.repository()).await?;
     let detail = match (provided.failures.first(), provided.credentials.len()) {
-        (Some(failure), _) => {
-            Err(Failure::new("Failed", failure.clone()).at(ErrorClass::Other, Stage::CredentialProvider))
-        }
+        (Some(failure), _) => Err(source_failed(failure)),
         (None, 0) => Ok("none: the image has to be public".to_owned()),
         (None, 1) => Ok("one of the node".to_owned()),
         (None, count) => Ok(format!("the first of {count} of the node")),
@@ -143,12 +141,31 @@ async fn credential(
     Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
 }
 
-/// The first credential of the node for each host beside the registry; the pull itself names a source that fails.
-async fn host_credentials(settings: &Settings, reference: &Reference) -> Vec<Credential> {
+fn source_failed(problem: &str) -> Failure {
+    Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider)
+}
+
+/// The first credential of the node for each host beside the registry. A source that fails is a step of the host, unless it
+/// has failed the same way before.
+async fn host_credentials(
+    settings: &Settings,
+    reference: &Reference,
+    steps: &mut Vec<DiagnosisStep>,
+) -> Vec<Credential> {
     let mut found = Vec::new();
     for RegistryHost { host, repositories } in registry_hosts(&settings.registry, reference).await {
         for repository in repositories {
-            let provided = node_credentials(settings, &repository).await.unwrap_or_default();
+            let (provided, failure) = match node_credentials(settings, &repository).await {
+                Ok(provided) => {
+                    let failure = provided.failures.first().map(|problem| source_failed(problem));
+                    (provided, failure)
+                }
+                Err(failure) => (Provided::default(), Some(failure)),
+            };
+            if let Some(failure) = failure.filter(|new| steps.iter().all(|step| step.failure.as_ref() != Some(new))) {
+                let step = DiagnosisStep::of_node("credentials", Err(failure));
+                steps.push(DiagnosisStep { host: host.clone(), ..step });
+            }
             let own = provided.credentials.into_iter().next();
             found.extend(own.map(|own| Credential { server_address: host.clone(), ..own.credential }));
         }
@@ -213,6 +230,11 @@ fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, F
 }
 
 impl DiagnosisStep {
+    /// Whether a host failed; the credential for it is the node's own.
+    fn is_of_failed_host(&self) -> bool {
+        !self.ok && !self.host.is_empty() && self.step != "credentials"
+    }
+
     fn of_node(step: &'static str, outcome: Result<String, Failure>) -> Self {
         let (detail, failure) = match outcome {
             Ok(detail) => (detail, None),
@@ -242,7 +264,7 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
         let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
         let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
         let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
-        !step.ok && !step.host.is_empty() && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
+        step.is_of_failed_host() && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
     };
     let answered = steps.iter().rev().find(has_answered).filter(|_| !served && !first.host.is_empty());
     let step = answered.unwrap_or(first);
@@ -290,7 +312,7 @@ fn conclusion(diagnosis: &Diagnosis) -> String {
         format!("A pull of {image} fails.")
     } else if fails("disk") {
         format!("A pull of {image} fails until the disk has space.")
-    } else if failed.iter().any(|step| !step.host.is_empty()) {
+    } else if failed.iter().any(|step| step.is_of_failed_host()) {
         format!("Another host serves {image}, so that a pull may succeed.")
     } else if !failed.is_empty() {
         format!("A host serves {image} all the same, so that a pull may succeed.")
@@ -315,6 +337,7 @@ mod tests {
         let absent = |name| host(name, "manifest", ErrorClass::ImageUnknown, Stage::Manifest);
         let denied = || host("registry", "manifest", ErrorClass::Unauthorized, Stage::Manifest);
         let helper = || DiagnosisStep::of_node("credentials", Err(Failure::default()));
+        let unprovided = || host("mirror", "credentials", ErrorClass::Other, Stage::CredentialProvider);
         let disk = || DiagnosisStep::of_node("disk", Err(Failure::default()));
         let away = || host("registry", "dns", ErrorClass::HostNotFound, Stage::Dns);
         for (what, served, steps, expected) in [
@@ -326,6 +349,8 @@ mod tests {
             ("no answer", false, vec![refused(), away()], ("connect", "mirror")),
             ("another host serves it", true, vec![refused()], ("connect", "mirror")),
             ("the node's own fault", false, vec![helper(), denied()], ("credentials", "")),
+            ("no credential for a mirror", false, vec![unprovided(), away()], ("credentials", "mirror")),
+            ("no credential for a mirror, an answer", false, vec![unprovided(), denied()], ("manifest", "registry")),
         ] {
             let (step, is_first) = decisive(&steps, served).expect(what);
             assert_eq!((step.step, step.host.as_str()), expected, "{what}");
@@ -345,6 +370,7 @@ mod tests {
             (true, vec![DiagnosisStep::of_node("disk", Ok(String::new()))], "A pull of a finds nothing in its way."),
             (true, vec![host("connect")], "Another host serves a, so that a pull may succeed."),
             (true, vec![node("credentials")], "A host serves a all the same, so that a pull may succeed."),
+            (true, vec![host("credentials")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![node("disk"), host("connect")], "A pull of a fails until the disk has space."),
             (true, vec![node("signature"), node("disk")], "A pull of a fails."),
             (false, vec![host("connect")], "A pull of a fails."),

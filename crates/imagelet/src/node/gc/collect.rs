@@ -125,6 +125,14 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     let high = asked.high.unwrap_or(configured.high().get());
     // A requested high threshold alone must not fail against a configured low one above it.
     let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
+    if low > high {
+        let mark = match asked.high {
+            Some(high) => format!("`--high {high}`"),
+            None => format!("the configured `imageGCHighThresholdPercent`, {high}"),
+        };
+        let failure = Failure::new("InvalidArgument", format!("`--low {low}` must not be above {mark}"));
+        return Err(failure.or_hint("`--high` sets where this collection begins"));
+    }
     let goal = match (asked.free, asked.all_unused) {
         (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
         (None, true) => GcGoal::AllUnused,
@@ -219,6 +227,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         }
     });
     let failures = report.failures.iter().filter(|error| !error.is_shortfall());
+    let unmet = report.failures.iter().find(|error| is_unmet(error, request));
+    let unmet_failure = |error: &GcError| {
+        let reason = error.event().map_or("Failed", |event| event.reason);
+        Failure::new(reason, error.to_string())
+    };
     Collected {
         dry_run,
         used_percent_before: report.disk_before.used_percent(),
@@ -233,8 +246,9 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
         shortfall: report.failures.iter().find(|error| error.is_shortfall()).map(ToString::to_string),
-        out_of_reach: report.failures.iter().any(|error| is_unmet(error, request)),
-        failures: failures.map(|error| Failure::of(error).to_string()).collect(),
+        out_of_reach: unmet.is_some(),
+        failure: unmet.filter(|_| !dry_run).map(unmet_failure),
+        failures: failures.map(|error| Failure::of(error)).collect(),
     }
 }
 
@@ -273,7 +287,16 @@ mod tests {
         let high = gc_request(&high, &configured("imagelet")).expect("a request");
         assert_eq!((high.policy.high().get(), high.policy.low().get()), (10, 10));
         let crossed = CollectRequest { high: Some(10), low: Some(20), ..CollectRequest::default() };
-        assert!(gc_request(&crossed, &configured("imagelet")).is_err());
+        for (crossed, mark) in [
+            (crossed, "`--low 20` must not be above `--high 10`"),
+            (
+                CollectRequest { low: Some(90), ..CollectRequest::default() },
+                "`--low 90` must not be above the configured `imageGCHighThresholdPercent`, 85",
+            ),
+        ] {
+            let refused = gc_request(&crossed, &configured("imagelet")).expect_err(mark);
+            assert_eq!((refused.message.as_str(), refused.reason.as_str()), (mark, "InvalidArgument"));
+        }
     }
 
     #[test]
@@ -304,6 +327,21 @@ mod tests {
         let own = configured("imagelet").gc;
         let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
         assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
+    }
+
+    #[test]
+    fn what_keeps_a_collection_from_its_goal_is_a_failure_for_programs() {
+        let request = gc_request(&CollectRequest::default(), &configured("imagelet")).expect("a request");
+        let missing = Freed { bytes: ByteSize(1), inodes: 0 };
+        let short =
+            GcError::OutOfReach { shortfall: Shortfall { missing, ..Shortfall::default() }, text: "97%".into() };
+        let failures = vec![GcError::Removals("no answer".into()), short];
+        let report = GcReport { failures, ..GcReport::default() };
+        let done = collected(&report, &request);
+        assert_eq!(done.failures, [Failure::new("Failed", "no answer")]);
+        assert_eq!(done.failure, Some(Failure::new("FreeDiskSpaceFailed", "97%")));
+        let planned = collected(&report, &GcRequest { dry_run: true, ..request });
+        assert_eq!((planned.out_of_reach, planned.failure), (true, None));
     }
 
     #[test]
