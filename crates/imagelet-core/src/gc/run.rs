@@ -474,16 +474,20 @@ impl<'a> Run<'a> {
         };
         let for_space = self.removed_for_space.unwrap_or_default().0;
         if !self.space_failures.is_empty() {
-            let freed = if self.is_kubelet() { for_space } else { self.freed.bytes.0 };
             let errors = aggregate(&self.space_failures);
-            // The kubelet wants the largest number of bytes here.
-            let goal = match goal {
-                GcGoal::AllUnused if !self.is_kubelet() => "wanted to remove all unused images".to_owned(),
-                _ => format!("wanted to free {amount} bytes"),
+            let text = if self.is_kubelet() {
+                // Of all unused images the kubelet wants the largest number of bytes.
+                let freed = for_space;
+                format!(
+                    "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
+                )
+            } else {
+                let all = || "all unused images".to_owned();
+                let wanted = self.wanted.filter(|_| goal != GcGoal::AllUnused);
+                let wanted = wanted.map_or_else(all, |wanted| wanted.bytes.to_string());
+                format!("{wanted} wanted, {} freed, and these removals failed: {errors}", self.freed.bytes)
             };
-            self.fail(GcError::Removals(format!(
-                "{goal}, but freed {freed} bytes space with errors in image deletion: {errors}"
-            )));
+            self.fail(GcError::Removals(text));
         }
         if self.aborted.is_some() || goal == GcGoal::AllUnused {
             return;

@@ -85,7 +85,7 @@ async fn a_failed_removal_of_all_unused_images_names_no_impossible_number_of_byt
     node.idle("a:1", 300, 10).await;
     node.fake.fail("remove", RuntimeErrorKind::Other, "no");
     let text = node.collect(GcGoal::AllUnused).await.failure().unwrap();
-    let expected = "wanted to remove all unused images, but freed 0 bytes space with errors in image deletion: no";
+    let expected = "all unused images wanted, 0B freed, and these removals failed: no";
     assert_eq!(text, expected);
 }
 
