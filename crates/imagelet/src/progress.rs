@@ -407,10 +407,11 @@ impl Bars {
                 return;
             }
             Step::Waiting { host, over } => {
-                let message = match unanswered(&mut layers.unanswered, &host, over) {
-                    (_, 0) if layers.by_digest.is_empty() => RESOLVING.to_owned(),
-                    (_, 0) => String::new(),
-                    _ => waiting_for(&host),
+                unanswered(&mut layers.unanswered, &host, over);
+                let message = match layers.unanswered.iter().find(|(_, count)| **count > 0) {
+                    Some((host, _)) => waiting_for(host),
+                    None if layers.by_digest.is_empty() => RESOLVING.to_owned(),
+                    None => String::new(),
                 };
                 self.total.set_message(message);
                 return;
@@ -518,6 +519,20 @@ mod tests {
         }
         let all = digests.iter().filter(|digest| gets_line(&mut visible, digest, 21)).count();
         assert_eq!((all, visible.len()), (17, 21), "no more than the terminal has");
+    }
+
+    #[test]
+    fn a_bar_names_a_host_while_any_is_awaited() {
+        let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), "app:v1".into(), 4);
+        for (host, over, shown) in [
+            ("b", false, "waiting for b"),
+            ("a", false, "waiting for a"),
+            ("a", true, "waiting for b"),
+            ("b", true, RESOLVING),
+        ] {
+            bars.take(Step::Waiting { host: host.into(), over });
+            assert_eq!(bars.total.message(), shown, "{host} {over}");
+        }
     }
 
     #[test]

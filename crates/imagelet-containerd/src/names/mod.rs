@@ -94,6 +94,13 @@ impl RemovableNames for ContainerdNames {
             self.wait_seen(read, image).await?;
         }
         for (record, read) in &replaced {
+            // CRI was waited for meanwhile, and the name may be another image's by now.
+            let current = self.client.image(&record.name).await?.and_then(|current| current.target);
+            if current.is_some_and(|current| record.target.as_ref().is_none_or(|known| known.digest != current.digest))
+            {
+                let message = format!("its names changed: `{}` was given to another image", record.name);
+                return Err(RuntimeError::new(RuntimeErrorKind::Remains, message));
+            }
             self.client.delete_image(&record.name).await?;
             tracing::info!(%image, name = record.name, normal = read, "replaced a name that CRI does not delete");
         }

@@ -3,6 +3,7 @@
 mod calls;
 mod cri;
 mod import;
+mod names;
 mod node;
 mod recorded;
 mod sizes;

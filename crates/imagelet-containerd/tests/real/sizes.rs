@@ -49,7 +49,7 @@ async fn chain(client: &ContainerdClient, layers: &[String]) -> String {
 }
 
 /// Puts an image of empty layers with one packed blob each and the three records of CRI; returns its id.
-async fn put(client: &ContainerdClient, name: &str, layers: &[String]) -> ImageId {
+pub(crate) async fn put(client: &ContainerdClient, name: &str, layers: &[String]) -> ImageId {
     let top = chain(client, layers).await;
     let refers = |kind: &str, digest: String| (format!("containerd.io/gc.ref.{kind}"), digest);
     let config = blob(client, &format!("config of {name}"), [refers("snapshot.overlayfs", top)].into()).await;

@@ -1,8 +1,9 @@
-//! Images that a removal did not remove: later collections spare them until their names change.
+//! Images that a removal did not remove: later collections spare them until their names change or they are used.
 
 use std::{
     collections::BTreeMap,
     sync::{Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use super::reason::Reason;
@@ -11,21 +12,27 @@ use crate::{
     inventory::Snapshot,
 };
 
-/// The names of an image as a pass after its removal lists them; `None` before that pass.
-type LaterNames = Option<Vec<String>>;
+#[derive(Debug)]
+struct Remaining {
+    reason: Reason,
+    /// The begin of its removal.
+    since: SystemTime,
+    /// As a pass after its removal lists them; `None` before that pass.
+    names: Option<Vec<String>>,
+}
 
-/// Each image with the reason and its names.
 #[derive(Debug, Default)]
-pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, (Reason, LaterNames)>>);
+pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, Remaining>>);
 
 impl RemainingImages {
     /// `left`: the image after its removal, where no pass follows at once.
-    pub(super) fn add(&self, key: ImageKey, reason: Reason, left: Option<&Image>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, (reason, left.map(names)));
+    pub(super) fn add(&self, key: ImageKey, reason: Reason, since: SystemTime, left: Option<&Image>) {
+        let remaining = Remaining { reason, since, names: left.map(names) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, remaining);
     }
 
-    /// The images of a pass to spare, but those that stay for a use or a pin. Forgets images that are absent or have
-    /// other names.
+    /// The images of a pass to spare, but those that stay for a pin. Forgets images that are absent or have other names,
+    /// and those used, requested or first seen since the removal: they may have been pulled again during it.
     pub(super) fn of(&self, snapshot: &Snapshot) -> BTreeMap<ImageKey, Reason> {
         let mut remaining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if remaining.is_empty() {
@@ -34,13 +41,16 @@ impl RemainingImages {
         let (mut listed, mut spared) = (BTreeMap::new(), BTreeMap::new());
         for entry in &snapshot.entries {
             let (key, names) = (entry.key(), names(&entry.image));
-            if let Some((reason, known)) = remaining.remove(&key)
-                && known.is_none_or(|known| known == names)
+            if let Some(known) = remaining.remove(&key)
+                && known.names.as_ref().is_none_or(|known| *known == names)
+                && entry.in_use_by.is_empty()
+                && entry.first_seen <= known.since
+                && entry.last_used.is_none_or(|used| used <= known.since)
             {
-                if entry.in_use_by.is_empty() && entry.pinned_by.is_empty() {
-                    spared.insert(key.clone(), reason.clone());
+                if entry.pinned_by.is_empty() {
+                    spared.insert(key.clone(), known.reason.clone());
                 }
-                listed.insert(key, (reason, Some(names)));
+                listed.insert(key, Remaining { names: Some(names), ..known });
             }
         }
         *remaining = listed;

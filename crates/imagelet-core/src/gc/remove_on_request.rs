@@ -57,8 +57,10 @@ impl ImageGc {
         // One collection or requested removal at a time.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
-        let now = now + waiting.elapsed();
         let Some(image) = self.runtime.status(spec).await? else { return Ok(None) };
+        let by_id = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        let prepared = self.runtime.prepare_removal(&by_id).await;
+        let now = now + waiting.elapsed();
         let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
@@ -66,13 +68,13 @@ impl ImageGc {
             Err(RemovalBlocker::InUse(by)) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
             Err(_) => return Err(GcError::ContainersVanished.into()),
         };
-        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
-        let removed = self.runtime.remove_and_look(&spec).await;
+        prepared?;
+        let removed = self.runtime.remove_and_look(&by_id).await;
         if let Err(error) = &removed
             && error.kind() == RuntimeErrorKind::Remains
         {
-            let left = self.runtime.status(&spec).await.ok().flatten();
-            self.remaining.add(image.key(), Reason::Remains(error.chain()), left.as_ref());
+            let left = self.runtime.status(&by_id).await.ok().flatten();
+            self.remaining.add(image.key(), Reason::Remains(error.chain()), now, left.as_ref());
         }
         removed?;
         Ok(Some(image))

@@ -354,20 +354,34 @@ impl<'a> Run<'a> {
 
     /// Removes one image. Returns whether it did.
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
+        let (id, size) = (entry.image.id.to_string(), entry.image.size);
+        // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
+        let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
+        let spec = ImageSpec { image: id.clone(), ..spec };
+        let is_over = self.aborted.is_some() || self.containers_vanished;
+        let prepared = if is_over { Ok(()) } else { self.gc.runtime.prepare_removal(&spec).await };
         let _removal = match self.begin(entry).await {
             Ok(removal) => removal,
             Err(reason) => return self.spare(entry, step, reason),
         };
-        self.gc.record_removal(entry, &step.reason, self.clock());
-        let (id, size) = (entry.image.id.to_string(), entry.image.size);
+        if let Err(error) = &prepared
+            && error.kind() == RuntimeErrorKind::Remains
+        {
+            let why = error.chain();
+            tracing::warn!(image = %id, why, "an image cannot be removed; the next collection tries again");
+            return self.spare(entry, step, Reason::Remains(why));
+        }
+        let began = self.clock();
+        self.gc.record_removal(entry, &step.reason, began);
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's log line with its field names; the image names are an addition.
         let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
         tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, phase, "Removing image to free bytes");
-        // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
-        let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
-        let spec = ImageSpec { image: id, ..spec };
-        match self.gc.runtime.remove_and_look(&spec).await {
+        let removed = match prepared {
+            Ok(()) => self.gc.runtime.remove_and_look(&spec).await,
+            failed => failed,
+        };
+        match removed {
             Ok(()) => {
                 self.report.claimed = self.report.claimed + size;
                 if step.phase != GcPhase::Age {
@@ -383,9 +397,9 @@ impl<'a> Run<'a> {
             }
             Err(error) if error.kind() == RuntimeErrorKind::Remains => {
                 let why = error.chain();
-                tracing::warn!(image = %spec.image, why, "an image cannot be removed; collections spare it until its names change");
+                tracing::warn!(image = %spec.image, why, "an image cannot be removed; collections spare it until its names change or it is used");
                 let reason = Reason::Remains(why);
-                self.gc.remaining.add(entry.key(), reason.clone(), None);
+                self.gc.remaining.add(entry.key(), reason.clone(), began, None);
                 self.spare(entry, step, reason)
             }
             Err(error) => {
@@ -460,16 +474,20 @@ impl<'a> Run<'a> {
         };
         let for_space = self.removed_for_space.unwrap_or_default().0;
         if !self.space_failures.is_empty() {
-            let freed = if self.is_kubelet() { for_space } else { self.freed.bytes.0 };
             let errors = aggregate(&self.space_failures);
-            // The kubelet wants the largest number of bytes here.
-            let goal = match goal {
-                GcGoal::AllUnused if !self.is_kubelet() => "wanted to remove all unused images".to_owned(),
-                _ => format!("wanted to free {amount} bytes"),
+            let text = if self.is_kubelet() {
+                // Of all unused images the kubelet wants the largest number of bytes.
+                let freed = for_space;
+                format!(
+                    "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
+                )
+            } else {
+                let all = || "all unused images".to_owned();
+                let wanted = self.wanted.filter(|_| goal != GcGoal::AllUnused);
+                let wanted = wanted.map_or_else(all, |wanted| wanted.bytes.to_string());
+                format!("{wanted} wanted, {} freed, and these removals failed: {errors}", self.freed.bytes)
             };
-            self.fail(GcError::Removals(format!(
-                "{goal}, but freed {freed} bytes space with errors in image deletion: {errors}"
-            )));
+            self.fail(GcError::Removals(text));
         }
         if self.aborted.is_some() || goal == GcGoal::AllUnused {
             return;

@@ -207,14 +207,23 @@ impl RuntimeManager {
         self.counted("remove_image", self.images.remove(spec)).await
     }
 
-    /// Removes an image with all its names, and asks whether it is gone.
+    /// Replaces the names of an image that its removal would leave. It may take long, so what stands against the removal
+    /// is checked afterwards.
     ///
     /// # Errors
-    /// `Remains` where the image cannot be removed, or is still there.
-    pub(crate) async fn remove_and_look(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        if let Some(names) = &self.names {
-            removal::prepare(&*self.images, &**names, spec).await?;
+    /// `Remains` where a name prevents the removal.
+    pub(crate) async fn prepare_removal(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        match &self.names {
+            Some(names) => removal::prepare(&*self.images, &**names, spec).await,
+            None => Ok(()),
         }
+    }
+
+    /// Removes a prepared image with all its names, and asks whether it is gone.
+    ///
+    /// # Errors
+    /// `Remains` where the image is still there.
+    pub(crate) async fn remove_and_look(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.remove(spec).await?;
         removal::check(&*self.images, spec).await
     }

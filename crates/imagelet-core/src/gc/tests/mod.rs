@@ -279,7 +279,7 @@ async fn a_failed_removal_is_reported_and_the_next_image_is_removed() {
     assert_eq!(node.removals(), [format!("remove {a}"), format!("remove {b}")]);
     assert_eq!(report.decisions[0].outcome, GcOutcome::Failed("busy".to_owned()));
     assert_eq!((&report.decisions[1].outcome, report.claimed), (&GcOutcome::Removed, ByteSize(250)));
-    let failure = "wanted to free 150 bytes, but freed 250 bytes space with errors in image deletion: busy";
+    let failure = "150B wanted, 250B freed, and these removals failed: busy";
     assert_eq!(report.failure().as_deref(), Some(failure));
     assert_eq!(report.events, []);
 }

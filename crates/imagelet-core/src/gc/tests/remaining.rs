@@ -1,10 +1,17 @@
 //! Images that stay after the runtime accepted their removal, and parts on another disk than the measured one.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use super::*;
 use crate::{
-    runtime::{Certainty, LayerFacts, LayerGraph, LayerSource},
+    runtime::{
+        Certainty, ImageDetails, ImageFilesystems, LayerFacts, LayerGraph, LayerSource, Listing, Progress, PullRequest,
+        RemovableNames,
+    },
     testing::FakeRuntime,
 };
 
@@ -78,8 +85,147 @@ async fn a_failed_removal_of_all_unused_images_names_no_impossible_number_of_byt
     node.idle("a:1", 300, 10).await;
     node.fake.fail("remove", RuntimeErrorKind::Other, "no");
     let text = node.collect(GcGoal::AllUnused).await.failure().unwrap();
-    let expected = "wanted to remove all unused images, but freed 0 bytes space with errors in image deletion: no";
+    let expected = "all unused images wanted, 0B freed, and these removals failed: no";
     assert_eq!(text, expected);
+}
+
+#[tokio::test]
+async fn an_image_that_stays_is_removed_again_once_it_was_used_or_asked_for() {
+    for is_used in [true, false] {
+        let node = Node::new(0);
+        let stays = node.idle("stays:1", 100, 10).await;
+        node.fake.keep_after_removal(&stays, &[LEFT]);
+        node.collect(GcGoal::AllUnused).await;
+        if is_used {
+            node.fake.run("web", "main", "stays:1", &stays, ContainerState::Running);
+            node.inventory.refresh(at(10_000)).await.unwrap();
+            node.collect(GcGoal::AllUnused).await;
+            node.fake.stop_all();
+            node.inventory.refresh(at(10_100)).await.unwrap();
+        } else {
+            node.inventory.touch(&ImageKey::new(stays.clone(), String::new()), at(10_001));
+        }
+        node.removals();
+        let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+        let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
+        node.gc.run(&request, at(20_000)).await.unwrap();
+        assert_eq!(node.removals(), [format!("remove {stays}")], "used: {is_used}");
+    }
+}
+
+/// The names of a runtime, and what happens while they are replaced.
+struct Names(Mutex<Option<Preparation>>);
+
+type Preparation = Box<dyn FnOnce() -> Result<(), RuntimeError> + Send>;
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Names")
+    }
+}
+
+#[async_trait]
+impl RemovableNames for Names {
+    async fn make_removable(&self, _: &ImageId) -> Result<(), RuntimeError> {
+        self.0.lock().unwrap().take().map_or(Ok(()), |once| once())
+    }
+}
+
+impl Node {
+    /// Once, before a removal.
+    fn preparing(self, once: impl FnOnce() -> Result<(), RuntimeError> + Send + 'static) -> Self {
+        let names = Arc::new(Names(Mutex::new(Some(Box::new(once)))));
+        let runtime = RuntimeManager::new(Arc::new(self.fake.clone()), self.trapped.clone());
+        let runtime = RuntimeManager { names: Some(names), ..runtime };
+        Self { gc: ImageGc::new(runtime, Arc::clone(&self.inventory)), ..self }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_starts_while_the_names_of_its_image_are_replaced_keeps_the_image() {
+    for is_ordered in [true, false] {
+        let node = Node::new(0);
+        let id = node.idle("app:1", 100, 10).await;
+        let (fake, used) = (node.fake.clone(), id.clone());
+        let node = node.preparing(move || {
+            fake.run("web", "main", "app:1", &used, ContainerState::Running);
+            Ok(())
+        });
+        if is_ordered {
+            let removed = node.gc.remove_ordered(&ImageSpec::new("app:1"), UsedImages::Stay, at(100)).await;
+            assert!(matches!(&removed, Err(OrderError::InUse { .. })), "{removed:?}");
+        } else {
+            let report = node.collect(GcGoal::AllUnused).await;
+            assert_eq!(reason(&report, &id), "in use by default/web/main");
+        }
+        assert_eq!(node.removals(), [""; 0], "ordered: {is_ordered}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_a_name_keeps_is_spared_in_that_collection_alone() {
+    let refused = || Err(RuntimeError::new(RuntimeErrorKind::Remains, "its name is another image's"));
+    let node = Node::new(0).preparing(refused);
+    let id = node.idle("app:1", 100, 10).await;
+    let report = node.collect(GcGoal::AllUnused).await;
+    assert_eq!(outcome(&report, &id), (&GcOutcome::Spared, "remains"));
+    assert_eq!(node.removals(), [""; 0]);
+    node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [format!("remove {id}")]);
+
+    let node = Node::new(0).preparing(refused);
+    let id = node.idle("app:1", 100, 10).await;
+    node.gc.remove_ordered(&ImageSpec::new("app:1"), UsedImages::Stay, at(100)).await.unwrap_err();
+    node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [format!("remove {id}")]);
+}
+
+/// After a removal this many looks fail.
+#[derive(Debug)]
+struct Unanswering {
+    fake: FakeRuntime,
+    looks: usize,
+    left: AtomicUsize,
+}
+
+#[async_trait]
+impl ImageService for Unanswering {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        self.fake.list(filter).await
+    }
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        let is_left = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if is_left.is_ok() { Err(RuntimeError::other("no answer")) } else { self.fake.status(spec).await }
+    }
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        self.fake.details(spec).await
+    }
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        self.fake.pull(request, progress).await
+    }
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.left.store(self.looks, Ordering::SeqCst);
+        self.fake.remove(spec).await
+    }
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        self.fake.filesystem().await
+    }
+}
+
+#[tokio::test]
+async fn a_removal_that_nothing_confirms_failed() {
+    let why = "the runtime accepted its removal and does not answer whether it is gone: no answer";
+    for (looks, expected) in [(1, GcOutcome::Removed), (2, GcOutcome::Failed(why.to_owned()))] {
+        let node = Node::new(0);
+        let id = node.idle("app:1", 100, 10).await;
+        let images = Arc::new(Unanswering { fake: node.fake.clone(), looks, left: AtomicUsize::new(0) });
+        let runtime = RuntimeManager::new(images, node.trapped.clone());
+        let node = Node { gc: ImageGc::new(runtime, Arc::clone(&node.inventory)), ..node };
+        let report = node.collect(GcGoal::AllUnused).await;
+        assert_eq!(outcome(&report, &id).0, &expected, "{looks}");
+        let claimed = if looks == 1 { 100 } else { 0 };
+        assert_eq!((report.claimed, report.failures.len()), (ByteSize(claimed), looks - 1), "{looks}");
+    }
 }
 
 /// Two disks: the folders of snapshots and of blobs.

@@ -1,7 +1,7 @@
 //! Whether a listed image can start containers: its runtime may list one whose layers are gone.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -33,12 +33,14 @@ pub struct UsableImages {
     backing: Arc<dyn ImageBacking>,
     /// The last successful check of each image.
     usable_at: Arc<Mutex<HashMap<ImageId, Instant>>>,
+    /// Images whose layers are gone, each with its warning.
+    gone: Arc<Mutex<HashSet<ImageId>>>,
 }
 
 impl UsableImages {
     /// Checks images of this runtime.
     pub fn new(backing: Arc<dyn ImageBacking>) -> Self {
-        Self { backing, usable_at: Arc::default() }
+        Self { backing, usable_at: Arc::default(), gone: Arc::default() }
     }
 
     /// Whether a listed image can start containers; true in doubt.
@@ -52,16 +54,30 @@ impl UsableImages {
             tracing::debug!(%image, error = error.chain(), "could not look at what an image is made of");
             true
         });
+        let is_new = self.note_gone(image, !is_usable);
         if is_usable {
             let mut usable_at = self.lock();
             if usable_at.len() >= IMAGES_MAX {
                 usable_at.retain(|_, at| at.elapsed() < USABLE_FOR);
             }
             usable_at.insert(image.clone(), Instant::now());
-        } else {
+        } else if is_new {
             tracing::warn!(%image, "the runtime lists an image whose layers are gone; it is reported absent");
         }
         is_usable
+    }
+
+    /// Notes whether an image's layers are gone. Returns whether they were not before.
+    fn note_gone(&self, image: &ImageId, is_gone: bool) -> bool {
+        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_gone {
+            gone.remove(image);
+            return false;
+        }
+        if gone.len() >= IMAGES_MAX {
+            gone.clear();
+        }
+        gone.insert(image.clone())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ImageId, Instant>> {
@@ -104,8 +120,10 @@ mod tests {
         layers.are_gone.store(true, Ordering::SeqCst);
         assert!(!images.is_usable(&id).await);
         assert!(!images.is_usable(&id).await, "what is gone is looked at each time");
+        assert!(!images.note_gone(&id, true), "and warned of once");
         layers.are_gone.store(false, Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
+        assert!(images.note_gone(&id, true), "until it was usable again");
         let looks = layers.looks.load(Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
         assert_eq!(layers.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");

@@ -55,10 +55,21 @@ pub(super) async fn prepare(
 
 /// Whether the image is gone, after the runtime accepted its removal. An image of another handler may have the same id.
 pub(super) async fn check(images: &dyn ImageService, spec: &ImageSpec) -> Result<(), RuntimeError> {
-    let found = images.status(spec).await.unwrap_or_else(|error| {
-        tracing::debug!(image = spec.image, error = error.chain(), "could not look whether a removed image is gone");
-        None
-    });
+    let found = match images.status(spec).await {
+        Err(error) => {
+            tracing::debug!(
+                image = spec.image,
+                error = error.chain(),
+                "could not look whether a removed image is gone"
+            );
+            images.status(spec).await
+        }
+        found => found,
+    };
+    let found = found.map_err(|error| {
+        let message = "the runtime accepted its removal and does not answer whether it is gone";
+        RuntimeError::new(error.kind(), message).caused_by(Box::new(error))
+    })?;
     match found {
         Some(image) if is_asked(&image, spec) => Err(RuntimeError::new(RuntimeErrorKind::Remains, remains(&image))),
         _ => Ok(()),
