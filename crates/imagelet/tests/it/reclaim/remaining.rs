@@ -145,8 +145,15 @@ fn a_short_name_that_reads_as_the_name_of_another_image_costs_that_image_nothing
             let found = beside.daemon.run(["inspect", name, "-o", "json"]).json();
             assert_eq!(found["image"]["id"].as_str(), Some(&**id), "{release}: {name}");
         }
+        beside.daemon.run(["pin", "docker.io/library/other:v1"]).ok();
         let collected = beside.daemon.run(COLLECT).json();
-        assert_eq!(verdict(&collected, &odd).0, "keep", "{release}: {collected:#}");
-        assert_eq!(verdict(&collected, &other).0, "removed", "{release}: {collected:#}");
+        for id in [&odd, &other] {
+            assert_eq!(verdict(&collected, id).0, "keep", "{release}: {collected:#}");
+        }
+        // With the other image the obstacle goes, before or after this one's turn.
+        beside.daemon.run(["unpin", "docker.io/library/other:v1"]).ok();
+        beside.daemon.run(COLLECT).ok();
+        beside.daemon.run(COLLECT).ok();
+        assert_eq!(beside.daemon.run(["ls", "-q", "--all"]).ok().trim(), "", "{release}");
     }
 }
