@@ -137,7 +137,8 @@ fn page() -> String {
          `--runtime-request-timeout`, `--node-status-max-images`, `--node-status-update-frequency`,\n\
          `--local-storage-capacity-isolation`, `--event-qps`, `--event-burst`, `--container-runtime-endpoint`,\n\
          `--image-service-endpoint`. The kubelet's other flags are ignored with a warning, so that the flags of its unit can be\n\
-         copied; `--config` is imagelet's own.\n\n\
+         copied, and so is `--kubeconfig` where neither `--node-name` nor a file names the node. Of a repeated flag the last\n\
+         value counts; `--config` is imagelet's own.\n\n\
          ## Keys\n\n\
          The defaults are those of root; another user's socket is below `$XDG_RUNTIME_DIR`, the store below\n\
          `$XDG_DATA_HOME` or `~/.local/share`.\n\n\
