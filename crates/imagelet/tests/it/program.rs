@@ -77,7 +77,7 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
     };
     let outcome = Outcome { code: status.code().unwrap_or(-1), stdout: read(&mut stdout), stderr: read(&mut stderr) };
     if outcome.code != 0 {
-        // What libraries log for their developers is none of it.
+        // Debug logs of libraries are for developers.
         let is_for_people = |line: &&str| !["TRACE", "DEBUG"].iter().any(|level| line.contains(level));
         let said = outcome.stderr.lines().filter(is_for_people).collect::<Vec<_>>().join("\n");
         assert_eq!(debug_text(&said), None, "Rust's debug format:\n{said}");

@@ -148,7 +148,7 @@ fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
 }
 
 fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Host, String> {
-    // As in containerd, an empty list is none. An unknown capability grants nothing.
+    // As in containerd, an empty list counts as an absent one. An unknown capability grants nothing.
     let granted = &settings.capabilities;
     let can = |wanted: &str| granted.is_empty() || granted.iter().any(|granted| granted.eq_ignore_ascii_case(wanted));
     let skip_verify = settings.skip_verify;

@@ -191,7 +191,7 @@ fn kind_of(source: &Path) -> SourceKind {
 }
 
 /// Reads all files of the sources of hosts, whatever registry they are about: the keys and values that have no effect, and
-/// files that cannot be used. An absent source is none.
+/// files that cannot be used. An absent source is passed over.
 pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     let mut found = Vec::new();
     let is_there = |source: &&PathBuf| {

@@ -117,8 +117,8 @@ fn two_files_that_contradict_one_another_are_refused_at_the_one_to_mend() {
     assert_eq!(thresholds(&daemon), (90, 40), "our own file wins");
     fs::write(&own, "# nothing\nimageGCHighThresholdPercent: 30\n").unwrap();
     reload(&daemon, REFUSED);
-    let told = refusal(&daemon, REFUSED);
-    assert!(told.contains(&format!("{}:5: ", kubelet.display())) && told.contains("less than"), "{told}");
+    let message = refusal(&daemon, REFUSED);
+    assert!(message.contains(&format!("{}:5: ", kubelet.display())) && message.contains("less than"), "{message}");
     assert_eq!(thresholds(&daemon), (90, 40));
     put(&kubelet, &good(Kind::Kubelet, 50, 20));
     reload(&daemon, TAKEN);
@@ -158,8 +158,8 @@ fn the_thresholds_of_a_kubelet_with_drop_ins_are_in_force_at_the_start_and_after
     assert_eq!(thresholds(&daemon), (75, 55));
     drop_in("90-local.conf", "imageGCHighThresholdPercent: 40\n");
     reload(&daemon, REFUSED);
-    let told = refusal(&daemon, REFUSED);
-    assert!(told.contains("50-team.conf:5: ") && told.contains("less than"), "{told}");
+    let message = refusal(&daemon, REFUSED);
+    assert!(message.contains("50-team.conf:5: ") && message.contains("less than"), "{message}");
     assert_eq!(thresholds(&daemon), (75, 55));
     fs::remove_dir_all(&drop_ins).unwrap();
     reload(&daemon, REFUSED);
