@@ -51,7 +51,6 @@ pub enum LoginPlace {
 
 /// A login was neither written nor removed.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum LoginError {
     #[error("`{0}` names no registry")]
     Registry(String),

@@ -78,7 +78,6 @@ pub enum CredentialSource {
 /// The identity of a Kubernetes object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ObjectIdentity {
     pub uid: String,
     pub namespace: String,

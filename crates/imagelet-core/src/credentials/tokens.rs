@@ -8,7 +8,6 @@ use super::Secret;
 
 /// The current state of a service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ServiceAccount {
     pub uid: String,
     pub annotations: BTreeMap<String, String>,
@@ -16,7 +15,6 @@ pub struct ServiceAccount {
 
 /// The parameters of a token: audience and bound pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct TokenRequest {
     pub namespace: String,
     pub service_account: String,

@@ -121,7 +121,6 @@ impl Evidence {
 /// The records could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum RecordsError {
     #[error("could not {action} the pull record of `{subject}`")]
     Io { action: &'static str, subject: String, source: io::Error },

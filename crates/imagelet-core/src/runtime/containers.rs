@@ -69,7 +69,6 @@ impl ContainerService for NoContainers {
 
 /// A container and the image it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Container {
     pub id: String,
     /// The sandbox it belongs to; empty for a mount of the embedded store.
@@ -103,7 +102,6 @@ pub enum ContainerState {
 
 /// A pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Sandbox {
     pub id: String,
     /// Name, namespace and uid are those of the pod.

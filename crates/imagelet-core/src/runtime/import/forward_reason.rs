@@ -40,7 +40,6 @@ pub enum PullWay {
 
 /// Why a pull is forwarded to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum ForwardReason {
     #[error("`runtimeImport` is `never`")]
     SwitchedOff,
