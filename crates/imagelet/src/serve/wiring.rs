@@ -8,7 +8,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdNames, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
@@ -28,9 +27,13 @@ use imagelet_core::{
         NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::{
+    ContainerdSizes,
+    containerd::{ContainerdClient, ContainerdNames},
+};
 
 use super::imports::RuntimeSite;
 use crate::{
@@ -302,9 +305,9 @@ fn streams_lists(settings: &Settings) -> bool {
 }
 
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
-    endpoint
-        .parse()
-        .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
+    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })
 }
 
 /// The flag: the inventory is empty, this is the first start on the node.

@@ -5,12 +5,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::Containerd;
 use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PodImages, PodStarts, PullStatus},
     runtime::{ImportMode, ImportStanding, ImportingImages, RegistrySettings, WayTaken},
 };
+use imagelet_runtime::Containerd;
 use tokio::time::Instant;
 
 use super::PullTracker;
