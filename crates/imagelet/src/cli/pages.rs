@@ -7,7 +7,7 @@ macro_rules! page {
     };
 }
 
-const PAGES: [(&str, &str); 33] = [
+const PAGES: [(&str, &str); 32] = [
     page!("admission"),
     page!("air-gap"),
     page!("alone"),
@@ -34,7 +34,6 @@ const PAGES: [(&str, &str); 33] = [
     page!("prefetch"),
     page!("registries"),
     page!("security"),
-    page!("stale-on-outage"),
     page!("start"),
     page!("store"),
     page!("troubleshooting"),
