@@ -7,7 +7,7 @@ macro_rules! page {
     };
 }
 
-const PAGES: [(&str, &str); 32] = [
+const PAGES: [(&str, &str); 31] = [
     page!("admission"),
     page!("air-gap"),
     page!("alone"),
@@ -20,7 +20,6 @@ const PAGES: [(&str, &str); 32] = [
     page!("configuration"),
     page!("containerd"),
     page!("credentials"),
-    page!("doctor"),
     page!("ensure"),
     page!("errors"),
     page!("events"),
