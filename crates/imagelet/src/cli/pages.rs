@@ -7,7 +7,7 @@ macro_rules! page {
     };
 }
 
-const PAGES: [(&str, &str); 31] = [
+const PAGES: [(&str, &str); 30] = [
     page!("admission"),
     page!("air-gap"),
     page!("alone"),
@@ -23,7 +23,6 @@ const PAGES: [(&str, &str); 31] = [
     page!("ensure"),
     page!("errors"),
     page!("events"),
-    page!("glossary"),
     page!("http"),
     page!("install"),
     page!("kubernetes"),
