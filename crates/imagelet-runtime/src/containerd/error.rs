@@ -64,7 +64,7 @@ impl ContainerdError {
 
 impl From<ContainerdError> for RuntimeError {
     fn from(error: ContainerdError) -> Self {
-        let (kind, class, hop) = match error.refusal {
+        let (kind, class, stage) = match error.refusal {
             ContainerdRefusal::Unknown => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Stage::Runtime),
             ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
             ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
@@ -74,7 +74,7 @@ impl From<ContainerdError> for RuntimeError {
                 (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime)
             }
         };
-        RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, hop))
+        RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
     }
 }
 

@@ -215,7 +215,7 @@ impl OpenSpan {
     /// Ends with class and stage of a failure, whose text may come from outside.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
-            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.stage.word())]);
         }
         self.end(fault.map(|fault| fault.class.word()));
     }

@@ -1,4 +1,4 @@
-//! Places for layers: how many are fetched at once, and which waiting layer gets a free place.
+//! PullSlots for layers: how many are fetched at once, and which waiting layer gets a free place.
 //!
 //! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
 //! files. Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant
@@ -26,7 +26,7 @@ use tokio::{
 use super::pace::{LayerPace, reported};
 use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
 
-/// Places for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
+/// PullSlots for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
 /// plus the parked layers. Fewer places already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
@@ -36,7 +36,7 @@ const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
 const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
 
 #[derive(Clone, Debug)]
-pub(crate) struct Claim {
+pub(crate) struct SlotRequest {
     pub(crate) registry: String,
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) pull: u64,
@@ -60,7 +60,7 @@ pub(crate) enum GivenWay {
 
 #[derive(Debug)]
 struct Waiting {
-    claim: Claim,
+    claim: SlotRequest,
     since: Instant,
     /// `None`: it never had a place.
     gave_way: Option<GivenWay>,
@@ -68,7 +68,7 @@ struct Waiting {
 
 #[derive(Debug)]
 struct HeldPlace {
-    claim: Claim,
+    claim: SlotRequest,
     half: Half,
     pace: Arc<LayerPace>,
     /// When the layer last looked whether others wait.
@@ -87,7 +87,7 @@ struct Line {
 }
 
 impl Line {
-    fn arrive(&mut self, claim: Claim, pace: Arc<LayerPace>, now: Instant) -> u64 {
+    fn arrive(&mut self, claim: SlotRequest, pace: Arc<LayerPace>, now: Instant) -> u64 {
         let ticket = self.next;
         self.next += 1;
         self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: None });
@@ -121,7 +121,7 @@ impl Line {
         candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))
     }
 
-    fn half(&self, claim: &Claim) -> Option<Half> {
+    fn half(&self, claim: &SlotRequest) -> Option<Half> {
         let has_first = self.count(|held| held.claim.pull == claim.pull && held.half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
         halves.iter().copied().find(|wanted| {
@@ -186,21 +186,21 @@ impl Line {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct PullSlots {
     line: Mutex<Line>,
     granted: Notify,
 }
 
 #[derive(Debug)]
 pub(crate) struct Place {
-    places: Arc<Places>,
+    places: Arc<PullSlots>,
     ticket: u64,
     pub(crate) pace: Arc<LayerPace>,
 }
 
-impl Places {
+impl PullSlots {
     /// Waits for a place for a layer.
-    pub(crate) async fn place(self: &Arc<Self>, claim: Claim, layer: &Descriptor, progress: &Progress) -> Place {
+    pub(crate) async fn place(self: &Arc<Self>, claim: SlotRequest, layer: &Descriptor, progress: &Progress) -> Place {
         let now = Instant::now();
         let pace = Arc::new(LayerPace::new(layer.size, now));
         let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
@@ -288,14 +288,14 @@ mod tests {
 
     use super::*;
 
-    fn claim(registry: &str, namespace: &str, pull: u64) -> Claim {
+    fn claim(registry: &str, namespace: &str, pull: u64) -> SlotRequest {
         let tenant = Arc::new(Tenant { namespace: namespace.into(), credential: None });
-        Claim { registry: registry.into(), tenant, pull, image: "image".into() }
+        SlotRequest { registry: registry.into(), tenant, pull, image: "image".into() }
     }
 
-    type Of = fn(u64) -> Claim;
+    type Of = fn(u64) -> SlotRequest;
 
-    fn arrive(line: &mut Line, claim: Claim) -> u64 {
+    fn arrive(line: &mut Line, claim: SlotRequest) -> u64 {
         let now = Instant::now();
         line.arrive(claim, Arc::new(LayerPace::new(0, now)), now)
     }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     /// Starts this many pulls with this many layers each, as far as places are free.
-    fn flood(line: &mut Line, pulls: u64, layers: usize, of: impl Fn(u64) -> Claim) {
+    fn flood(line: &mut Line, pulls: u64, layers: usize, of: impl Fn(u64) -> SlotRequest) {
         for pull in 0..pulls {
             for _ in 0..layers {
                 arrive(line, of(pull));
@@ -423,7 +423,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_layer_that_stops_waiting_leaves_the_line() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(PullSlots::default());
         let layer = serde_json::json!({"digest": format!("sha256:{:064}", 0)});
         let layer: Descriptor = serde_json::from_value(layer).unwrap();
         let mut held = Vec::new();
