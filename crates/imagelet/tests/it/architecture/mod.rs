@@ -23,7 +23,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["manager", "gc"],
     &["disks", "inventory"],
     &["records", "runtime"],
-    &["audit_log", "credentials", "events", "eviction"],
+    &["audit_log", "credentials", "events"],
     &["failpoint", "hold", "image", "layer_folders", "metrics", "printable", "text", "trusted_files", "wire"],
 ];
 
