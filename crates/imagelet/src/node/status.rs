@@ -6,7 +6,7 @@ use imagelet_core::{disks::DiskUse, inventory::node_images};
 
 use super::{command::Command, gc::pressure, local::LocalNode, pulls::queue};
 use crate::{
-    api::{ImportStatus, PodStartRow, Queue, Status, StatusRequest, Steps, moment},
+    api::{ImportStatus, Queue, Status, StatusRequest, Steps, moment},
     config::{Backend, CollectionMode, StoreSettings},
     failure::Failure,
 };
@@ -85,7 +85,6 @@ impl Command for StatusRequest {
             pulls,
             held_back,
             registries,
-            pod_starts: PodStartRow::all(&node.parts.pod_starts),
             problems,
         })
     }

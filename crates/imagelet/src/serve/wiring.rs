@@ -18,7 +18,7 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
@@ -324,8 +324,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-    let inventory = inventory.with_memory(memory);
+    let inventory = inventory.forgetful(settings.compatibility.is_kubelet());
     let takes_over = !is_read_only && inventory.remembers_nothing();
     if takes_over {
         // A kubelet, or a former run, may have left more than the images.
