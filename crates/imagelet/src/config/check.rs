@@ -15,7 +15,6 @@ use imagelet_core::{
     inventory::{PinPattern, WATCH_GAP_MAX},
     manager::{Compatibility, PullRate, PullSettings},
     records::{Allowlist, VerificationPolicy},
-    runtime::ImportMode,
     text::{GoDuration, quoted},
     trusted_files,
 };
@@ -23,6 +22,7 @@ use imagelet_oci::{
     Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
     UNPACK_MEMORY_MIN,
 };
+use imagelet_runtime::ImportMode;
 use imagelet_runtime::cri::Endpoint;
 
 use super::{

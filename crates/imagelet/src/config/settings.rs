@@ -14,10 +14,10 @@ use imagelet_core::{
     inventory::PinPattern,
     manager::{Compatibility, PullSettings},
     records::VerificationPolicy,
-    runtime::ImportMode,
 };
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
+use imagelet_runtime::ImportMode;
 
 use super::{
     environment::Environment,
