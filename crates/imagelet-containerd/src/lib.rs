@@ -11,7 +11,6 @@ mod bounded;
 mod calls;
 mod client;
 mod error;
-pub mod failpoint;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
