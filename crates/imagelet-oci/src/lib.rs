@@ -7,7 +7,6 @@ mod admission;
 mod confine;
 mod engine;
 #[doc(hidden)]
-pub mod failpoint;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

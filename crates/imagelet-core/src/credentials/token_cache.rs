@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fmt,
-    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -11,6 +10,7 @@ use std::{
 use async_trait::async_trait;
 
 use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use crate::backoff::random;
 
 /// Tokens with a longer lifetime are renewed after this time too.
 const AGE_MAX: Duration = Duration::from_hours(24);
@@ -107,7 +107,7 @@ fn is_expired(token: &IssuedToken, now: SystemTime) -> bool {
 }
 
 fn jitter() -> Duration {
-    Duration::from_secs(RandomState::new().hash_one(()) % JITTER_SECONDS)
+    Duration::from_secs(random() % JITTER_SECONDS)
 }
 
 impl fmt::Debug for TokenCache {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 use tokio::{fs::File, io::AsyncRead};
 
 use super::{
@@ -10,14 +10,14 @@ use super::{
     layers::ImportRun,
     records::{Labels, source_label},
 };
-use crate::containerd::{ContainerdRefusal, failpoint::Step};
+use crate::containerd::ContainerdRefusal;
 
 impl ImportRun {
     pub(super) async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
         let layer = &self.image.layers[index];
         let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
         self.write_content(Content::File(blob), &layer.digest, layer.size, unpacked).await?;
-        Step::ImportBlob.reach();
+        failpoint!("import.blob");
         Ok(())
     }
 

@@ -1,13 +1,10 @@
 //! The layers of one import: found in containerd, or committed from the bottom up.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    ops::ControlFlow,
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use imagelet_core::{
+    backoff::random,
+    failpoint,
     image::Digest,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
@@ -27,7 +24,6 @@ use crate::{
     containerd::{
         ContainerdClient, ContainerdRefusal,
         calls::COMMITTED,
-        failpoint::Step,
         v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
     },
     import::sink::snapshotter_folder::OVERLAYFS,
@@ -63,13 +59,13 @@ impl ImportRun {
         let chains = image.chains();
         let lease = ImportLease::new(Arc::clone(&containerd));
         lease.make().await?;
-        Step::ImportLeased.reach();
+        failpoint!("import.leased");
         let client = containerd.client.under(&lease.id);
         let (base, _) = watch::channel(Base::Has(0));
         let mut run = Self { containerd, client, lease, image, chains, present: 0, base, running: RwLock::default() };
         run.present = run.find_base().await?;
         run.base.send_replace(Base::Has(run.present));
-        Step::ImportHeld.reach();
+        failpoint!("import.held");
         Ok(run)
     }
 
@@ -216,7 +212,7 @@ impl ImportRun {
             let why = format!("cannot move layer `{layer}` into containerd's snapshot `{key}`");
             RuntimeError::other(why).caused_by(error)
         })?;
-        Step::ImportRenamed.reach();
+        failpoint!("import.renamed");
         Ok(ControlFlow::Continue(key))
     }
 
@@ -239,7 +235,7 @@ impl ImportRun {
             }
             Err(error) => return Err(error.into()),
         }
-        Step::ImportCommitted.reach();
+        failpoint!("import.committed");
         Ok(Taken::Committed)
     }
 
@@ -275,7 +271,7 @@ impl ImportRun {
             };
             match self.client.prepare(message).await {
                 Ok(mounts) => {
-                    Step::ImportPrepared.reach();
+                    failpoint!("import.prepared");
                     let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.path);
                     return match folders {
                         Ok(folders) => Ok(Some((key, folders))),
@@ -347,7 +343,7 @@ impl ImportRun {
 fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE};
     let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
-    let random = RandomState::new().hash_one(0).to_be_bytes();
+    let random = random().to_be_bytes();
     format!("extract-{nanoseconds}-{} {chain}", URL_SAFE.encode(&random[..RANDOM_BYTES]))
 }
 

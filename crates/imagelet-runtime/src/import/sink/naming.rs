@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use imagelet_core::{
+    failpoint,
     image::{ImageId, ImageSpec, counted},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
@@ -10,10 +11,7 @@ use imagelet_oci::{ImportError, ImportStage, ImportedBytes};
 use tokio::time::Instant;
 
 use super::{content::Content, layers::ImportRun, records};
-use crate::{
-    containerd::{ContainerdRefusal, failpoint::Step},
-    import::sink::snapshotter_folder::OVERLAYFS,
-};
+use crate::{containerd::ContainerdRefusal, import::sink::snapshotter_folder::OVERLAYFS};
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
@@ -29,12 +27,12 @@ impl ImportRun {
         }
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
-        Step::ImportShown.reach();
+        failpoint!("import.shown");
         // The records protect the image from now on; the next import ends a lease that stays.
         if let Err(error) = self.lease.end(false).await {
             tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
         }
-        Step::ImportReleased.reach();
+        failpoint!("import.released");
         Ok(id)
     }
 
@@ -47,7 +45,7 @@ impl ImportRun {
                 ImportedBytes::File(file) => Content::File((**file).as_ref()),
             };
             self.write_content(content, &document.digest, document.size, labelled.references).await?;
-            Step::ImportDocument.reach();
+            failpoint!("import.document");
         }
         Ok(())
     }
@@ -60,7 +58,7 @@ impl ImportRun {
                 }
                 created => created?,
             }
-            Step::ImportImage.reach();
+            failpoint!("import.image");
         }
         Ok(())
     }

@@ -24,7 +24,18 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["disks", "inventory"],
     &["records", "runtime"],
     &["audit_log", "credentials", "events"],
-    &["failpoint", "hold", "image", "layer_folders", "metrics", "printable", "text", "trusted_files", "wire"],
+    &[
+        "backoff",
+        "failpoint",
+        "hold",
+        "image",
+        "layer_folders",
+        "metrics",
+        "printable",
+        "text",
+        "trusted_files",
+        "wire",
+    ],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.
