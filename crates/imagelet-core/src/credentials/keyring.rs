@@ -111,21 +111,22 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one.
-    pub(crate) fn from_secrets(secrets: &[PullSecret], is_kubelet: bool) -> (Self, Vec<KeyringError>) {
+    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one. The kubelet
+    /// reads no identity tokens.
+    pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
-        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, is_kubelet).err()).collect();
+        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, with_tokens).err()).collect();
         (keyring, unreadable)
     }
 
-    fn add_secret(&mut self, secret: &PullSecret, is_kubelet: bool) -> Result<(), KeyringError> {
+    fn add_secret(&mut self, secret: &PullSecret, with_tokens: bool) -> Result<(), KeyringError> {
         if secret.document.expose().is_empty() {
             return Ok(());
         }
         let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
             KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
         })?;
-        let document = if is_kubelet { document.for_kubelet() } else { document };
+        let document = if with_tokens { document } else { document.without_tokens() };
         self.add(&CredentialSource::Secret(secret.identity.clone()), document);
         Ok(())
     }
@@ -323,7 +324,7 @@ mod tests {
                     None => CredentialSource::Node,
                 };
                 let document = DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable");
-                keyring.add(&source, document.for_kubelet());
+                keyring.add(&source, document.without_tokens());
             }
             let keys: Vec<&str> = keyring.keys().collect();
             let expected: Vec<String> = serde_json::from_value(case["expected"]["index"].clone()).unwrap_or_default();

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 
-use super::{Compatibility, EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
+use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind},
     image::{ImageSpec, Reference},
@@ -30,7 +30,6 @@ families! {
 /// The prefix of a runtime's error for an image that could not be mounted.
 const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
-/// A pod, and every image it names.
 #[derive(Clone, Debug)]
 pub struct PodRequest {
     /// The common part: pod, secrets, annotations, handler. Image, policy and field are per image.
@@ -41,18 +40,13 @@ pub struct PodRequest {
     pub secrets_unread: Vec<String>,
 }
 
-/// An image that a pod names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImage {
-    /// The use of the image.
     pub role: PodRole,
-    /// The container's or the volume's name.
     pub name: String,
     /// Its index among those of its role, for use without a name.
     pub position: usize,
-    /// As the user spelled it.
     pub image: String,
-    /// The pull policy.
     pub policy: PullPolicy,
     /// Names of the pod's volumes that the container mounts, in order.
     pub mounts: Vec<String>,
@@ -61,18 +55,14 @@ pub struct PodImage {
 /// The use of an image in a pod, in the kubelet's order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodRole {
-    /// A volume.
     Volume,
-    /// An ephemeral container.
     Ephemeral,
     /// An init container or a sidecar.
     Init,
-    /// An ordinary container.
     Container,
 }
 
 impl PodRole {
-    /// The pod's field for this role.
     pub fn field(self) -> &'static str {
         match self {
             Self::Volume => "volumes",
@@ -99,26 +89,20 @@ impl PodImage {
     }
 }
 
-/// The result for one image of a pod.
 #[derive(Clone, Debug)]
 pub enum PodOutcome {
-    /// Present.
     Ensured(Ensured),
-    /// Failed.
     Failed(EnsureError),
     /// Not requested, as in the kubelet: another image failed before.
     Blocked {
-        /// Its index in the request.
         by: usize,
     },
 }
 
 /// Receives the progress of the images of a pod. Must not block.
 pub trait PodWatch: Send + Sync {
-    /// The progress sink of one image, whose request begins now.
     fn progress(&self, image: usize) -> Progress;
 
-    /// One image has its result.
     fn finished(&self, image: usize, outcome: &PodOutcome);
 }
 
@@ -126,8 +110,9 @@ impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
     /// All start in parallel, so that later pulls run during an init container. Two spellings of one image run in
-    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. The
-    /// compatible mode runs all in sequence, and does not request images that a failed init container or volume blocks.
+    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. Without
+    /// [`NodePolicy::parallel_pod_images`](crate::node_policy::NodePolicy::parallel_pod_images) all run in sequence, and
+    /// images that a failed init container or volume blocks are not requested.
     ///
     /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
@@ -140,11 +125,11 @@ impl ImageManager {
         }
         let results = Mutex::new(vec![None; request.images.len()]);
         let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
-        let compatibility = self.compatibility();
-        stream::iter(plan(&request.images, compatibility))
+        let in_parallel = self.policy().parallel_pod_images;
+        stream::iter(plan(&request.images, in_parallel))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {
-                    let blocked = blocked_by(&request.images, &lock(), step[0], compatibility);
+                    let blocked = blocked_by(&request.images, &lock(), step[0], in_parallel);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
                         None => self.ensure_one(request, step[0], watch).await,
@@ -190,11 +175,10 @@ impl ImageManager {
 /// The images that share one request, which is made for the first of them.
 type Step = Vec<usize>;
 
-/// The sequences of steps that run in parallel.
-fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<Vec<Step>> {
+fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
-    if compatibility == Compatibility::Kubelet {
+    if !in_parallel {
         return vec![order.into_iter().map(|image| vec![image]).collect()];
     }
     let mut sequences: Vec<Vec<Step>> = Vec::new();
@@ -226,13 +210,8 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
 ///
 /// The kubelet requests a container's image at its start: after every init container has run, and with the container's
 /// volumes, of which the last failure is reported.
-fn blocked_by(
-    images: &[PodImage],
-    outcomes: &[Option<PodOutcome>],
-    image: usize,
-    compatibility: Compatibility,
-) -> Option<usize> {
-    if compatibility == Compatibility::Imagelet || images[image].role == PodRole::Volume {
+fn blocked_by(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize, in_parallel: bool) -> Option<usize> {
+    if in_parallel || images[image].role == PodRole::Volume {
         return None;
     }
     let after_init = images[image].role >= PodRole::Init;
@@ -286,14 +265,11 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
 }
 
-/// An image to mount into a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeImage {
-    /// The volume's name.
     pub volume: String,
     /// The image by its id, with the pod's handler and annotations.
     pub image: ImageSpec,
-    /// As the user spelled it.
     pub user_specified: String,
 }
 

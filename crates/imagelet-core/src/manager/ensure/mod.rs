@@ -174,12 +174,12 @@ impl<'a> Ensuring<'a> {
         let reference: Reference =
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
-        let is_kubelet = self.is_kubelet();
+        let policy = self.manager.policy();
         let key = BackoffKey {
             pod_uid: self.request.pod.uid.clone(),
             image: image.clone(),
             canonical: reference.canonical(),
-            credentials: if is_kubelet { Vec::new() } else { credentials.hashes() },
+            credentials: if policy.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
         let work = Work {
             request: self.pull_request(spec.clone()),
@@ -190,7 +190,7 @@ impl<'a> Ensuring<'a> {
             caller: self.request.caller,
         };
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
-        let intended = if is_kubelet { Some(self.intend().await?) } else { None };
+        let intended = if policy.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
             // A look-ahead that is held back delays no container.
             if self.request.caller != Caller::LookAhead {
@@ -245,7 +245,7 @@ impl<'a> Ensuring<'a> {
             Err(failure) => failure,
         };
         let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
-        let intent = intent.filter(|_| is_kubelet || !is_doubtful(failure.kind()));
+        let intent = intent.filter(|_| !policy.keeps_doubtful_intents || !is_doubtful(failure.kind()));
         // No container starts from a look-ahead.
         if self.request.caller != Caller::LookAhead
             && let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await
@@ -259,7 +259,7 @@ impl<'a> Ensuring<'a> {
         let hosts = broadcast.map(|broadcast| broadcast.hosts()).unwrap_or_default();
         self.manager.parts.decisions.act(Act { hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
-        let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility());
+        let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.stable_reasons);
         self.failed(key, &error);
         Err(error)
     }
@@ -274,8 +274,11 @@ impl<'a> Ensuring<'a> {
                 }
             }
             Caller::Prefetch { .. } => {}
-            Caller::Pod | Caller::LookAhead | Caller::Client { .. } if self.is_kubelet() => {}
-            Caller::Pod | Caller::LookAhead | Caller::Client { .. } => backoff.forget(key),
+            Caller::Pod | Caller::LookAhead | Caller::Client { .. } => {
+                if self.manager.policy().success_ends_backoff {
+                    backoff.forget(key);
+                }
+            }
         }
     }
 
@@ -311,7 +314,7 @@ impl<'a> Ensuring<'a> {
             // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility())
+            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.policy().stable_reasons)
         })
     }
 
@@ -320,7 +323,7 @@ impl<'a> Ensuring<'a> {
         let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
             let error = self.error(Cause::Intent(Arc::new(source)));
-            if self.is_kubelet() { error } else { self.reported("Failed", error) }
+            if self.manager.policy().stable_reasons { self.reported("Failed", error) } else { error }
         })
     }
 
@@ -343,12 +346,8 @@ impl<'a> Ensuring<'a> {
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
-    fn is_kubelet(&self) -> bool {
-        self.manager.compatibility().is_kubelet()
-    }
-
     fn error(&self, cause: Cause) -> EnsureError {
-        EnsureError::new(&self.request.image, cause, self.manager.compatibility())
+        EnsureError::new(&self.request.image, cause, self.manager.policy().stable_reasons)
     }
 
     /// Marks the image as used; `pulled`: size and duration of its fetch.

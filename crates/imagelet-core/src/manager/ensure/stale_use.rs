@@ -22,7 +22,6 @@ use crate::{
 
 const LAG_SHARE: u32 = 24;
 
-/// The use of images during an outage, and its age limit.
 #[derive(Clone, Debug)]
 pub struct StaleUse {
     age_max: Duration,

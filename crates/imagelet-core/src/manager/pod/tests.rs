@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     events::{EventSink, LogEvents},
     manager::{ManagerParts, PodIdentity, PullSettings},
+    node_policy::NodePolicy,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, no_progress},
     testing::{FakeRuntime, WaySettings as _},
@@ -32,8 +33,8 @@ struct TestNode {
 }
 
 impl TestNode {
-    fn new(compatibility: Compatibility) -> Self {
-        Self::pulling(PullSettings { compatibility, ..PullSettings::default() })
+    fn new(node_policy: NodePolicy) -> Self {
+        Self::pulling(PullSettings { node_policy, ..PullSettings::default() })
     }
 
     fn pulling(settings: PullSettings) -> Self {
@@ -98,7 +99,7 @@ fn three_and_two() -> Vec<PodImage> {
 
 #[tokio::test(start_paused = true)]
 async fn all_images_of_a_pod_start_together() {
-    let node = TestNode::new(Compatibility::Imagelet);
+    let node = TestNode::new(NodePolicy::IMAGELET);
     for one in three_and_two() {
         node.runtime.offer(&one.image, &one.image, 10);
     }
@@ -109,7 +110,7 @@ async fn all_images_of_a_pod_start_together() {
 
 #[tokio::test(start_paused = true)]
 async fn the_kubelets_way_is_one_after_another() {
-    let node = TestNode::new(Compatibility::Kubelet);
+    let node = TestNode::new(NodePolicy::KUBELET);
     let mut images = three_and_two();
     images.push(image(PodRole::Ephemeral, "e:v1"));
     images.push(image(PodRole::Volume, "v:v1"));
@@ -124,7 +125,7 @@ async fn the_kubelets_way_is_one_after_another() {
 
 #[tokio::test(start_paused = true)]
 async fn in_the_kubelets_way_a_failed_init_image_stops_what_follows_and_a_failed_container_does_not() {
-    let node = TestNode::new(Compatibility::Kubelet);
+    let node = TestNode::new(NodePolicy::KUBELET);
     for name in ["i1:v1", "i3:v1", "c1:v1", "c2:v1"] {
         node.runtime.offer(name, name, 10);
     }
@@ -134,14 +135,14 @@ async fn in_the_kubelets_way_a_failed_init_image_stops_what_follows_and_a_failed
     let failed = node.reported().into_iter().filter(|text| text.contains("Error: ")).collect::<Vec<_>>();
     assert_eq!(failed, ["default/web/spec.initContainers{i2} Failed: Error: ErrImagePull"]);
 
-    let node = TestNode::new(Compatibility::Kubelet);
+    let node = TestNode::new(NodePolicy::KUBELET);
     node.runtime.offer("c2:v1", "c2", 10);
     assert_eq!(node.ensure(vec![container("c1:v1"), container("c2:v1")]).await, ["ErrImagePull", "pulled"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn looking_ahead_a_failed_init_image_does_not_keep_the_others_from_coming() {
-    let node = TestNode::new(Compatibility::Imagelet);
+    let node = TestNode::new(NodePolicy::IMAGELET);
     for name in ["i1:v1", "i3:v1", "c1:v1", "c2:v1"] {
         node.runtime.offer(name, name, 10);
     }
@@ -150,7 +151,7 @@ async fn looking_ahead_a_failed_init_image_does_not_keep_the_others_from_coming(
 
 #[tokio::test(start_paused = true)]
 async fn one_spelling_under_one_policy_is_asked_for_once_and_answered_for_each() {
-    let node = TestNode::new(Compatibility::Imagelet);
+    let node = TestNode::new(NodePolicy::IMAGELET);
     node.runtime.offer("a:v1", "a", 10);
     let always = PodImage { policy: PullPolicy::Always, ..container("a:v1") };
     let images = vec![init("a:v1"), container("a:v1"), always.clone(), always, container("docker.io/library/a:v1")];
@@ -160,28 +161,28 @@ async fn one_spelling_under_one_policy_is_asked_for_once_and_answered_for_each()
 
 #[tokio::test(start_paused = true)]
 async fn what_is_never_pulled_finds_what_another_container_of_the_pod_has_fetched() {
-    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
-        let node = TestNode::new(compatibility);
+    for node_policy in [NodePolicy::IMAGELET, NodePolicy::KUBELET] {
+        let node = TestNode::new(node_policy);
         node.runtime.offer("a:v1", "a", 10);
         let never = PodImage { policy: PullPolicy::Never, ..container("a:v1") };
-        assert_eq!(node.ensure(vec![never, init("a:v1")]).await, ["present", "pulled"], "{compatibility:?}");
+        assert_eq!(node.ensure(vec![never, init("a:v1")]).await, ["present", "pulled"], "{node_policy:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_ask_for_its_image() {
     let mounting = |name: &str| PodImage { mounts: vec!["v1".into(), "x".into(), "v2".into()], ..container(name) };
-    for (compatibility, answers) in [
-        (Compatibility::Kubelet, ["ErrImagePull", "RegistryUnavailable", "blocked by 1", "pulled"]),
-        (Compatibility::Imagelet, ["ErrImagePull", "RegistryUnavailable", "pulled", "pulled"]),
+    for (node_policy, answers) in [
+        (NodePolicy::KUBELET, ["ErrImagePull", "RegistryUnavailable", "blocked by 1", "pulled"]),
+        (NodePolicy::IMAGELET, ["ErrImagePull", "RegistryUnavailable", "pulled", "pulled"]),
     ] {
-        let node = TestNode::new(compatibility);
+        let node = TestNode::new(node_policy);
         node.runtime.offer("c1:v1", "c1", 10);
         node.runtime.offer("c2:v1", "c2", 10);
         node.runtime.fail("pull v2:v1", RuntimeErrorKind::RegistryUnavailable, "RegistryUnavailable: no route");
         let volumes = [image(PodRole::Volume, "v1:v1"), image(PodRole::Volume, "v2:v1")];
         let images = volumes.into_iter().chain([mounting("c1:v1"), container("c2:v1")]).collect();
-        assert_eq!(node.ensure(images).await, answers, "{compatibility:?}");
+        assert_eq!(node.ensure(images).await, answers, "{node_policy:?}");
         let failed: Vec<String> = node.reported().into_iter().filter(|text| text.contains("Error: ")).collect();
         assert_eq!(
             failed,
@@ -189,7 +190,7 @@ async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_
                 "default/web/spec.containers{c1} Failed: Error: ErrImagePull",
                 "default/web/spec.containers{c1} Failed: Error: RegistryUnavailable",
             ],
-            "{compatibility:?}"
+            "{node_policy:?}"
         );
         let of_volumes = node.reported().into_iter().filter(|text| text.starts_with("default/web ")).count();
         assert_eq!(of_volumes, 4, "a volume's own events are the pod's: {:?}", node.reported());
@@ -198,7 +199,7 @@ async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_
 
 #[tokio::test(start_paused = true)]
 async fn unread_secrets_are_reported_once_for_the_whole_pod() {
-    let node = TestNode::new(Compatibility::Imagelet);
+    let node = TestNode::new(NodePolicy::IMAGELET);
     node.runtime.preload("a:v1", "a", 1);
     let common = EnsureRequest::new("", PullPolicy::Never);
     let images = vec![init("a:v1"), container("a:v1")];
@@ -216,7 +217,7 @@ async fn unread_secrets_are_reported_once_for_the_whole_pod() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_given_up_ends_all_its_pulls() {
-    let node = TestNode::new(Compatibility::Imagelet);
+    let node = TestNode::new(NodePolicy::IMAGELET);
     for one in three_and_two() {
         node.runtime.offer(&one.image, &one.image, 10);
     }
@@ -299,7 +300,7 @@ fn volumes_mounted(input: &Value) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn mounts_are_counted_where_containers_are_started() {
-    let node = TestNode::new(Compatibility::Kubelet);
+    let node = TestNode::new(NodePolicy::KUBELET);
     node.manager.count_volume_mounts(2, None);
     node.manager.count_volume_mounts(1, Some("the container's own affair"));
     node.manager.count_volume_mounts(1, Some("ImageVolumeMountFailed: no such path"));

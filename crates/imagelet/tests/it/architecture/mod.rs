@@ -23,7 +23,18 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["disks", "inventory"],
     &["records", "runtime"],
     &["audit_log", "credentials", "events"],
-    &["failpoint", "hold", "image", "layer_folders", "metrics", "printable", "text", "trusted_files", "wire"],
+    &[
+        "failpoint",
+        "hold",
+        "image",
+        "layer_folders",
+        "metrics",
+        "node_policy",
+        "printable",
+        "text",
+        "trusted_files",
+        "wire",
+    ],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.

@@ -153,7 +153,6 @@ impl<'m, 'a> Walk<'m, 'a> {
         walk
     }
 
-    /// The best move with a gain.
     fn next(&mut self) -> Option<u32> {
         while let Some(top) = self.heap.pop() {
             let (_, Reverse(group)) = top;

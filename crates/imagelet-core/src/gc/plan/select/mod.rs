@@ -28,10 +28,8 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-/// How much to free for space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// The goal.
     pub(super) all: Freed,
     /// The least amount; below it the goal is out of reach.
     pub(super) least: Freed,
@@ -43,13 +41,10 @@ pub(super) struct Wanted {
 pub(super) struct Selection {
     /// Indices in removal order, and the bytes freed after the previous ones.
     pub(super) chosen: Vec<(usize, Freed)>,
-    /// The kubelet's policy: the next removals after a failed one.
+    /// In the order of listed sizes: the next removals after a failed one.
     pub(super) reserve: Vec<(usize, Freed)>,
-    /// Bytes that all candidates free together.
     pub(super) possible: Freed,
-    /// All candidates do not reach the goal.
     pub(super) is_short: bool,
-    /// All candidates do not reach the least amount.
     pub(super) is_out_of_reach: bool,
 }
 
@@ -61,7 +56,7 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
         let chosen = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
         return Selection { chosen, possible, ..Selection::default() };
     };
-    if input.policy.is_kubelet() {
+    if !input.policy.is_planned() {
         let mut listed = ByteSize::ZERO;
         let is_last = |place: &usize| {
             listed = listed + input.size(*place);
@@ -163,7 +158,7 @@ impl<'a> Field<'a> {
                 };
                 cover.iter().flat_map(entries).collect()
             }
-            (Some(graph), GcOrder::Lru | GcOrder::Kubelet) => {
+            (Some(graph), GcOrder::Lru | GcOrder::ListedSizes) => {
                 let chosen = until(self.in_order(candidates), wanted);
                 let mut chosen: Vec<usize> = chosen.into_iter().map(|(place, _)| place).collect();
                 leave_out(graph, input, &mut chosen, wanted);
@@ -175,12 +170,11 @@ impl<'a> Field<'a> {
                 let chosen = choose_independent(&images, wanted).into_iter();
                 chosen.map(|at| (candidates[at], bytes(input.size(candidates[at])))).collect()
             }
-            (None, GcOrder::Lru | GcOrder::Kubelet) => until(self.in_order(candidates), wanted),
+            (None, GcOrder::Lru | GcOrder::ListedSizes) => until(self.in_order(candidates), wanted),
         }
     }
 }
 
-/// The shortest prefix that frees enough.
 fn until(chosen: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
     let mut sum = Freed::default();
     let is_wanted = |(_, frees): &(usize, Freed)| {
