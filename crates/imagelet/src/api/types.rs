@@ -426,9 +426,9 @@ api_documents! {
         staging: Option<String>,
         /// Registry configuration folders that the runtime reports; absent where it reports none.
         registry_folders: Option<Vec<String>>,
-        recent: Vec<PullWayRow>,
+        recent: Vec<PullRouteRow>,
     }
-    PullWayRow {
+    PullRouteRow {
         at: Option<String>,
         image: String,
         /// `imported` or `forwarded`.

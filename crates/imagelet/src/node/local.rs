@@ -67,7 +67,7 @@ pub(crate) struct NodeParts {
     /// `false`: uses are unknown, so nothing may be collected.
     pub(crate) uses_known: bool,
     /// The next pass is the first on this node, whose inventory is empty: it takes adopted images over.
-    pub(crate) takes_over: AtomicBool,
+    pub(crate) first_run_adopts: AtomicBool,
 }
 
 pub(crate) struct LocalNode {

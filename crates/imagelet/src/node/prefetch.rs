@@ -83,7 +83,7 @@ impl PrefetchNode for PrefetchTarget {
         let ensure = node.parts.manager.ensure(&request, progress);
         let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
-        Err(FetchFailure { class: error.class(), hop: error.hop(), message })
+        Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }
 
     fn conditions(&self) -> FetchConditions {
@@ -116,7 +116,7 @@ impl PrefetchNode for PrefetchTarget {
 }
 
 fn no_space(message: String) -> FetchFailure {
-    FetchFailure { class: ErrorClass::DiskFull, hop: Stage::Disk, message }
+    FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
 /// An event for each set that pins less than before.

@@ -107,7 +107,7 @@ impl LocalNode {
             "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
             self.parts.backend
         );
-        steps(Step::Silence { note });
+        steps(Step::Notice { note });
         tokio::time::sleep(wait).await;
         self.refresh().await.map(drop)
     }
