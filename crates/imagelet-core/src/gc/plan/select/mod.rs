@@ -264,14 +264,13 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         return None;
     }
     let moves = Moves::new(&problem);
-    let best = greedy::choose(&moves, target);
     let mut state = CoverState::new(&problem);
     let step = |user: u32| {
         let before = state.freed;
         state.take(user);
         (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
     };
-    Some(greedy::order(&moves, &best).into_iter().map(step).collect())
+    Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
 fn most(graph: &LayerGraph, items: &[Item]) -> Freed {

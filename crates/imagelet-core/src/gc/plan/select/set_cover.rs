@@ -162,14 +162,6 @@ impl<'a> CoverState<'a> {
         Self { problem, taken: vec![false; problem.costs.len()], left, freed: Weight::default(), cost: 0 }
     }
 
-    pub(super) fn of(problem: &'a Problem, set: &[u32]) -> Self {
-        let mut state = Self::new(problem);
-        for user in set {
-            state.take(*user);
-        }
-        state
-    }
-
     pub(super) fn take(&mut self, user: u32) {
         if std::mem::replace(&mut self.taken[place(user)], true) {
             return;
