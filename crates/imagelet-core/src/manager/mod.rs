@@ -33,7 +33,7 @@ pub use puller::{
     throttle::PullRate,
 };
 pub use request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings};
-pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
+pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
