@@ -23,19 +23,20 @@ use imagelet_core::{
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
-        NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
+        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::RuntimeSite;
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_runtime::{
     ContainerdSizes,
     containerd::{ContainerdClient, ContainerdNames},
 };
+use imagelet_runtime::{ImportSite, ImportingImages};
 
-use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
