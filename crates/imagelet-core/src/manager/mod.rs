@@ -26,14 +26,14 @@ use backoff::Backoff;
 use ensure::Ensuring;
 pub use ensure::StaleUse;
 pub use error::EnsureError;
-pub use pod::{PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
+pub use pod::{PodImage, PodOutcome, PodRequest, PodRole};
 use puller::Puller;
 pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
     throttle::PullRate,
 };
 pub use request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings};
-pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
+pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
@@ -49,7 +49,7 @@ use crate::{
 };
 
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    meters::FAMILIES.iter().chain(pod::FAMILIES).copied().chain([&startup_latency::POD_IMAGES])
+    meters::FAMILIES.iter().copied().chain([&startup_latency::POD_IMAGES])
 }
 
 /// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.

@@ -10,25 +10,12 @@ use futures_util::{StreamExt as _, stream};
 use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind},
-    image::{ImageSpec, Reference},
-    metrics::{Family, MetricKind, families},
+    image::Reference,
     runtime::Progress,
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
 const LANES_MAX: usize = 16;
-
-families! {
-    REQUESTED = "kubelet_image_volume_requested_total", "Number of requested image volumes.",
-        MetricKind::Counter, &[];
-    SUCCEEDED = "kubelet_image_volume_mounted_succeed_total", "Number of successful image volume mounts.",
-        MetricKind::Counter, &[];
-    FAILED = "kubelet_image_volume_mounted_errors_total", "Number of failed image volume mounts.",
-        MetricKind::Counter, &[];
-}
-
-/// The prefix of a runtime's error for an image that could not be mounted.
-const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
 #[derive(Clone, Debug)]
 pub struct PodRequest {
@@ -99,13 +86,6 @@ pub enum PodOutcome {
     },
 }
 
-/// Receives the progress of the images of a pod. Must not block.
-pub trait PodWatch: Send + Sync {
-    fn progress(&self, image: usize) -> Progress;
-
-    fn finished(&self, image: usize, outcome: &PodOutcome);
-}
-
 impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
@@ -114,8 +94,15 @@ impl ImageManager {
     /// [`NodePolicy::parallel_pod_images`](crate::node_policy::NodePolicy::parallel_pod_images) all run in sequence, and
     /// images that a failed init container or volume blocks are not requested.
     ///
+    /// `progress` makes the sink of an image whose request begins, and `finished` receives each result; neither blocks.
+    ///
     /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
-    pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
+    pub async fn ensure_pod(
+        &self,
+        request: &PodRequest,
+        progress: &(dyn Fn(usize) -> Progress + Sync),
+        finished: &(dyn Fn(usize, &PodOutcome) + Sync),
+    ) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
             let names = request.secrets_unread.join(", ");
             let text = format!(
@@ -132,7 +119,7 @@ impl ImageManager {
                     let blocked = blocked_by(&request.images, &lock(), step[0], in_parallel);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
-                        None => self.ensure_one(request, step[0], watch).await,
+                        None => self.ensure_one(request, step[0], progress(step[0])).await,
                     };
                     for image in step {
                         lock()[image] = Some(outcome.clone());
@@ -140,7 +127,7 @@ impl ImageManager {
                             let field = request.images[container].subject_field();
                             self.report(request, field, "Failed", format!("Error: {reason}"));
                         }
-                        watch.finished(image, &outcome);
+                        finished(image, &outcome);
                     }
                 }
             })
@@ -149,7 +136,7 @@ impl ImageManager {
         results.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
     }
 
-    async fn ensure_one(&self, request: &PodRequest, image: usize, watch: &dyn PodWatch) -> PodOutcome {
+    async fn ensure_one(&self, request: &PodRequest, image: usize, progress: Progress) -> PodOutcome {
         let wanted = &request.images[image];
         let asked = EnsureRequest {
             image: wanted.image.clone(),
@@ -159,7 +146,7 @@ impl ImageManager {
             priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
             ..request.common.clone()
         };
-        match self.ensure(&asked, watch.progress(image)).await {
+        match self.ensure(&asked, progress).await {
             Ok(ensured) => PodOutcome::Ensured(ensured),
             Err(error) => PodOutcome::Failed(error),
         }
@@ -263,61 +250,6 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     }
     let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeImage {
-    pub volume: String,
-    /// The image by its id, with the pod's handler and annotations.
-    pub image: ImageSpec,
-    pub user_specified: String,
-}
-
-impl PodRequest {
-    /// The images that a container mounts, in the order of its mounts, after all images of the pod have results.
-    ///
-    /// Other mounts are skipped.
-    ///
-    /// # Errors
-    /// When a volume's image failed; the last failure of several, as in the kubelet.
-    ///
-    /// # Panics
-    /// When `container` is not an image of the pod, or `outcomes` are those of another request.
-    pub fn volumes_of(&self, container: usize, outcomes: &[PodOutcome]) -> Result<Vec<VolumeImage>, EnsureError> {
-        let found = |mount: &str| {
-            let volume = self.images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
-            match &outcomes[volume] {
-                PodOutcome::Ensured(ensured) => Some(Ok(VolumeImage {
-                    volume: mount.to_owned(),
-                    image: ImageSpec {
-                        image: ensured.id.to_string(),
-                        runtime_handler: self.common.runtime_handler.clone(),
-                        annotations: self.common.annotations.clone(),
-                    },
-                    user_specified: self.images[volume].image.clone(),
-                })),
-                PodOutcome::Failed(error) => Some(Err(error.clone())),
-                PodOutcome::Blocked { .. } => None,
-            }
-        };
-        let (images, mut failures) = walk(&self.images[container].mounts, found);
-        failures.pop().map_or(Ok(images), Err)
-    }
-}
-
-impl ImageManager {
-    /// Counts the start of a container: its image volumes, and the runtime's error if it was not created.
-    ///
-    /// For a client that starts containers; once per attempt.
-    pub fn count_volume_mounts(&self, volumes: usize, failure: Option<&str>) {
-        let outcome = match failure {
-            Some(text) if text.starts_with(MOUNT_FAILED) => &FAILED,
-            _ => &SUCCEEDED,
-        };
-        for family in [&REQUESTED, outcome] {
-            (0..volumes).for_each(|_| self.parts.metrics.increment(family, &[]));
-        }
-    }
 }
 
 fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {

@@ -15,16 +15,6 @@ pub struct ManagerStatus {
     pub open_circuits: Vec<OpenCircuit>,
 }
 
-impl ManagerStatus {
-    pub fn running(&self) -> usize {
-        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
-    }
-
-    pub fn waiting(&self) -> usize {
-        self.pulls.len() - self.running()
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullStatus {
     pub image: String,

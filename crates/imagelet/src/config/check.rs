@@ -16,7 +16,6 @@ use imagelet_core::{
     manager::{PullRate, PullSettings},
     node_policy::NodePolicy,
     records::{Allowlist, VerificationPolicy},
-    runtime::ImportMode,
     text::{GoDuration, quoted},
     trusted_files,
 };
@@ -24,6 +23,7 @@ use imagelet_oci::{
     Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
     UNPACK_MEMORY_MIN,
 };
+use imagelet_runtime::ImportMode;
 use imagelet_runtime::cri::Endpoint;
 
 use super::{

@@ -15,10 +15,10 @@ use imagelet_core::{
     manager::PullSettings,
     node_policy::NodePolicy,
     records::VerificationPolicy,
-    runtime::ImportMode,
 };
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
+use imagelet_runtime::ImportMode;
 
 use super::{
     environment::Environment,

@@ -17,9 +17,10 @@ use imagelet_core::{
     inventory::{Inventory, Snapshot},
     manager::{ImageManager, PodStarts},
     metrics::Metrics,
-    runtime::{ImportingImages, LocalStore, RuntimeManager},
+    runtime::{LocalStore, RuntimeManager},
 };
 use imagelet_kube::NodeAgent;
+use imagelet_runtime::ImportingImages;
 use tokio::sync::Semaphore;
 
 use super::{

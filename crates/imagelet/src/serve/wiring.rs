@@ -17,25 +17,26 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
-        NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
+        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::RuntimeSite;
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_runtime::{
     ContainerdSizes,
     containerd::{ContainerdClient, ContainerdNames},
 };
+use imagelet_runtime::{ImportSite, ImportingImages};
 
-use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
@@ -321,8 +322,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: !settings.node_policy.remembers_absent_images };
-    let inventory = inventory.with_memory(memory);
+    let inventory = inventory.forgetful(!settings.node_policy.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.

@@ -2,7 +2,6 @@
 
 mod completion;
 mod credentials;
-mod event_messages;
 mod reporter;
 mod resolved_names;
 mod stale_use;
@@ -36,6 +35,7 @@ use crate::{
     metrics::Metrics,
     records::{CheckResult, Intent},
     runtime::{ErrorClass, Fault, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, Stage},
+    text::{quoted, whole_milliseconds},
 };
 
 pub(super) struct Ensuring<'a> {
@@ -162,7 +162,10 @@ impl<'a> Ensuring<'a> {
     }
 
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
-        let message = event_messages::present(&self.request.image, self.manager.parts.records.is_on());
+        let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
+        // Fewer steps than `format!`: this is the message of every ensure that pulls nothing.
+        let name = quoted(&self.request.image);
+        let message = ["Container image ", &name, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
         self.reporter.finished(ImageEnd::Present);
         self.touch(key, None);
@@ -194,7 +197,7 @@ impl<'a> Ensuring<'a> {
         if let Err(held) = self.admit(&key, &work) {
             // A look-ahead that is held back delays no container.
             if self.request.caller != Caller::LookAhead {
-                self.reporter.normal("BackOff", event_messages::back_off(image));
+                self.reporter.normal("BackOff", format!("Back-off pulling image {}", quoted(image)));
             }
             self.withdraw(intended).await;
             return Err(held);
@@ -206,8 +209,8 @@ impl<'a> Ensuring<'a> {
         if self.request.caller == Caller::Pod {
             self.manager.backoff().begin(&key);
         }
-        self.reporter.pull_started(image);
-        self.reporter.normal("Pulling", event_messages::pulling(image));
+        self.reporter.pull_started();
+        self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
         let mut broadcast = None;
@@ -253,7 +256,7 @@ impl<'a> Ensuring<'a> {
             self.withdraw(intent).await;
             return Ok(ensured);
         }
-        let message = event_messages::failed(image, &failure.chain());
+        let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         let hosts = broadcast.map(|broadcast| broadcast.hosts()).unwrap_or_default();
@@ -338,7 +341,13 @@ impl<'a> Ensuring<'a> {
         self.reporter.finished(ImageEnd::Pulled);
         // For a pull that ran before this request joined it, only the request's own time counts.
         let took = pulled.took.min(waited);
-        let message = event_messages::pulled(&self.request.image, took, waited, pulled.size);
+        let message = format!(
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
+            quoted(&self.request.image),
+            whole_milliseconds(took),
+            whole_milliseconds(waited),
+            pulled.size.0
+        );
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());

@@ -49,6 +49,16 @@ struct TestNode {
     records: Arc<PullRecords>,
 }
 
+impl ManagerStatus {
+    fn running(&self) -> usize {
+        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
+    }
+
+    fn waiting(&self) -> usize {
+        self.pulls.len() - self.running()
+    }
+}
+
 /// What of a node a test chooses.
 struct Wanted {
     settings: PullSettings,

@@ -12,7 +12,6 @@ mod tests;
 
 use std::{
     borrow::Cow,
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
 };
@@ -264,14 +263,13 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         return None;
     }
     let moves = Moves::new(&problem);
-    let best = greedy::choose(&moves, target);
     let mut state = CoverState::new(&problem);
     let step = |user: u32| {
         let before = state.freed;
         state.take(user);
         (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
     };
-    Some(greedy::order(&moves, &best).into_iter().map(step).collect())
+    Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
 fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
@@ -281,31 +279,9 @@ fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
 /// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free
 /// enough. Sizes do not cover inodes, so an inode goal selects all.
 fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
-    let by_ratio = |at: &usize| Reverse((images[*at].1.0 as f64 / images[*at].0.max(1) as f64).to_bits());
-    let target = Weight::of(wanted);
-    let frees = |at: usize| Weight { bytes: images[at].1.0.into(), inodes: 0 };
-    let mut order: Vec<usize> = (0..images.len()).collect();
-    let all = order.iter().fold(Weight::default(), |sum, at| sum.plus(frees(*at)));
-    if !all.meets(target) {
-        return order;
+    let (problem, target) = (Problem::independent(images), Weight::of(wanted));
+    if !problem.all().meets(target) {
+        return (0..images.len()).collect();
     }
-    order.sort_by_cached_key(by_ratio);
-    // The best ratios cost at most one image more than the best set: without the last one they are the cheapest set for
-    // the bytes that they free.
-    let (mut chosen, mut freed) = (Vec::new(), Weight::default());
-    for at in order {
-        if freed.meets(target) {
-            break;
-        }
-        freed = freed.plus(frees(at));
-        chosen.push(at);
-    }
-    for position in (0..chosen.len()).rev() {
-        let without = freed.less(frees(chosen[position]));
-        if without.meets(target) {
-            freed = without;
-            chosen.remove(position);
-        }
-    }
-    chosen
+    greedy::choose(&Moves::new(&problem), target).into_iter().map(place).collect()
 }

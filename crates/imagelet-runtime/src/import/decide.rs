@@ -2,17 +2,14 @@
 
 use std::{collections::HashMap, fmt, time::Duration};
 
+use imagelet_core::{
+    image::{ImageSpec, Reference},
+    runtime::{ErrorClass, Fault, ForwardReason, PullRequest, Stage},
+};
+use imagelet_oci::ImportStage;
 use tokio::time::Instant;
 
-use super::{
-    ImportStage,
-    forward_reason::ForwardReason,
-    runtime_info::{RuntimeInfo, SNAPSHOTTER},
-};
-use crate::{
-    image::{ImageSpec, Reference},
-    runtime::{ErrorClass, Fault, PullRequest, Stage},
-};
+use crate::cri::{RuntimeInfo, SNAPSHOTTER};
 
 /// The pod annotation from which containerd knows the handler of a pull.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";

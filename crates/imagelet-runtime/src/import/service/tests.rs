@@ -1,11 +1,13 @@
 //! Stories of pulls beside a scripted runtime, with imports that end as each story sets them.
 
+use crate::cri::SnapshotterPlace;
+use imagelet_oci::ImportStage;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
-use crate::{
+use imagelet_core::{
     image::ByteSize,
-    runtime::{ErrorClass, Fault, ImportStage, SnapshotterPlace, Stage, no_progress},
+    runtime::{ErrorClass, Fault, Stage, no_progress},
     testing::{FakeRuntime, conformance},
 };
 

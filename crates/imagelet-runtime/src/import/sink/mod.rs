@@ -1,21 +1,37 @@
-//! An unmodified containerd as the end of a pull.
+//! An unmodified containerd as the end of a pull: layers are renamed into snapshots that containerd prepared, then documents and
+//! image records are written as containerd's own pull writes them.
 
+pub(crate) mod backing;
+mod content;
+mod layers;
+mod leases;
+mod naming;
+pub(crate) mod records;
+mod running;
+mod snapshot_folders;
+pub(crate) mod snapshotter_folder;
+
+use imagelet_oci::{ImportedImage, LayerImport, LayerSink};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use async_trait::async_trait;
-use imagelet_core::runtime::{ForwardReason, ImageService, ImportedImage, LayerImport, LayerSink, RuntimeError};
+use imagelet_core::runtime::{ForwardReason, ImageService, RuntimeError};
 
 use tokio::sync::watch;
 
-use crate::{
-    containerd::ContainerdClient,
-    import::snapshotter_folder::{OVERLAYFS, SnapshotterFolder},
-    import::{ContainerdImport, leases::ContainerdParts, records::labels_layers},
+use self::{
+    leases::ContainerdParts,
+    records::labels_layers,
+    running::ContainerdImport,
+    snapshotter_folder::{OVERLAYFS, SnapshotterFolder},
 };
+use crate::containerd::ContainerdClient;
 
+/// Retries after another client of containerd made or removed the same object concurrently.
+const TRIES_MAX: usize = 3;
 /// The capability of a snapshotter that takes the parent at the commit.
 const REBASE: &str = "rebase";
 

@@ -9,21 +9,20 @@ use std::{
 };
 
 use async_trait::async_trait;
+use imagelet_core::{
+    image::{Image, ImageId, ImageSpec, Reference, shown_name},
+    metrics::Metrics,
+    runtime::{
+        ForwardReason, Freed, ImageDetails, ImageFilesystems, ImageService, Listing, PULLS, Progress, PullEvent,
+        PullRequest, PullRoute, RegistryHost, RuntimeError, RuntimeErrorKind,
+    },
+};
+use imagelet_oci::{ImageImporter, ImportError};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    ForwardReason, ImageImporter, ImportError, ImportMode, PullRoute, RegistrySettings, RuntimeInfo, SnapshotterPlace,
-    decide::{AfterFailure, PreferredRegistries, Survey, after_failure, import_target},
-};
-use crate::{
-    image::{Image, ImageId, ImageSpec, Reference, shown_name},
-    metrics::{Family, MetricKind, Metrics},
-    runtime::{
-        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RegistryHost,
-        RuntimeError, RuntimeErrorKind,
-    },
-};
+use super::decide::{AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target};
+use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 
 /// Time limit of the runtime's report.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
@@ -36,13 +35,6 @@ const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of checks whether the runtime has changed: pulls find a fresh survey.
 const LOOK_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
-
-pub(in crate::runtime) static PULLS: Family = Family {
-    name: "imagelet_runtime_pulls_total",
-    help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
-    kind: MetricKind::Counter,
-    labels: &["way", "reason", "outcome"],
-};
 
 /// Opens the resources of imports for a runtime.
 #[async_trait]

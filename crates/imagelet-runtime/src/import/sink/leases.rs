@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     containerd::{ContainerdClient, LeaseId},
-    import::snapshotter_folder::SnapshotterFolder,
+    import::sink::snapshotter_folder::SnapshotterFolder,
 };
 
 /// Longer than any pull takes.

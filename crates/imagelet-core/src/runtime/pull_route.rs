@@ -1,6 +1,17 @@
 //! The way of a pull, imported or forwarded, and the reason for a forward.
 
-use crate::runtime::{Fault, RuntimeError, RuntimeErrorKind};
+use crate::{
+    metrics::{Family, MetricKind},
+    runtime::{Fault, RuntimeError, RuntimeErrorKind},
+};
+
+/// Counted by the caller of both routes.
+pub static PULLS: Family = Family {
+    name: "imagelet_runtime_pulls_total",
+    help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
+    kind: MetricKind::Counter,
+    labels: &["way", "reason", "outcome"],
+};
 
 /// A registry setting of a runtime that imagelet does not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use imagelet_core::{
     image::{ImageId, ImageSpec, counted},
-    runtime::{ErrorClass, Fault, ImportError, ImportStage, ImportedBytes, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
+use imagelet_oci::{ImportError, ImportStage, ImportedBytes};
 use tokio::time::Instant;
 
 use super::{content::Content, layers::ImportRun, records};
 use crate::{
     containerd::{ContainerdRefusal, failpoint::Step},
-    import::snapshotter_folder::OVERLAYFS,
+    import::sink::snapshotter_folder::OVERLAYFS,
 };
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);

@@ -1,10 +1,4 @@
-//! The ports of native import: an engine fetches and unpacks an image, and its layers become a runtime's own.
-//! After an import the runtime owns ordinary images without a reference to imagelet.
-
-mod decide;
-mod forward_reason;
-mod runtime_info;
-mod service;
+//! The port of native import: an image is fetched and unpacked here, and its layers become a runtime's own.
 
 use std::{
     fmt,
@@ -14,15 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 
-pub(super) use self::service::PULLS;
-pub use self::{
-    decide::ImportMode,
-    forward_reason::{ForwardReason, PullRoute, RegistrySetting},
-    runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace},
-    service::{ImportHealth, ImportSite, ImportingImages, OpenedSite, RouteTaken},
+use imagelet_core::{
+    image::{Digest, ImageId, Reference},
+    runtime::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids},
 };
-use super::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids};
-use crate::image::{Digest, ImageId, Reference};
 
 /// Pulls images into a runtime's own stores without the runtime's help.
 #[async_trait]

@@ -9,8 +9,9 @@ use std::{
 
 use imagelet_core::{
     image::Digest,
-    runtime::{ImportedImage, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
+use imagelet_oci::{ImportedImage, StagedTree, Taken};
 use tokio::{
     sync::{RwLock, watch},
     task::JoinError,
@@ -29,7 +30,7 @@ use crate::{
         failpoint::Step,
         v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
     },
-    import::snapshotter_folder::OVERLAYFS,
+    import::sink::snapshotter_folder::OVERLAYFS,
 };
 
 #[derive(Debug)]

@@ -6,11 +6,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use imagelet_core::{
-    layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder},
-    runtime::StagedTree,
-};
-
+use imagelet_core::layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder};
+use imagelet_oci::StagedTree;
 use rustix::{
     fd::OwnedFd,
     fs::{Gid, Mode, Uid},

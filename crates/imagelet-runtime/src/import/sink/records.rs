@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use imagelet_core::{
-    image::{Digest, Reference},
-    runtime::{ImportedDocument, ImportedImage},
-};
+use imagelet_core::image::{Digest, Reference};
+use imagelet_oci::{ImportedDocument, ImportedImage};
 
 use crate::containerd::{
     MANAGED,
@@ -117,7 +115,7 @@ pub(crate) fn labels_layers(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::{ImportedBytes, ImportedLayer};
+    use imagelet_oci::{ImportedBytes, ImportedLayer};
 
     use super::*;
 

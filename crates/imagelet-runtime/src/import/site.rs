@@ -9,34 +9,35 @@ use std::{
 };
 
 use async_trait::async_trait;
-use imagelet_core::runtime::{
-    ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeInfo,
-    SnapshotterPlace,
-};
+use imagelet_core::runtime::{ForwardReason, ImageService, MakeRoom, RuntimeError};
 use imagelet_oci::{Access, Engine, EngineConfig};
-use imagelet_runtime::cri::RemoteContainerService;
-use imagelet_runtime::{Containerd, ContainerdConfig};
+
+use super::{
+    service::{ImportSite, OpenedSite},
+    sink::{Containerd, ContainerdConfig},
+};
+use crate::cri::{RegistrySettings, RemoteContainerService, RuntimeInfo, SnapshotterPlace};
 
 /// A stopping daemon may still own the staging folder.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct RuntimeSite {
-    pub(super) containers: RemoteContainerService,
-    pub(super) images: Arc<dyn ImageService>,
-    pub(super) socket: PathBuf,
+pub struct RuntimeSite {
+    pub containers: RemoteContainerService,
+    pub images: Arc<dyn ImageService>,
+    pub socket: PathBuf,
     /// Fetch and unpack settings; root and registry settings are replaced by the runtime's.
-    pub(super) engine: EngineConfig,
+    pub engine: EngineConfig,
     /// Sandbox images in addition to those that the runtime reports.
-    pub(super) sandbox_images: Vec<String>,
+    pub sandbox_images: Vec<String>,
     /// Frees space for imports; set once the node is open.
-    pub(super) room: OnceLock<Arc<dyn MakeRoom>>,
-    pub(super) opened: Mutex<Opened>,
+    pub room: OnceLock<Arc<dyn MakeRoom>>,
+    pub opened: Mutex<Opened>,
 }
 
 /// The last opened engine: at most one owns the staging folder.
 #[derive(Debug, Default)]
-pub(super) struct Opened {
+pub struct Opened {
     engine: Option<(EngineConfig, Arc<Engine>)>,
     containerd: Option<Containerd>,
 }

@@ -1,14 +1,12 @@
 //! Tests of the decision tables: imported or forwarded, and failed imports.
 
+use crate::cri::{RegistrySettings, RuntimeConfiguration, SnapshotterPlace};
 use std::{path::PathBuf, time::Duration};
 
 use super::*;
-use crate::{
+use imagelet_core::{
     image::Platform,
-    runtime::{
-        ForwardReason as R, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeError, RuntimeErrorKind,
-        SnapshotterPlace,
-    },
+    runtime::{ForwardReason as R, RegistrySetting, RuntimeError, RuntimeErrorKind},
 };
 
 fn place(snapshotter: &str) -> SnapshotterPlace {

@@ -5,14 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::forward_reason::RegistrySetting;
-use crate::{
+use imagelet_core::{
     image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
-    runtime::{ImageFilesystems, default_sandbox_image, details::Members},
+    runtime::{ImageFilesystems, Members, RegistrySetting, default_sandbox_image},
 };
 
 const RUNTIME: &str = "containerd";
-pub(super) const SNAPSHOTTER: &str = "overlayfs";
+pub(crate) const SNAPSHOTTER: &str = "overlayfs";
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
