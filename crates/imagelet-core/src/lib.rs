@@ -16,6 +16,7 @@ pub mod inventory;
 pub mod layer_folders;
 pub mod manager;
 pub mod metrics;
+pub mod node_policy;
 pub mod printable;
 pub mod records;
 pub mod runtime;

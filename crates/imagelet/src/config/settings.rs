@@ -12,7 +12,8 @@ use imagelet_core::{
     hold::HoldPolicy,
     image::PinnedNames,
     inventory::PinPattern,
-    manager::{Compatibility, PullSettings},
+    manager::PullSettings,
+    node_policy::NodePolicy,
     records::VerificationPolicy,
 };
 use imagelet_kube::ApiAccess;
@@ -31,7 +32,7 @@ pub(crate) struct Settings {
     pub(crate) collection: Collection,
     pub(crate) node: NodeSettings,
     pub(crate) pulls: PullSettings,
-    pub(crate) compatibility: Compatibility,
+    pub(crate) node_policy: NodePolicy,
     /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
     pub(crate) verification: Option<VerificationPolicy>,
     /// Lifetime of a pull record; `None`: unlimited.

@@ -55,7 +55,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         collection,
         node,
         pulls,
-        compatibility,
+        node_policy,
         verification,
         record_age_max,
         runtime_request_timeout,
@@ -76,10 +76,10 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         stale_max,
     } = running;
     let (mut new, mut waiting) = (new, Waiting::default());
-    if waiting.keep("compatibility", &mut new.compatibility, compatibility) {
+    if waiting.keep("compatibility", &mut new.node_policy, node_policy) {
         // With all that it decides, also by the defaults of other keys.
-        new.pulls.compatibility = *compatibility;
-        new.gc = GcPolicy { order: gc.order, inodes: gc.inodes, relief: gc.relief, ..new.gc };
+        new.pulls.node_policy = *node_policy;
+        new.gc = GcPolicy { bytes: new.gc.bytes, age_min: new.gc.age_min, age_max: new.gc.age_max, ..*gc };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
         new.sandbox_images.clone_from(sandbox_images);
     }

@@ -8,6 +8,7 @@ use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, RunTrigger},
     image::ByteSize,
     runtime::RuntimeErrorKind,
+    testing::in_order,
 };
 
 #[tokio::test]
@@ -40,13 +41,13 @@ async fn the_log_has_what_a_collection_removed_spared_and_failed_to_remove() {
 #[tokio::test]
 async fn in_shadow_mode_every_port_is_only_read() {
     for goal in [GcGoal::Threshold, GcGoal::AllUnused, GcGoal::Free(ByteSize(300))] {
-        for order in [GcOrder::Lru, GcOrder::Kubelet] {
+        for order in [GcOrder::Lru, GcOrder::ListedSizes] {
             let node = Node::new(500);
             node.idle("a:1", 200, 10).await;
             node.idle("b:1", 250, 20).await;
             node.fake.take_calls();
             let policy = GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_mins(1))).unwrap();
-            let policy = GcPolicy { order, ..policy };
+            let policy = in_order(order, policy);
             let report = node.gc.run(&GcRequest { policy, goal, dry_run: true }, at(10_000)).await.unwrap();
             assert!(report.chosen().count() > 0 && report.removed().next().is_none(), "{goal:?} {order:?}");
             let calls = node.fake.take_calls();

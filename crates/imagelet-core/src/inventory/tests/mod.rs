@@ -144,7 +144,8 @@ async fn every_vector_of_detection_holds_in_both_ways() {
         while let Some(case) = run.next_case() {
             let scripted = Arc::new(Scripted::default());
             let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-            let inventory = Inventory::open(runtime, None).unwrap().forgetful(way.compatibility().is_kubelet());
+            let is_forgetful = !way.node_policy().remembers_absent_images;
+            let inventory = Inventory::open(runtime, None).unwrap().forgetful(is_forgetful);
             let mut passes = Vec::new();
             for pass in case.input["passes"].as_array().unwrap() {
                 scripted.0.lock().unwrap().clone_from(pass);

@@ -63,11 +63,8 @@ struct Circuit {
     next_attempt(*.remaining)
 )]
 pub struct OpenCircuit {
-    /// Host and port.
     pub registry: String,
-    /// The pulls that wait.
     pub scope: CircuitScope,
-    /// The class of the last failure.
     pub class: ErrorClass,
     /// Failures in a row; of several circuits in this scope the most.
     pub failures: u32,
@@ -124,7 +121,6 @@ pub(crate) struct Circuits {
 impl CircuitScope {
     const ALL: [Self; 4] = [Self::AllPulls, Self::Repository, Self::Credentials, Self::Images];
 
-    /// The word for machines.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllPulls => "all-pulls",

@@ -31,6 +31,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
         "image",
         "layer_folders",
         "metrics",
+        "node_policy",
         "printable",
         "text",
         "trusted_files",

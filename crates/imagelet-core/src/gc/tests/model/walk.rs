@@ -15,6 +15,7 @@ use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::ByteSize,
     inventory::Mutation,
+    testing::in_order,
 };
 
 /// Acts printed with a failure.
@@ -243,7 +244,7 @@ impl Random {
         let age_max = Some(Duration::from_secs(TICK));
         let goal = self.one_of(&[GcGoal::AllUnused, GcGoal::AllUnused, GcGoal::Free(ByteSize(100)), GcGoal::Threshold]);
         let policy = GcPolicy::new(90, 80, Duration::ZERO, age_max).expect("low is below high");
-        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost, GcOrder::Kubelet]);
-        GcRequest { policy: GcPolicy { order, ..policy }, goal, dry_run: false }
+        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost, GcOrder::ListedSizes]);
+        GcRequest { policy: in_order(order, policy), goal, dry_run: false }
     }
 }
