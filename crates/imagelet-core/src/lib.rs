@@ -6,6 +6,7 @@
 pub mod audit_log;
 pub mod credentials;
 pub mod disks;
+pub mod durable;
 pub mod events;
 pub mod eviction;
 pub mod failpoint;

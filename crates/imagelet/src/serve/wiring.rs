@@ -401,12 +401,10 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     }
 }
 
-/// How pull records are kept, if at all: as many in memory as the kubelet keeps for its default number of pods.
+/// How pull records are kept, if at all.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
-    let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
-    let sized = RecordsSettings::new(settings.verification.clone()?).sized(settings.node.pods_max, parallel_max);
-    Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
+    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {

@@ -11,8 +11,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::image::ImageId;
 use crate::inventory::ledger::files::{self, StateDir};
+use crate::{durable::replace_file_unsynced, image::ImageId};
 
 pub(crate) const LEASES: &str = "leases.json";
 
@@ -95,8 +95,8 @@ fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result
     asked.extend(due);
     let asked: BTreeMap<ImageId, u64> = asked.into_iter().map(|(id, asked_at)| (id, files::nanos(asked_at))).collect();
     let beside = directory.path.join(format!(".{LEASES}.new"));
-    fs::write(&beside, serde_json::to_vec(&asked).map_err(io::Error::other)?)?;
-    fs::rename(&beside, directory.path.join(LEASES))
+    let text = serde_json::to_vec(&asked).map_err(io::Error::other)?;
+    replace_file_unsynced(&directory.path.join(LEASES), &beside, &text)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -21,7 +21,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
-use crate::{failpoint::Step, image::ByteSize};
+use crate::{
+    durable::{create_folder, replace_file},
+    image::ByteSize,
+};
 
 /// A ledger of this size has a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
@@ -45,7 +48,7 @@ pub(crate) struct StateDir {
 
 impl StateDir {
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
-        crate::records::create_folder(directory)?;
+        create_folder(directory)?;
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
@@ -112,21 +115,7 @@ impl StateDir {
         }
         // One name for all writes: the next write overwrites the remains of a crash.
         let beside = self.path.join(format!(".{name}.new"));
-        let mut file = File::create(&beside)?;
-        let written = file
-            .write_all(text)
-            .inspect(|()| Step::StateWritten.reach())
-            .and_then(|()| file.sync_all())
-            .inspect(|()| Step::StateSynced.reach())
-            .and_then(|()| fs::rename(&beside, self.path.join(name)))
-            .inspect(|()| Step::StateRenamed.reach())
-            .and_then(|()| File::open(&self.path)?.sync_all())
-            .inspect(|()| Step::StateDurable.reach());
-        if written.is_err() {
-            // The first error says more than a failed cleanup.
-            let _ = fs::remove_file(&beside);
-        }
-        written
+        replace_file(&self.path.join(name), &beside, "state", text)
     }
 }
 
