@@ -159,7 +159,7 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
 #[test]
 fn pruning_takes_what_is_gone_and_older_and_nothing_else() {
     let root = tempfile::tempdir().unwrap();
-    let records = open_as_kubelet(root.path());
+    let records = open_on(&Faults::new(), root.path(), Guard::Spelling);
     let until = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     let (before, after) = (until - Duration::from_millis(1), until + Duration::from_millis(1));
     for (id, updated) in [("gone", before), ("here", before), ("gone-but-new", after), ("same", until)] {

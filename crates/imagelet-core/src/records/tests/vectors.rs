@@ -227,10 +227,10 @@ fn started(case: &VectorCase, way: Way) -> Value {
     let records = open_in(way, root.path());
     records.resolve_open_intents(&images, SystemTime::now(), Absent::Stays).unwrap();
     let after = open_in(way, root.path());
-    let mut left: Vec<String> = after.intents.list().whole.iter().map(|begun| begun.image.clone()).collect();
+    let mut left: Vec<String> = after.intents.list().0.iter().map(|begun| begun.image.clone()).collect();
     left.sort();
     let mut have_credentials = false;
-    for record in after.records.list().whole {
+    for record in after.records.list().0 {
         match existing.iter().find(|existing| existing.image_ref == record.image_ref) {
             Some(existing) => assert_eq!(*record, *existing, "{}", case.name),
             None => have_credentials |= !record.mapping.is_empty(),
@@ -252,7 +252,7 @@ fn started(case: &VectorCase, way: Way) -> Value {
 }
 
 fn record_ids(records: &PullRecords) -> Vec<String> {
-    let ids: BTreeSet<String> = records.records.list().whole.iter().map(|it| it.image_ref.clone()).collect();
+    let ids: BTreeSet<String> = records.records.list().0.iter().map(|it| it.image_ref.clone()).collect();
     ids.into_iter().collect()
 }
 
