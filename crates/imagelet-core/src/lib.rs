@@ -15,6 +15,7 @@ pub mod hold;
 pub mod image;
 pub mod inventory;
 pub mod layer_folders;
+pub mod leases;
 pub mod manager;
 pub mod metrics;
 pub mod printable;

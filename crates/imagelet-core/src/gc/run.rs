@@ -22,7 +22,8 @@ use super::{
 use crate::{
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{ImageEntry, Removal, RemovalBlocker, Snapshot},
+    inventory::{ImageEntry, Snapshot},
+    leases::{Removal, RemovalBlocker},
     runtime::{Freed, LayerGraph, RuntimeErrorKind},
     text::{aggregate, duration_text, split_grpc_error},
 };

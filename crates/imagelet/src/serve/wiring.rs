@@ -90,7 +90,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
     let (inventory, records, takes_over) = opened.await??;
-    inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use super::world::Use;
-use crate::inventory::Mutation;
 
 /// A possible act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,8 +15,6 @@ pub(super) enum Act {
     Observe,
     /// A requested removal starts or continues.
     Remove,
-    /// Work on an image starts, continues or ends.
-    Work,
     /// imagelet crashes and restarts.
     Crash,
     /// The runtime restarts and lists no earlier container for now.
@@ -53,6 +50,37 @@ pub(super) enum Before {
     Did(Act),
 }
 
+/// A violation of the rules of leases and removals, which the node makes on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutation {
+    /// A request leases nothing.
+    NoLease,
+    /// A lease is granted on an answer that a removal has overtaken.
+    OldAnswerBelieved,
+    /// A request during a removal does not wait for it.
+    RemovalNotMarked,
+    /// An empty list of containers is trusted at once.
+    EmptyListBelieved,
+    /// An image missing its last container counts as unused at once.
+    HalfListBelieved,
+    /// Leases end with the process.
+    LeasesForgotten,
+    /// Any new container ends any lease of its image.
+    AnyContainerServes,
+    /// A pass that ran during the last check does not count.
+    NewestPassIgnored,
+    /// Pins are not checked again.
+    PinsNotAskedAgain,
+    /// Images mounted as volumes count as unused.
+    VolumesIgnored,
+    /// Images of sandboxes count as unused.
+    SandboxesIgnored,
+    /// A name that an image got after the plan does not count.
+    NewNamesIgnored,
+    /// A container whose volumes the runtime failed to report has none.
+    FailedAnswerBelieved,
+}
+
 /// The bounds of a story.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a test")]
@@ -62,7 +90,6 @@ pub(super) struct Size {
     pub(super) collections: usize,
     pub(super) passes: usize,
     pub(super) orders: usize,
-    pub(super) works: usize,
     pub(super) crashes: usize,
     pub(super) restarts: usize,
     pub(super) pins: usize,
@@ -95,7 +122,6 @@ impl Size {
             collections: 0,
             passes: 0,
             orders: 0,
-            works: 0,
             crashes: 0,
             restarts: 0,
             pins: 0,

@@ -14,7 +14,6 @@ use super::{
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::ByteSize,
-    inventory::Mutation,
 };
 
 /// Acts printed with a failure.
@@ -109,7 +108,6 @@ pub(super) fn walk(walk: Walk) -> Walked {
             collections: endless,
             passes: endless,
             orders: endless,
-            works: endless,
             crashes: endless,
             restarts: endless,
             pins: endless,
@@ -190,7 +188,6 @@ impl Weather {
             Act::Tick => self.wheels[2],
             Act::Recover => self.ends[0],
             Act::Unpin => self.ends[1],
-            Act::Work => self.hands[0],
             Act::Beside => self.hands[1],
             Act::Pin => self.hands[2],
             Act::Remove => self.events[0],

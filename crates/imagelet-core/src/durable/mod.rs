@@ -1,5 +1,7 @@
 //! Whole files replaced, so that a crash at any point leaves the old file or the new one.
 
+mod state_dir;
+
 use std::{
     fmt,
     fs::{self, DirBuilder, File, OpenOptions},
@@ -8,6 +10,7 @@ use std::{
     path::Path,
 };
 
+pub(crate) use self::state_dir::{StateDir, misread, nanos, time};
 use crate::failpoint;
 
 /// The disk below a change. That of a test counts the changes and fails some of them.

@@ -1,15 +1,16 @@
-//! The state directory of the inventory: usage history and pins, which outlive a restart.
+//! The state directory of the inventory: usage history, leases and pins, which outlive a restart.
 //!
 //! ```text
-//! STATE_DIR/ledger        the usage history, as `ledger/mod.rs` says; lost: ages and histories start anew
+//! STATE_DIR/ledger        the usage history, as `inventory/ledger` says; lost: ages and histories start anew
+//! STATE_DIR/leases.json   the last request of each leased image; lost: a collection may remove an image that a pod waits for
 //! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
 //! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: nothing is pinned for them until the agent knows them
-//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by any process
+//! STATE_DIR/pins.lock     held while a file is written, and while the pins are changed, by any process
 //! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
 //! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
 //! ```
 //!
-//! Files are replaced whole: written beside, synced, renamed. Unknown fields of newer versions are ignored.
+//! Unknown fields of newer versions are ignored.
 
 use std::{
     fs::{self, File},
@@ -21,14 +22,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
-use crate::{
-    durable::{create_folder, replace_file},
-    image::ByteSize,
-};
+use super::{create_folder, replace_file};
+use crate::image::ByteSize;
 
 /// A ledger of this size has a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
-pub(crate) const LEDGER: &str = "ledger";
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
 
