@@ -8,7 +8,6 @@ pub mod credentials;
 pub mod disks;
 pub mod durable;
 pub mod events;
-pub mod eviction;
 pub mod failpoint;
 pub mod gc;
 pub mod hold;

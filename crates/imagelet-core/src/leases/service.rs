@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{AHEAD_MAX, LeaseFile, Leases, LookMark, RemovalBlocker};
+use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark, RemovalBlocker};
 use crate::image::{ImageId, ImageKey};
 
 /// All leases, in memory and in their file.
@@ -100,7 +100,7 @@ impl LeaseService {
 
     /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
     /// intervened.
-    fn lease(&self, id: &ImageId, pod: &str, look: LookMark, now: SystemTime) -> Option<u64> {
+    fn lease(&self, id: &ImageId, pod: &str, look: ReadMark, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, look)).then(|| leases.lease(id, pod, now))
     }
