@@ -4,6 +4,7 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod audit_log;
+pub mod bounded_map;
 pub mod credentials;
 pub mod disks;
 pub mod durable;

@@ -20,9 +20,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bounded_map::make_room,
     durable::{create_folder, replace_file},
     image::{ImageId, Platform},
-    manager::remove_oldest,
     text::file_time,
 };
 
@@ -103,10 +103,8 @@ impl ResolvedNames {
         let on_disk = known.and_then(|entry| entry.on_disk);
         // A clock that was set back invalidates the file's time.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
+        make_room(&mut names, &subject, NAMES_MAX, |entry| entry.at);
         names.insert(subject, Resolved { image, at: now, on_disk });
-        while names.len() > NAMES_MAX {
-            remove_oldest(&mut names, |entry| entry.at);
-        }
         is_old && self.path.is_some()
     }
 

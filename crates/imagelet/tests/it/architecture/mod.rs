@@ -25,7 +25,18 @@ const CORE_STOREYS: [&[&str]; 6] = [
     &["leases", "records", "runtime"],
     &["audit_log", "credentials", "events"],
     &["durable"],
-    &["failpoint", "hold", "image", "layer_folders", "metrics", "printable", "text", "trusted_files", "wire"],
+    &[
+        "bounded_map",
+        "failpoint",
+        "hold",
+        "image",
+        "layer_folders",
+        "metrics",
+        "printable",
+        "text",
+        "trusted_files",
+        "wire",
+    ],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.
