@@ -58,7 +58,7 @@ pub use self::{
 use crate::{
     durable::{MachineDisk, StateDir},
     image::{ByteSize, Image, ImageKey},
-    leases::{LeaseFile, LeaseService, Leases},
+    leases::{LeaseFile, LeaseService},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 

@@ -3,7 +3,7 @@
 //! The list of waiting pods is replaced as a whole, so no lease outlives its pod. It is not stored: until the first list
 //! after a start, every image counts as leased, for the time of a lease at most.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::image::Image;
 use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::PatternIndex};
@@ -79,7 +79,7 @@ impl InventoryState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::{

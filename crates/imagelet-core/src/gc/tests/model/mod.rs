@@ -15,7 +15,7 @@ use self::{
     explore::explore,
     story::{Act, Before, Size},
     walk::{KINDS, MOVING, NodeKind, ORDINARY, SANDBOXES, SHARED, VOLUMES, Walk, walk},
-    world::Use,
+    world::{Mutation, Use},
 };
 
 /// Steps of the long walks in a wide run.

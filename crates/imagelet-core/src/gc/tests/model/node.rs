@@ -15,9 +15,10 @@ use std::{
 use tokio::runtime::Runtime;
 
 use super::{
-    story::{Act, Before, Mutation, Size},
+    story::{Act, Before, Size},
     world::{
-        ACTORS, BESIDE, COLLECTOR, Failure, GrantedLease, OBSERVER, REMOVER, State, Use, World, id, image_of, name, uid,
+        ACTORS, BESIDE, COLLECTOR, Failure, GrantedLease, Mutation, OBSERVER, REMOVER, State, Use, World, id, image_of,
+        name, uid,
     },
 };
 use crate::{

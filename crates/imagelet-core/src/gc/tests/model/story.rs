@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::world::Use;
+use super::world::{Mutation, Use};
 
 /// A possible act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,37 +48,6 @@ pub(super) enum Before {
     /// A whole pass of the inventory.
     Passed,
     Did(Act),
-}
-
-/// A violation of the rules of leases and removals, which the node makes on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mutation {
-    /// A request leases nothing.
-    NoLease,
-    /// A lease is granted on an answer that a removal has overtaken.
-    OldAnswerBelieved,
-    /// A request during a removal does not wait for it.
-    RemovalNotMarked,
-    /// An empty list of containers is trusted at once.
-    EmptyListBelieved,
-    /// An image missing its last container counts as unused at once.
-    HalfListBelieved,
-    /// Leases end with the process.
-    LeasesForgotten,
-    /// Any new container ends any lease of its image.
-    AnyContainerServes,
-    /// A pass that ran during the last check does not count.
-    NewestPassIgnored,
-    /// Pins are not checked again.
-    PinsNotAskedAgain,
-    /// Images mounted as volumes count as unused.
-    VolumesIgnored,
-    /// Images of sandboxes count as unused.
-    SandboxesIgnored,
-    /// A name that an image got after the plan does not count.
-    NewNamesIgnored,
-    /// A container whose volumes the runtime failed to report has none.
-    FailedAnswerBelieved,
 }
 
 /// The bounds of a story.

@@ -9,7 +9,7 @@ use super::{
     explore::clock,
     node::{Node, TICK},
     story::{Act, Size, joined},
-    world::Use,
+    world::{Mutation, Use},
 };
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},

@@ -9,7 +9,6 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::story::Mutation;
 use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::step,
@@ -100,6 +99,37 @@ pub(super) enum Use {
     /// A container of another image that mounts it.
     Volume,
     Sandbox,
+}
+
+/// A violation of the rules of leases and removals, which the node makes on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutation {
+    /// A request leases nothing.
+    NoLease,
+    /// A lease is granted on an answer that a removal has overtaken.
+    OldAnswerBelieved,
+    /// A request during a removal does not wait for it.
+    RemovalNotMarked,
+    /// An empty list of containers is trusted at once.
+    EmptyListBelieved,
+    /// An image missing its last container counts as unused at once.
+    HalfListBelieved,
+    /// Leases end with the process.
+    LeasesForgotten,
+    /// Any new container ends any lease of its image.
+    AnyContainerServes,
+    /// A pass that ran during the last check does not count.
+    NewestPassIgnored,
+    /// Pins are not checked again.
+    PinsNotAskedAgain,
+    /// Images mounted as volumes count as unused.
+    VolumesIgnored,
+    /// Images of sandboxes count as unused.
+    SandboxesIgnored,
+    /// A name that an image got after the plan does not count.
+    NewNamesIgnored,
+    /// A container whose volumes the runtime failed to report has none.
+    FailedAnswerBelieved,
 }
 
 /// A container or sandbox, which holds its image whether it runs or not.
