@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::RemovalBlocker,
+    leases::RemovalBlocker,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 

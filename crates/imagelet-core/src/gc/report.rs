@@ -8,7 +8,7 @@ use super::{
     reason::{GcPhase, Reason},
 };
 use crate::{
-    audit_log::{Decision, Outcome, OutcomeResult, Run, RunHead},
+    audit_log::{Act, ActCode},
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
@@ -154,8 +154,7 @@ impl GcError {
     }
 }
 
-/// Limit of recorded failures per collection, and of bytes per text from outside.
-const FAILURES_MAX: usize = 16;
+/// Most bytes of a recorded text from outside.
 const TEXT_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -165,48 +164,27 @@ pub struct RunTrigger {
     pub shadow: bool,
 }
 
-impl GcReport {
-    pub fn to_audit(&self, asked: &RunTrigger, (at, until): (SystemTime, SystemTime)) -> Run {
-        Run {
-            head: RunHead {
-                at,
-                until,
-                by: asked.by.clone(),
-                shadow: asked.shadow,
-                claimed: self.claimed.0,
-                measured: self.measured.map(|bytes| bytes.0),
-                failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
-            },
-            decisions: self.decisions.iter().map(decision).collect(),
-            gone: Vec::new(),
-            outcomes: self.decisions.iter().filter_map(outcome).collect(),
-            left_out: 0,
-        }
-    }
-}
-
-fn outcome(decision: &GcDecision) -> Option<Outcome> {
-    let result = match &decision.outcome {
-        GcOutcome::Kept | GcOutcome::Chosen => return None,
-        GcOutcome::Removed => OutcomeResult::Removed(decision.entry.image.size.0),
-        GcOutcome::Failed(error) => OutcomeResult::Failed(cut(error)),
-        GcOutcome::Spared => {
-            OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) }
-        }
-    };
-    Some(Outcome { key: decision.key().to_string(), names: decision.entry.image.names().to_vec(), result })
-}
-
-fn decision(decided: &GcDecision) -> Decision {
-    Decision {
-        key: decided.key().to_string(),
-        names: decided.entry.image.names().to_vec(),
-        size: decided.entry.image.size.0,
-        // A failed attempt is recorded with its reason, too.
-        goes: !matches!(decided.outcome, GcOutcome::Kept | GcOutcome::Spared),
-        code: decided.reason.code().into(),
-        inputs: decided.reason.inputs(),
-        text: cut(&decided.reason.to_string()),
+impl GcDecision {
+    /// The line of a removal or its refusal in the audit log; `None` where none was tried.
+    pub(super) fn act(&self, at: SystemTime) -> Option<Act> {
+        let (code, why) = match &self.outcome {
+            GcOutcome::Kept | GcOutcome::Chosen => return None,
+            GcOutcome::Removed => (ActCode::Removed, self.reason.to_string()),
+            GcOutcome::Spared => (ActCode::Refused, self.reason.to_string()),
+            GcOutcome::Failed(error) => (ActCode::Refused, error.clone()),
+        };
+        Some(Act {
+            at,
+            code,
+            keys: vec![self.key().to_string()],
+            names: self.entry.image.names().to_vec(),
+            by: "collection".to_owned(),
+            bytes: (code == ActCode::Removed).then_some(self.entry.image.size.0),
+            took_ms: None,
+            reason: self.reason.code().to_owned(),
+            why: cut(&why),
+            hosts: Vec::new(),
+        })
     }
 }
 

@@ -20,10 +20,10 @@ use super::{
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
 use crate::{
-    audit_log::{Act, ActCode},
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{ImageEntry, Removal, RemovalBlocker, Snapshot},
+    inventory::{ImageEntry, Snapshot},
+    leases::{Removal, RemovalBlocker},
     node_policy::GcRules,
     runtime::{Freed, LayerGraph, RuntimeErrorKind},
     text::{aggregate, duration_text, split_grpc_error},
@@ -81,22 +81,6 @@ impl ImageGc {
     /// Waits for the end of a running collection, whose removals a plan of now would count again.
     pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
-    }
-
-    /// Records the removal before it starts, in case the process ends before the collection.
-    fn record_removal(&self, entry: &ImageEntry, reason: &Reason, at: SystemTime) {
-        let Some(log) = &self.decisions else { return };
-        log.act(Act {
-            at,
-            code: ActCode::Removing,
-            keys: vec![entry.key().to_string()],
-            names: entry.image.names().to_vec(),
-            by: String::new(),
-            bytes: Some(entry.image.size.0),
-            took_ms: None,
-            why: reason.to_string(),
-            hosts: Vec::new(),
-        });
     }
 
     /// The layers of images, of which those on another file system than the measured one free nothing.
@@ -372,7 +356,6 @@ impl<'a> Run<'a> {
             return self.spare(entry, step, Reason::Remains(why));
         }
         let began = self.clock();
-        self.gc.record_removal(entry, &step.reason, began);
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's log line with its field names; the image names are an addition.
         let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
@@ -422,7 +405,13 @@ impl<'a> Run<'a> {
 
     fn decide(&mut self, entry: &Arc<ImageEntry>, step: &Step, outcome: GcOutcome, reason: Reason) {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
-        self.report.decisions.push(GcDecision { entry, outcome, reason, phase, frees });
+        let decision = GcDecision { entry, outcome, reason, phase, frees };
+        if let Some(log) = &self.gc.decisions
+            && let Some(act) = decision.act(self.clock())
+        {
+            log.act(act);
+        }
+        self.report.decisions.push(decision);
     }
 
     fn abort(&mut self, error: GcError) -> Reason {

@@ -12,9 +12,7 @@ mod startup_latency;
 mod status;
 
 use std::{
-    collections::HashMap,
     fmt,
-    hash::Hash,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -178,12 +176,6 @@ impl ImageManager {
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Removes the entry of a full table that has the earliest time.
-fn remove_oldest<K: Clone + Eq + Hash, V, T: Ord>(table: &mut HashMap<K, V>, time: impl Fn(&V) -> T) {
-    let oldest = table.iter().min_by_key(|(_, entry)| time(entry)).map(|(key, _)| key.clone());
-    oldest.and_then(|oldest| table.remove(&oldest));
 }
 
 impl fmt::Debug for ImageManager {

@@ -217,6 +217,7 @@ impl EnsureRequest {
             bytes: None,
             took_ms: u64::try_from(took.as_millis()).ok(),
             why,
+            reason: String::new(),
             hosts: Vec::new(),
         }
     }

@@ -94,7 +94,7 @@ documents! {
         preloaded_images_verification_allowlist: Vec<String>,
         /// The kubelet's feature gates that are about images.
         feature_gates: FeatureGateKeys,
-        /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
+        /// How many pods may run on the node: accepted, and without effect on images.
         max_pods: i32,
         /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
         node_status_max_images: i32,

@@ -146,8 +146,6 @@ impl CollectionMode {
 pub(crate) struct NodeSettings {
     /// How many images the Node's status lists; `None`: all.
     pub(crate) status_images_max: Option<usize>,
-    /// Pods on the node; the in-memory cache of pull records is sized by it.
-    pub(crate) pods_max: usize,
     pub(crate) image_endpoint: String,
 }
 

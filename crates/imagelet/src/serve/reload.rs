@@ -53,7 +53,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     let Settings {
         gc,
         collection,
-        node,
+        node: _,
         pulls,
         node_policy,
         verification,
@@ -104,7 +104,6 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     waiting.keep("runtimeRequestTimeout", &mut new.runtime_request_timeout, runtime_request_timeout);
     waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.verification, verification);
     waiting.keep("credentialRecordMaxAge", &mut new.record_age_max, record_age_max);
-    waiting.keep("maxPods", &mut new.node.pods_max, &node.pods_max);
     waiting.keep("tracing", &mut new.traces, traces);
     (new, waiting.0)
 }
@@ -176,7 +175,6 @@ mod tests {
                 &[("imagePullCredentialsVerificationPolicy", json!("AlwaysVerify"))],
             ),
             ("credentialRecordMaxAge", &[], &[("credentialRecordMaxAge", json!("3h0m0s"))]),
-            ("maxPods", &[], &[("maxPods", json!(7))]),
             ("tracing", &[], &[("tracing", json!({"endpoint": "127.0.0.1:4317", "samplingRatePerMillion": 1}))]),
         ];
         for (names, started_with, read) in cases {

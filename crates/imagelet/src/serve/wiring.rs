@@ -94,7 +94,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
     let (inventory, records, first_run_adopts) = opened.await??;
-    inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && settings.node_policy.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
@@ -399,12 +399,10 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     }
 }
 
-/// How pull records are kept, if at all: as many in memory as the kubelet keeps for its default number of pods.
+/// How pull records are kept, if at all.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
-    let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
-    let sized = RecordsSettings::new(settings.verification.clone()?).sized(settings.node.pods_max, parallel_max);
-    Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
+    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {

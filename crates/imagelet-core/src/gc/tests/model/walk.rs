@@ -9,12 +9,11 @@ use super::{
     explore::clock,
     node::{Node, TICK},
     story::{Act, Size, joined},
-    world::Use,
+    world::{Mutation, Use},
 };
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::ByteSize,
-    inventory::Mutation,
     testing::in_order,
 };
 
@@ -110,7 +109,6 @@ pub(super) fn walk(walk: Walk) -> Walked {
             collections: endless,
             passes: endless,
             orders: endless,
-            works: endless,
             crashes: endless,
             restarts: endless,
             pins: endless,
@@ -191,7 +189,6 @@ impl Weather {
             Act::Tick => self.wheels[2],
             Act::Recover => self.ends[0],
             Act::Unpin => self.ends[1],
-            Act::Work => self.hands[0],
             Act::Beside => self.hands[1],
             Act::Pin => self.hands[2],
             Act::Remove => self.events[0],

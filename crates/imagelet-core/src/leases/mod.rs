@@ -1,17 +1,18 @@
-//! Leases: what protects an image between a request for it and the container, with holds and running removals.
+//! Leases: what protects an image between a request for it and the container, and the removals that run.
 //!
 //! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
 //! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
 //! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
 //! a started removal and looks again, and an existing lease rejects a removal.
 
-pub(crate) mod file;
-mod pods;
-pub(crate) mod service;
+mod file;
+mod service;
 
+#[cfg(test)]
+pub(crate) use file::LEASES;
 pub(crate) use file::LeaseFile;
-pub(crate) use pods::PodLeases;
-pub use pods::WaitingPod;
+pub use service::LeaseService;
+pub(crate) use service::Removal;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -33,7 +34,6 @@ pub(crate) struct Leases {
     pub(crate) lasts: Duration,
     /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
-    holds: BTreeMap<ImageId, Vec<&'static str>>,
     pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
     /// Ended removals, with the value of `begun` at the end.
@@ -65,7 +65,6 @@ pub(crate) struct ReadMark(u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalBlocker {
     Gone,
-    /// The image is in use, or work in this process holds it.
     InUse(Vec<String>),
     /// Pinned by these patterns or by the runtime.
     Pinned(Vec<String>),
@@ -144,7 +143,7 @@ impl Leases {
     #[cfg(test)]
     pub(crate) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
         let kept: Vec<_> = self.kept.iter().map(|(id, (until, _))| (id.clone(), *until)).collect();
-        (self.images.clone(), self.holds.clone(), kept, self.all_until, self.removals(mark))
+        (self.images.clone(), kept, self.all_until, self.removals(mark))
     }
 
     #[cfg(test)]
@@ -158,11 +157,6 @@ impl Leases {
     #[cfg(test)]
     pub(crate) fn end(&mut self, id: &ImageId) {
         self.images.remove(id);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn release_all(&mut self, id: &ImageId) {
-        self.holds.remove(id);
     }
 
     #[cfg(test)]
@@ -200,24 +194,18 @@ impl Leases {
     }
 
     pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
-        match self.until(id, now).filter(|_| self.works(id).is_empty()) {
+        match self.until(id, now) {
             Some(until) => Err(RemovalBlocker::Leased(until)),
-            None => self.begin_ordered_removal(id),
+            None if self.begin_ordered_removal(id) => Ok(()),
+            None => Err(RemovalBlocker::Busy),
         }
     }
 
-    /// Starts a requested removal: holds prevent it, leases do not.
-    pub(crate) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), RemovalBlocker> {
-        let works = self.works(id);
-        if !works.is_empty() {
-            return Err(RemovalBlocker::InUse(works.iter().map(|work| (*work).to_owned()).collect()));
-        }
-        if self.removing.contains(id) {
-            return Err(RemovalBlocker::Busy);
-        }
-        self.begun += 1;
-        self.removing.insert(id.clone());
-        Ok(())
+    /// Starts a requested removal, which leases do not prevent; false where one runs.
+    fn begin_ordered_removal(&mut self, id: &ImageId) -> bool {
+        let is_first = self.removing.insert(id.clone());
+        self.begun += u64::from(is_first);
+        is_first
     }
 
     pub(crate) fn end_removal(&mut self, id: &ImageId) {
@@ -228,29 +216,6 @@ impl Leases {
         // A number above the mark of every earlier look.
         self.begun += 1;
         self.ended.push_back((self.begun, id.clone()));
-    }
-
-    /// Prevents the removal of one image until [`Self::release`]; false while it is being removed.
-    pub(crate) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
-        if self.removing.contains(id) {
-            return false;
-        }
-        self.holds.entry(id.clone()).or_default().push(work);
-        true
-    }
-
-    pub(crate) fn release(&mut self, id: &ImageId, work: &'static str) {
-        let Some(works) = self.holds.get_mut(id) else { return };
-        if let Some(at) = works.iter().position(|held| *held == work) {
-            works.swap_remove(at);
-        }
-        if works.is_empty() {
-            self.holds.remove(id);
-        }
-    }
-
-    pub(crate) fn works(&self, id: &ImageId) -> &[&'static str] {
-        self.holds.get(id).map_or(&[], Vec::as_slice)
     }
 
     /// Pods with a request without a matching container.
@@ -377,19 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_begins_only_without_lease_and_hold() {
+    fn a_removal_begins_only_without_lease_and_other_removal() {
         let (mut leases, id) = leases();
         leases.lease(&id, "pod", at(0));
         assert_eq!(leases.begin_removal(&id, at(59)), Err(RemovalBlocker::Leased(at(60))));
-        assert!(leases.hold(&id, "export"));
-        assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::InUse(vec!["export".to_owned()])));
-        assert_eq!(leases.begin_ordered_removal(&id), Err(RemovalBlocker::InUse(vec!["export".to_owned()])));
-        leases.release(&id, "export");
         assert_eq!(leases.begin_removal(&id, at(60)), Ok(()));
         assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::Busy));
-        assert!(!leases.hold(&id, "export"), "it is being removed");
+        assert!(!leases.begin_ordered_removal(&id));
         leases.end_removal(&id);
-        assert!(leases.hold(&id, "export"));
+        assert!(leases.begin_ordered_removal(&id));
     }
 
     #[test]

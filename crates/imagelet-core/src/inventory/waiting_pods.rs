@@ -3,7 +3,7 @@
 //! The list of waiting pods is replaced as a whole, so no lease outlives its pod. It is not stored: until the first list
 //! after a start, every image counts as leased, for the time of a lease at most.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::image::Image;
 use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::PatternIndex};
@@ -44,19 +44,12 @@ impl PodLeases {
 }
 
 impl Inventory {
-    /// Every image counts as leased until [`Self::lease_to_pods`], and no longer than a lease lasts: which pods wait for
-    /// which images is not known yet.
-    pub fn expect_pods(&self, now: SystemTime) {
-        let mut state = self.lock();
-        state.leases.pods_unknown_until = Some(now + state.leases.lasts);
-    }
-
     /// Leases images to exactly these pods, until the next call. No collection removes an image of which one of the
     /// names is awaited, and other image managers see it as pinned.
     pub fn lease_to_pods(&self, pods: &[WaitingPod]) {
         let leases = PodLeases::new(pods);
         let mut state = self.lock();
-        state.leases.pods_unknown_until = None;
+        self.leases.lock().pods_unknown_until = None;
         if state.pod_leases != leases {
             state.pod_leases = leases;
             state.redraw_awaited();
@@ -86,7 +79,7 @@ impl InventoryState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::{
@@ -164,12 +157,12 @@ mod tests {
         let id = fake.preload("busybox:1", "busybox:1", 10);
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake));
         let inventory = Inventory::open(runtime, None).unwrap();
-        inventory.start_leases(Duration::from_mins(10), now);
-        assert_eq!(inventory.leased_until(&id, now), None);
-        inventory.expect_pods(now);
-        assert!(inventory.leased_until(&id, now + Duration::from_mins(9)).is_some());
-        assert_eq!(inventory.leased_until(&id, now + Duration::from_mins(11)), None);
+        inventory.leases.start(Duration::from_mins(10), now);
+        assert_eq!(inventory.leases.until(&id, now), None);
+        inventory.leases.expect_pods(now);
+        assert!(inventory.leases.until(&id, now + Duration::from_mins(9)).is_some());
+        assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(11)), None);
         inventory.lease_to_pods(&[]);
-        assert_eq!(inventory.leased_until(&id, now + Duration::from_mins(9)), None);
+        assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(9)), None);
     }
 }

@@ -1,19 +1,20 @@
-//! The state directory of the inventory: usage history and pins, which outlive a restart.
+//! The state directory of the inventory: usage history, leases and pins, which outlive a restart.
 //!
 //! ```text
-//! STATE_DIR/ledger        the usage history, as `ledger/mod.rs` says; lost: ages and histories start anew
+//! STATE_DIR/ledger        the usage history, as `inventory/ledger` says; lost: ages and histories start anew
+//! STATE_DIR/leases.json   the last request of each leased image; lost: a collection may remove an image that a pod waits for
 //! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
 //! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: nothing is pinned for them until the agent knows them
-//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by any process
+//! STATE_DIR/pins.lock     held while a file is written, and while the pins are changed, by any process
 //! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
 //! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
 //! ```
 //!
-//! Files are replaced whole: written beside, synced, renamed. Unknown fields of newer versions are ignored.
+//! Unknown fields of newer versions are ignored.
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -21,11 +22,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
-use crate::{failpoint::Step, image::ByteSize};
+use super::{create_folder, replace_file};
+use crate::image::ByteSize;
 
 /// A ledger of this size has a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
-pub(crate) const LEDGER: &str = "ledger";
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
 
@@ -45,7 +46,7 @@ pub(crate) struct StateDir {
 
 impl StateDir {
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
-        crate::records::create_folder(directory)?;
+        create_folder(directory)?;
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
@@ -112,21 +113,7 @@ impl StateDir {
         }
         // One name for all writes: the next write overwrites the remains of a crash.
         let beside = self.path.join(format!(".{name}.new"));
-        let mut file = File::create(&beside)?;
-        let written = file
-            .write_all(text)
-            .inspect(|()| Step::StateWritten.reach())
-            .and_then(|()| file.sync_all())
-            .inspect(|()| Step::StateSynced.reach())
-            .and_then(|()| fs::rename(&beside, self.path.join(name)))
-            .inspect(|()| Step::StateRenamed.reach())
-            .and_then(|()| File::open(&self.path)?.sync_all())
-            .inspect(|()| Step::StateDurable.reach());
-        if written.is_err() {
-            // The first error says more than a failed cleanup.
-            let _ = fs::remove_file(&beside);
-        }
-        written
+        replace_file(&self.path.join(name), &beside, "state", text)
     }
 }
 

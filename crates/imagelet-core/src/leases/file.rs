@@ -7,33 +7,36 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
-use crate::image::ImageId;
-use crate::inventory::ledger::files::{self, StateDir};
+use crate::{
+    durable::{Disk, StateDir, nanos, replace_file_unsynced, time},
+    image::ImageId,
+};
 
 pub(crate) const LEASES: &str = "leases.json";
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LeaseFile {
     directory: Option<StateDir>,
+    disk: Arc<dyn Disk>,
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
-    /// Reads and writes at once: the model's clock has no other threads.
-    #[cfg(test)]
-    pub(crate) is_inline: bool,
 }
 
 type RequestTimes = BTreeMap<ImageId, SystemTime>;
 
 impl LeaseFile {
-    pub(crate) fn of(directory: Option<StateDir>) -> Self {
-        Self { directory, ..Self::default() }
+    pub(crate) fn of(directory: Option<StateDir>, disk: Arc<dyn Disk>) -> Self {
+        Self { directory, disk, turn: tokio::sync::Mutex::default(), written: AtomicU64::default() }
     }
 
-    pub(crate) fn read(&self) -> io::Result<RequestTimes> {
+    pub(super) fn read(&self) -> io::Result<RequestTimes> {
         self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read)
     }
 
@@ -67,10 +70,8 @@ impl LeaseFile {
     }
 
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-        #[cfg(test)]
-        if self.is_inline {
-            // A disk takes time in which other tasks run.
-            crate::inventory::testing::step().await;
+        if !self.disk.takes_time() {
+            tokio::task::yield_now().await;
             return work();
         }
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -83,7 +84,7 @@ fn read(directory: &StateDir) -> io::Result<RequestTimes> {
         text => text?,
     };
     let asked: BTreeMap<ImageId, u64> = serde_json::from_slice(&text).map_err(io::Error::other)?;
-    Ok(asked.into_iter().map(|(id, asked_at)| (id, files::time(asked_at))).collect())
+    Ok(asked.into_iter().map(|(id, asked_at)| (id, time(asked_at))).collect())
 }
 
 /// Adds these leases to those of all processes; expired ones and a damaged file are dropped.
@@ -93,15 +94,16 @@ fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result
     let mut asked = read(directory).unwrap_or_default();
     asked.retain(|_, asked_at| *asked_at + lasts > now);
     asked.extend(due);
-    let asked: BTreeMap<ImageId, u64> = asked.into_iter().map(|(id, asked_at)| (id, files::nanos(asked_at))).collect();
+    let asked: BTreeMap<ImageId, u64> = asked.into_iter().map(|(id, asked_at)| (id, nanos(asked_at))).collect();
     let beside = directory.path.join(format!(".{LEASES}.new"));
-    fs::write(&beside, serde_json::to_vec(&asked).map_err(io::Error::other)?)?;
-    fs::rename(&beside, directory.path.join(LEASES))
+    let text = serde_json::to_vec(&asked).map_err(io::Error::other)?;
+    replace_file_unsynced(&directory.path.join(LEASES), &beside, &text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::MachineDisk;
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -114,7 +116,7 @@ mod tests {
     fn lease_file() -> (tempfile::TempDir, LeaseFile) {
         let folder = tempfile::tempdir().unwrap();
         let directory = StateDir::open(folder.path()).unwrap();
-        (folder, LeaseFile::of(Some(directory)))
+        (folder, LeaseFile::of(Some(directory), Arc::new(MachineDisk)))
     }
 
     #[tokio::test]
