@@ -59,7 +59,7 @@ impl Command for DiskRequest {
             growth_per_hour: forecast.growth_per_hour,
             hours_to_high: forecast.hours_to_high,
             history: thinned(samples, max),
-            last_collection: node.collections.last(),
+            last_collection: node.last_collection(),
             gc_mode: settings.collection.mode.name().into(),
             ..Disk::default()
         };

@@ -12,7 +12,7 @@ use crate::inventory::{
     HandedOut, ImageEntry, Inventory, InventoryState,
     boot_clock::moved,
     detect::Survey,
-    leases::{AHEAD_MAX, LookMark, RemovalBlocker},
+    leases::{AHEAD_MAX, ReadMark, RemovalBlocker},
     observation_window::VANISHED_WAIT,
 };
 
@@ -89,7 +89,7 @@ impl Inventory {
 
     /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
     /// intervened.
-    fn lease(&self, key: &ImageKey, pod: &str, look: LookMark, now: SystemTime) -> Option<u64> {
+    fn lease(&self, key: &ImageKey, pod: &str, look: ReadMark, now: SystemTime) -> Option<u64> {
         let mut state = self.lock();
         #[cfg(test)]
         state.mutate_before_lease(key.id());

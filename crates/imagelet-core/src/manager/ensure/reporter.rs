@@ -31,7 +31,7 @@ impl Reporter {
     }
 
     pub(super) fn warning(&self, reason: &'static str, message: String, fault: &Fault) {
-        let cause = EventCause { class: fault.class.word(), hop: fault.hop.word() };
+        let cause = EventCause { class: fault.class.word(), stage: fault.stage.word() };
         self.event(EventKind::Warning, reason, message, Some(cause));
     }
 

@@ -5,17 +5,17 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::Containerd;
 use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PodImages, PodStarts, PullStatus},
-    runtime::{ImportMode, ImportStanding, ImportingImages, RegistrySettings, WayTaken},
+    runtime::{ImportHealth, ImportMode, ImportingImages, RegistrySettings, RouteTaken},
 };
+use imagelet_runtime::Containerd;
 use tokio::time::Instant;
 
 use super::PullTracker;
 use crate::api::{
-    HeldBackRow, ImportStatus, OpenCircuitRow, PodStartRow, PullRow, PullWayRow, Queue, milliseconds_of, moment,
+    HeldBackRow, ImportStatus, OpenCircuitRow, PodStartRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment,
 };
 
 /// What runs and what waits; without the starts of pods.
@@ -119,10 +119,13 @@ impl PodStartRow {
 
 impl ImportStatus {
     pub(crate) async fn of(images: &ImportingImages) -> Self {
-        Self { recent: images.ways().iter().map(PullWayRow::of).collect(), ..Self::standing(&images.standing().await) }
+        Self {
+            recent: images.recent_routes().iter().map(PullRouteRow::of).collect(),
+            ..Self::standing(&images.standing().await)
+        }
     }
 
-    fn standing(standing: &ImportStanding) -> Self {
+    fn standing(standing: &ImportHealth) -> Self {
         let decision = match (&standing.obstacle, standing.mode) {
             (None, _) => "import",
             (Some(_), ImportMode::Require) => "refuse",
@@ -150,14 +153,14 @@ impl ImportStatus {
     }
 }
 
-impl PullWayRow {
-    fn of(taken: &WayTaken) -> Self {
+impl PullRouteRow {
+    fn of(taken: &RouteTaken) -> Self {
         Self {
             at: moment(taken.at),
             image: taken.image.clone(),
-            way: taken.way.code().into(),
-            code: taken.way.reason_code().map(str::to_owned),
-            reason: if taken.failure.is_some() { taken.way.of_failed() } else { taken.way.to_string() },
+            way: taken.route.code().into(),
+            code: taken.route.reason_code().map(str::to_owned),
+            reason: if taken.failure.is_some() { taken.route.of_failed() } else { taken.route.to_string() },
             took_ms: milliseconds_of(taken.took),
             failure: taken.failure.clone(),
         }
@@ -202,15 +205,15 @@ mod tests {
             configuration: RuntimeConfiguration::default(),
         };
         let obstacle = Some(ForwardReason::Staging("it is on another mount".into()));
-        let standing = ImportStanding { mode: ImportMode::Auto, runtime: Ok(runtime), obstacle };
+        let standing = ImportHealth { mode: ImportMode::Auto, runtime: Ok(runtime), obstacle };
         let status = ImportStatus::standing(&standing);
         assert_eq!((status.decision.as_str(), status.code.as_deref()), ("forward", Some("staging")));
         assert_eq!(status.runtime.as_deref(), Some("containerd 1.6.20"));
         assert_eq!(status.staging.as_deref(), Some("/var/lib/containerd/imagelet-staging"));
         assert_eq!(status.registry_folders, None, "a runtime that reports none");
-        let required = ImportStatus::standing(&ImportStanding { mode: ImportMode::Require, ..standing.clone() });
+        let required = ImportStatus::standing(&ImportHealth { mode: ImportMode::Require, ..standing.clone() });
         assert_eq!(required.decision, "refuse");
-        let free = ImportStatus::standing(&ImportStanding { obstacle: None, ..standing });
+        let free = ImportStatus::standing(&ImportHealth { obstacle: None, ..standing });
         assert_eq!((free.decision.as_str(), free.code), ("import", None));
     }
 }
