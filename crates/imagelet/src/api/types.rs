@@ -349,7 +349,6 @@ api_documents! {
         pulls: Vec<PullRow>,
         held_back: Vec<HeldBackRow>,
         registries: Vec<OpenCircuitRow>,
-        pod_starts: Vec<PodStartRow>,
         /// Failures while the status was collected; the other fields are valid.
         problems: Vec<String>,
     }
@@ -437,18 +436,6 @@ api_documents! {
         reason: String,
         took_ms: u64,
         failure: Option<String>,
-    }
-    PodStartRow {
-        namespace: String,
-        pod: String,
-        uid: String,
-        /// The images that were pulled for the pod, as the pod spells them.
-        images: Vec<String>,
-        began_at: Option<String>,
-        /// From `began_at` until the last image was present, or until now.
-        took_seconds: f64,
-        pulling_seconds: f64,
-        over: bool,
     }
 }
 

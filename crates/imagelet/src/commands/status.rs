@@ -19,8 +19,6 @@ use crate::{
     output::{Format, Table, print},
 };
 
-const PODS_SHOWN_MAX: usize = 10;
-
 pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;
     Ok(print(format, &status, |out| {
@@ -47,13 +45,6 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             vec![held.image.clone(), held.pods.max(1).to_string(), duration(held.remaining_ms), held.failure.clone()]
         });
         section(&["HELD BACK", "PODS", "AGAIN IN", "BECAUSE"], held_back.collect())?;
-        let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
-            let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-            let took = if pod.over { took } else { format!("{took} so far") };
-            let since = pod.began_at.clone().unwrap_or_default();
-            vec![format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]
-        });
-        section(&["POD", "IMAGES", "TOOK", "SINCE"], starts.collect())?;
         let registries = status.registries.iter().map(|open| {
             let pulls = match open.pulls.as_str() {
                 "all-pulls" => "all pulls",

@@ -76,7 +76,7 @@ impl LocalNode {
         measure_process(metrics, self.started_at);
         self.show_images();
         self.show_decisions();
-        self.parts.pod_starts.close_finished();
+        self.parts.pod_starts.count_finished();
         let held_back = self.parts.manager.status().held_back;
         let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
         metrics.set(&HELD_BACK, &[], images.len() as f64);

@@ -6,7 +6,7 @@ use imagelet_core::{disks::DiskUse, inventory::node_images};
 
 use super::{command::Command, local::LocalNode, pulls::queue};
 use crate::{
-    api::{ImportStatus, PodStartRow, Queue, Status, StatusRequest, Steps, moment},
+    api::{ImportStatus, Queue, Status, StatusRequest, Steps, moment},
     config::{Backend, StoreSettings},
     failure::Failure,
 };
@@ -82,7 +82,6 @@ impl Command for StatusRequest {
             pulls,
             held_back,
             registries,
-            pod_starts: PodStartRow::all(&node.parts.pod_starts),
             problems,
         })
     }

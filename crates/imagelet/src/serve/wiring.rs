@@ -17,7 +17,7 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
@@ -327,8 +327,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-    let inventory = inventory.with_memory(memory);
+    let inventory = inventory.forgetful(settings.compatibility.is_kubelet());
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
