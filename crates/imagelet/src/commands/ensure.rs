@@ -12,14 +12,17 @@ use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
 use super::pull::{read_file, seconds};
+use crate::output::print_failure;
 use crate::{
-    api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
     cli::EnsureArgs,
-    failure::Failure,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
-    node::Node,
     output::{Format, Table, id, or_dash, print, size},
     progress::{Screen, Shown, lock},
+};
+use imagelet_node::{
+    api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
+    failure::Failure,
+    node::Node,
 };
 
 /// Pods requested at once; all images of a pod start together.
@@ -52,11 +55,11 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     for answer in answers {
         match answer {
             Ok(pod) => {
-                distinct_failures(&pod).for_each(Failure::print);
+                distinct_failures(&pod).for_each(print_failure);
                 pods.push(pod);
             }
             Err((pod, failure)) => {
-                failure.print();
+                print_failure(&failure);
                 failures.push(json!({ "pod": pod, "failure": failure }));
             }
         }
@@ -197,7 +200,7 @@ mod tests {
     }
 
     fn pod(images: Vec<PodImageRow>) -> PodEnsured {
-        let pod = crate::api::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        let pod = imagelet_node::api::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
         PodEnsured { kind: "Pod".into(), pod, images, ..PodEnsured::default() }
     }
 

@@ -6,7 +6,7 @@ mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use imagelet_node::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };

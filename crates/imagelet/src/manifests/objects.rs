@@ -11,7 +11,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-use crate::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
+use imagelet_node::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
 /// Longest file of manifests; an operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;

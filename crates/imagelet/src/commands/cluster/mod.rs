@@ -8,11 +8,8 @@ use std::process::ExitCode;
 use imagelet_kube::{ApiAccess, ApiClient, DaemonSetRollout, RolloutProgress};
 
 pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
-use crate::{
-    cli::{ClusterAccess, PodRemoveArgs},
-    config::Environment,
-    failure::Failure,
-};
+use crate::cli::{ClusterAccess, PodRemoveArgs};
+use imagelet_node::{config::Environment, failure::Failure};
 
 /// The container that sets a host up.
 const INSTALL_CONTAINER: &str = "install";
