@@ -8,7 +8,6 @@ pub mod backoff;
 pub mod credentials;
 pub mod disks;
 pub mod events;
-pub mod eviction;
 pub mod failpoint;
 pub mod gc;
 pub mod hold;

@@ -24,11 +24,15 @@ use tokio::sync::Semaphore;
 
 use super::{
     disk_history::DiskHistory,
-    gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
 };
-use crate::{api::ImageRow, config::Settings, failure::Failure, traces::Tracer};
+use crate::{
+    api::{ImageRow, LastCollection},
+    config::Settings,
+    failure::Failure,
+    traces::Tracer,
+};
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 pub(super) const FOLLOWERS_MAX: usize = 32;
@@ -69,7 +73,7 @@ pub(crate) struct NodeParts {
 pub(crate) struct LocalNode {
     pub(crate) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
-    pub(crate) collections: CollectionStats,
+    pub(super) last_collection: Mutex<Option<LastCollection>>,
     pub(crate) disk_history: DiskHistory,
     pub(crate) started_at: SystemTime,
     pub(crate) followers: Semaphore,
@@ -86,7 +90,7 @@ impl LocalNode {
             unreadable_records: Mutex::default(),
             parts,
             settings: RwLock::new(Arc::new(settings)),
-            collections: CollectionStats::default(),
+            last_collection: Mutex::default(),
             disk_history: DiskHistory::default(),
             started_at: SystemTime::now(),
             followers: Semaphore::new(FOLLOWERS_MAX),

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdNames, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
@@ -18,7 +17,7 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
@@ -28,9 +27,13 @@ use imagelet_core::{
         NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::{
+    ContainerdSizes,
+    containerd::{ContainerdClient, ContainerdNames},
+};
 
 use super::imports::RuntimeSite;
 use crate::{
@@ -302,9 +305,9 @@ fn streams_lists(settings: &Settings) -> bool {
 }
 
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
-    endpoint
-        .parse()
-        .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
+    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })
 }
 
 /// The flag: the inventory is empty, this is the first start on the node.
@@ -324,8 +327,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-    let inventory = inventory.with_memory(memory);
+    let inventory = inventory.forgetful(settings.compatibility.is_kubelet());
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.

@@ -151,7 +151,7 @@ impl Tracer {
 impl SpanSink {
     /// The span of a request; `None`: it is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
-        let caller = imagelet_cri::current_trace();
+        let caller = imagelet_runtime::cri::current_trace();
         let is_sampled = match &caller {
             Some(caller) => caller.is_sampled,
             None => random() % MILLION < u64::from(self.rate_per_million),

@@ -39,9 +39,9 @@ impl Reporter {
         self.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }
 
-    pub(super) fn pull_started(&self, image: &str) {
+    pub(super) fn pull_started(&self) {
         if let Some(recorder) = &self.recorder {
-            recorder.pull_started(&self.pod, image);
+            recorder.pull_started(&self.pod);
         }
     }
 

@@ -15,7 +15,7 @@ use imagelet_core::{
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::collection_stats::COLLECTED;
+use super::gc_audit::COLLECTED;
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},

@@ -1,24 +1,22 @@
-//! The rows of pulls in `status` and `why`: running and waiting ones, how pods started, and how pulls enter a runtime.
+//! The rows of pulls in `status` and `why`: running and waiting ones, and how pulls enter a runtime.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::Containerd;
 use imagelet_core::{
     image::Reference,
-    manager::{HeldBack, ManagerStatus, OpenCircuit, PodImages, PodStarts, PullStatus},
+    manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
     runtime::{ImportHealth, ImportMode, ImportingImages, RegistrySettings, RouteTaken},
 };
+use imagelet_runtime::Containerd;
 use tokio::time::Instant;
 
 use super::PullTracker;
-use crate::api::{
-    HeldBackRow, ImportStatus, OpenCircuitRow, PodStartRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment,
-};
+use crate::api::{HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment};
 
-/// What runs and what waits; without the starts of pods.
+/// What runs and what waits.
 pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
     let (now, waits) = (Instant::now(), tracker.waits());
     let row = |pull: PullStatus| {
@@ -29,7 +27,6 @@ pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
         pulls: status.pulls.into_iter().map(row).collect(),
         held_back: held_back_rows(&status.held_back),
         registries: status.open_circuits.into_iter().map(open_circuit_row).collect(),
-        ..Queue::default()
     }
 }
 
@@ -88,32 +85,6 @@ fn open_circuit_row(open: OpenCircuit) -> OpenCircuitRow {
         failures: open.failures,
         next_attempt_at: moment(SystemTime::now() + open.remaining),
         remaining_seconds: open.remaining.as_secs(),
-    }
-}
-
-impl PodStartRow {
-    pub(crate) fn all(starts: &PodStarts) -> Vec<Self> {
-        starts.all().into_iter().map(Self::from_images).collect()
-    }
-
-    /// Pods that pulled an image with one of these names, the latest first.
-    pub(crate) fn pulling(starts: &PodStarts, names: &[String]) -> Vec<Self> {
-        let is_it = |pod: &PodImages| pod.images.iter().any(|image| is_named(image, names));
-        starts.all().into_iter().filter(is_it).map(Self::from_images).collect()
-    }
-
-    fn from_images(pod: PodImages) -> Self {
-        let seconds = |time: Duration| time.as_millis() as f64 / 1000.0;
-        Self {
-            namespace: pod.pod.namespace.to_string(),
-            pod: pod.pod.name.to_string(),
-            uid: pod.pod.uid.to_string(),
-            images: pod.images,
-            began_at: moment(pod.began),
-            took_seconds: seconds(pod.took),
-            pulling_seconds: seconds(pod.pulling),
-            over: pod.is_over,
-        }
     }
 }
 

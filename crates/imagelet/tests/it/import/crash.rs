@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use super::{
