@@ -134,6 +134,13 @@ pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }
 
+/// Reaches a step of a mechanism that several rooms share, each with a name of its own before it.
+pub(crate) fn reach_in(room: &str, step: &str) {
+    if COMPILED_IN {
+        reach(&format!("{room}.{step}"));
+    }
+}
+
 /// Read from the environment and not from the configuration: it is for tests only.
 fn armed() -> Option<Armed> {
     let wanted = std::env::var_os(VARIABLE)?.into_string().ok()?;

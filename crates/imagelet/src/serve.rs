@@ -4,7 +4,6 @@ mod activation;
 mod connection_limits;
 mod filesystems;
 mod images;
-mod imports;
 mod readiness;
 mod reload;
 mod socket;

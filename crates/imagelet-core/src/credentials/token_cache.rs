@@ -9,6 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 
+use crate::bounded_map::make_room;
+
 use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
 use crate::backoff::random;
 
@@ -37,11 +39,7 @@ impl TokenCache {
     fn keep(&self, request: &TokenRequest, token: IssuedToken, now: SystemTime) {
         let mut tokens = self.tokens();
         tokens.retain(|_, token| !is_expired(token, now));
-        if tokens.len() >= TOKENS_MAX
-            && let Some(soonest) = tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
-        {
-            tokens.remove(&soonest);
-        }
+        make_room(&mut tokens, request, TOKENS_MAX, |token| token.expires);
         tokens.insert(request.clone(), token);
     }
 

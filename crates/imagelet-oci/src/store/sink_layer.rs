@@ -7,9 +7,10 @@
 //! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
 //! with such folders, it cannot be a spare. (A root without an entry is set each time.)
 
+use crate::layer_sink::StagedTree;
 use std::{fs, sync::Arc};
 
-use imagelet_core::runtime::{RuntimeError, StagedTree};
+use imagelet_core::runtime::RuntimeError;
 
 use super::{StagedLayer, Store, SyncView, could_not, record::read_implicit, storage_error};
 

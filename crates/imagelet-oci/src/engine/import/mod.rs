@@ -8,6 +8,10 @@
 
 pub(super) mod layer_turns;
 
+use crate::layer_sink::{
+    ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
+    LayerImport, LayerSink, Taken,
+};
 use std::{
     cmp::Reverse,
     collections::HashMap,
@@ -24,10 +28,7 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId, Platform, Reference},
-    runtime::{
-        Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind, Taken,
-    },
+    runtime::{Freed, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit, watch},
