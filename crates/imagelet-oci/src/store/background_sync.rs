@@ -6,8 +6,7 @@
 //! next owner continues from its own boot's marks; after a power cut, marked content is dropped as a whole.
 
 use std::{
-    fs,
-    io,
+    fs, io,
     sync::{Arc, MutexGuard},
 };
 
