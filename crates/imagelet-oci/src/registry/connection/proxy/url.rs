@@ -25,10 +25,11 @@ impl Proxy {
     /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error repeats nothing of the URL.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
         let (scheme, place) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
-        if !["http", "https", "socks5", "socks5h"].contains(&scheme) {
+        let scheme = scheme.to_ascii_lowercase();
+        if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        let proxy = read(scheme, place)?;
+        let proxy = read(&scheme, place)?;
         // Read as that of SOCKS, the login is there as it is.
         let login = read("socks5", place)?.raw_auth().map(|(user, password)| (user.to_owned(), Secret::new(password)));
         let is_long =
@@ -55,7 +56,7 @@ impl Proxy {
         let Some(password) = password else { return Ok(proxy) };
         let (_, place) = rest.rsplit_once('@').unwrap_or_default();
         match &proxy.login {
-            Some((_, own)) if !own.expose().is_empty() => Err("its URL has a password, and a password file is named"),
+            Some((_, own)) if !own.expose().is_empty() => Err("its URL has a password, too"),
             Some((user, _)) if !user.is_empty() => {
                 let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
                 Self::parse(&format!("{scheme}://{}:{}@{place}", encoded(user), encoded(password.expose())))
