@@ -398,8 +398,8 @@ fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
 /// A rule with the password from its file.
 fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
     let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
-    let rule = ProxyRule::new(hosts, proxy).map_err(|error| error.to_string())?;
-    let Some(path) = password_file else { return Ok(rule) };
+    let rule = |password| ProxyRule::new(hosts, proxy, password).map_err(|error| error.to_string());
+    let Some(path) = password_file else { return rule(None) };
     let shown = path.display();
     if !path.is_absolute() {
         return Err(format!("passwordFile `{shown}` must be an absolute path"));
@@ -412,7 +412,7 @@ fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
     if password.is_empty() || password.len() > PASSWORD_BYTES_MAX {
         return Err(format!("passwordFile `{shown}` must hold one line of 1 to {PASSWORD_BYTES_MAX} bytes"));
     }
-    rule.with_password(Secret::new(password.as_str())).map_err(|error| error.to_string())
+    rule(Some(&Secret::new(password.as_str())))
 }
 
 fn pinned(keys: &PinnedKeys, found: &mut Violations) -> PinnedNames {

@@ -23,12 +23,6 @@ use crate::nearest::nearest;
 
 /// The key with secrets in its values.
 const PROXIES: &str = "registry.proxies";
-/// Keys of earlier versions, with what holds without them.
-const REMOVED: [(&str, &str); 3] = [
-    ("store.shareLayers", "images of all repositories share the layers that are present"),
-    ("pulls.trickleRate", "`pulls.rateMin` is the rate of slow pulls"),
-    ("pulls.trickleWindow", "`pulls.rateMin` is the rate of slow pulls"),
-];
 const KUBELET_KIND: &str = "KubeletConfiguration";
 /// Entries of a folder of a kubelet's drop-ins.
 const DROP_INS_MAX: usize = 256;
@@ -282,13 +276,8 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let Some(schema) = schema.get(name) else {
-                let removed = REMOVED.iter().find(|(removed, _)| *removed == key);
-                let more = match removed {
-                    Some((_, instead)) => format!("; it was removed: {instead}"),
-                    None => {
-                        near_key(above, name, schema).map_or_else(String::new, |near| format!("; `{near}` is near"))
-                    }
-                };
+                let near = near_key(above, name, schema);
+                let more = near.map_or_else(String::new, |near| format!("; `{near}` is near"));
                 self.refuse(&key, field.line, &format!("unknown key `{name}`{more}"));
                 continue;
             };
