@@ -26,18 +26,15 @@ struct Interface {
     purpose: &'static str,
     /// Messages whose `Debug` is written by hand, because the derived one would print secrets.
     without_debug: &'static [&'static str],
-    /// Long fields: one that is read is a part of what came, and not a copy.
-    shared: &'static [&'static str],
 }
 
-const INTERFACES: [Interface; 3] = [
+const INTERFACES: [Interface; 2] = [
     Interface {
         proto: "crates/imagelet-cri/proto/runtime.proto",
         package: Some("runtime.v1"),
         module: "crates/imagelet-cri/src/v1.rs",
         purpose: "The wire types of the Container Runtime Interface.",
         without_debug: &["runtime.v1.AuthConfig"],
-        shared: &[],
     },
     Interface {
         proto: "crates/imagelet-containerd/proto",
@@ -45,15 +42,6 @@ const INTERFACES: [Interface; 3] = [
         module: "crates/imagelet-containerd/src/v1.rs",
         purpose: "The wire types of containerd's own interface.",
         without_debug: &[],
-        shared: &[],
-    },
-    Interface {
-        proto: "crates/imagelet/proto/imagelet.proto",
-        package: Some("imagelet.v1"),
-        module: "crates/imagelet/src/api/v1.rs",
-        purpose: "The wire types of the daemon's own interface.",
-        without_debug: &[],
-        shared: &[".imagelet.v1.CallReply.result"],
     },
 ];
 
@@ -121,7 +109,6 @@ fn generate(interface: &Interface) -> Result<String> {
         // Google's wrappers, which Prost reads and writes as the number itself.
         .extern_path(".runtime.v1.Int64Value", "i64")
         .extern_path(".runtime.v1.UInt64Value", "u64");
-    let builder = interface.shared.iter().fold(builder, tonic_prost_build::Builder::bytes);
     builder.compile_fds(descriptors).with_context(|| format!("cannot generate `{}`", interface.module))?;
     let code = match interface.package {
         Some(package) => out.read(&format!("{package}.rs"))?,

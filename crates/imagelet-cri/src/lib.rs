@@ -21,7 +21,7 @@ pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
-pub use server::{ListenError, RuntimeServer, listen, routes, serve};
+pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};
 
 /// The longest message in either direction; the interface's own limit.

@@ -1,13 +1,11 @@
 //! The daemon, and the one place that joins the concrete parts.
 
 mod activation;
-mod connection_limits;
 mod filesystems;
 mod images;
 mod imports;
 mod readiness;
 mod reload;
-mod socket;
 mod stop;
 mod systemd_notify;
 mod wiring;
@@ -28,6 +26,7 @@ use crate::{
     api,
     cli::{Global, ServeArgs},
     config::{Backend, Environment, Settings, Sources},
+    connections::{self, Limits},
     failure::Failure,
     http::{self, HttpAccess},
     jobs::Jobs,
@@ -133,8 +132,9 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let handler =
         Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let routes = api::serve_calls(imagelet_cri::routes(images, handlers, runtime), handler);
-    let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
+    let cri = std::mem::take(imagelet_cri::routes(images, handlers, runtime).axum_router_mut());
+    let router = api::serve_commands(cri, handler);
+    let server = |listener: UnixListener| connections::serve(listener, router, Limits::of_socket(), accepting.clone());
     // A stop does not wait for the store.
     let mut opening = async || {
         tokio::select! {

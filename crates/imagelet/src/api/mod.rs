@@ -25,8 +25,6 @@ mod pods;
 mod steps;
 mod transport;
 mod types;
-#[rustfmt::skip]
-mod v1;
 
 pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
 pub(crate) use fields::{Hidden, milliseconds_of, moment, since_epoch};
@@ -36,5 +34,5 @@ pub(crate) use overview::{
 };
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, progress, silences};
-pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
+pub(crate) use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Replies, Wait, serve_commands};
 pub(crate) use types::*;
