@@ -7,7 +7,6 @@ pub mod audit_log;
 pub mod credentials;
 pub mod disks;
 pub mod events;
-pub mod eviction;
 pub mod failpoint;
 pub mod gc;
 pub mod hold;

@@ -36,7 +36,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
 };
-use imagelet_cri::MESSAGE_BYTES_MAX;
+use imagelet_runtime::MESSAGE_BYTES_MAX;
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,

@@ -176,7 +176,7 @@ pub struct RunHead {
     /// End of the collection; images are listed between the two.
     #[serde(with = "moment")]
     pub until: SystemTime,
-    /// The requester: `timer`, `command`, `pull`, `pressure`.
+    /// The requester: `timer`, `command`, `pull`.
     pub by: String,
     /// Decisions without removals.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -14,7 +14,6 @@ mod remove_on_request;
 mod report;
 mod run;
 mod run_health;
-mod shadow;
 
 #[cfg(test)]
 mod tests;
@@ -30,7 +29,6 @@ pub use self::{
     remove_on_request::{OrderError, UsedImages},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, RunTrigger},
     run_health::{GcRuns, RunMessage},
-    shadow::{Shadow, ShadowCounts},
 };
 use crate::{
     audit_log::AuditLog,

@@ -61,7 +61,7 @@ impl ImageGc {
         let by_id = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         let prepared = self.runtime.prepare_removal(&by_id).await;
         let now = now + waiting.elapsed();
-        let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
+        let ordered = self.inventory.check_requested_removal(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
             Ok(removal) => removal,

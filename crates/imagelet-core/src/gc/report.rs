@@ -192,7 +192,7 @@ const TEXT_LENGTH_MAX: usize = 1024;
 /// The trigger of a collection, and whether it runs in shadow mode.
 #[derive(Clone, Debug)]
 pub struct RunTrigger {
-    /// `timer`, `command`, `pull`, `pressure`.
+    /// `timer`, `command`, `pull`.
     pub by: String,
     /// The collection only reports what it would remove.
     pub shadow: bool,

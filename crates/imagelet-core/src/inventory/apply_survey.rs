@@ -4,36 +4,24 @@ use std::{sync::Arc, time::SystemTime};
 
 use crate::image::{Image, ImageKey};
 use crate::inventory::{
-    ImageEntry, InventoryState, PullCost, Snapshot,
-    boot_clock::{AgeClock, moved},
+    ImageEntry, InventoryState, Snapshot,
     detect::{Survey, in_order_of_keys, users},
     usage_history::image_usage::{ImageUsage, PassTimes},
 };
 
-/// A smaller difference between the clocks is reading delay, not a clock change.
-const SHIFT_MIN: i128 = 10_000_000;
-
 impl InventoryState {
     /// `asked_at` and `wall` are the two clocks of `docs/spec/gc.md §5`.
-    pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, wall: SystemTime) -> Arc<Snapshot> {
+    pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
         #[cfg(test)]
         self.mutate_before_pass();
         #[cfg(test)]
         {
             survey = self.mutate_survey(survey);
         }
-        let now = self.adjust_clock(wall);
         self.clamp(now);
-        let pass = PassTimes {
-            detected_at: moved(asked_at, -self.shift),
-            now,
-            settling: self.settling(),
-            is_doubtful: !survey.missing_are_gone,
-        };
-        let (mut users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
-        for fresh in users.values_mut().flat_map(|uses| &mut uses.fresh) {
-            fresh.created = fresh.created.map(|at| moved(at, -self.shift));
-        }
+        let pass =
+            PassTimes { detected_at: asked_at, now, settling: self.settling(), is_doubtful: !survey.missing_are_gone };
+        let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
         let images = by_key(std::mem::take(&mut survey.images).into_images());
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now);
@@ -49,25 +37,7 @@ impl InventoryState {
         snapshot
     }
 
-    /// Updates the offset of the wall clock and returns the boot-clock time.
-    fn adjust_clock(&mut self, wall: SystemTime) -> SystemTime {
-        if let Some(correction) = self.clock.correct(wall) {
-            let watch = &mut self.watch;
-            for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
-                *time = correction.apply(*time);
-            }
-            self.memory.map_times(|time| correction.apply(time));
-            self.dirty = true;
-        }
-        let steady = self.clock.now(wall);
-        let shift = AgeClock::shift(steady, wall);
-        if (shift - self.shift).abs() >= SHIFT_MIN {
-            self.shift = shift;
-        }
-        steady
-    }
-
-    /// Moves future times to now, whatever a ledger or an earlier clock reported.
+    /// Moves future times to now: after a clock set back no age is negative, and no wait gets longer.
     fn clamp(&mut self, now: SystemTime) {
         self.leases.tidy(now);
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
@@ -80,30 +50,28 @@ impl InventoryState {
 
     /// `images` are those of the usage history, in the same order.
     fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime) -> Snapshot {
-        let reported = |time: SystemTime| moved(time, self.shift);
         let listed = images.into_iter().zip(self.memory.present());
         let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now)));
         Snapshot {
-            taken_at: reported(now),
+            taken_at: now,
             entries: entries.collect(),
-            watched_since: reported(self.watch.since.unwrap_or(now)),
+            watched_since: self.watch.since.unwrap_or(now),
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some(),
         }
     }
 
     fn entry(&self, image: Arc<Image>, key: &ImageKey, usage: &ImageUsage, now: SystemTime) -> ImageEntry {
-        let reported = |time: SystemTime| moved(time, self.shift);
         let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
         ImageEntry {
-            first_seen: reported(usage.first_seen.unwrap_or(now)),
-            last_used: usage.last_used.map(reported),
-            leased_at: usage.requested_at.map(reported),
-            leased_until: self.leases.until(key.id(), now).map(reported),
+            first_seen: usage.first_seen.unwrap_or(now),
+            last_used: usage.last_used,
+            leased_at: usage.requested_at,
+            leased_until: self.leases.until(key.id(), now),
             awaited_by: self.pod_leases.pods_of(&image),
-            released_at: usage.released_at.map(reported),
+            released_at: usage.released_at,
             last_user: usage.user.clone(),
-            pulled: usage.pulled.map(|cost| PullCost { at: reported(cost.at), ..cost }),
+            pulled: usage.pulled,
             origin: usage.origin,
             prefetched: usage.prefetched,
             history: usage.history.clone(),

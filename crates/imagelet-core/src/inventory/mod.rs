@@ -4,7 +4,6 @@
 //! counts as new, which keeps it longer and never loses it.
 
 mod apply_survey;
-mod boot_clock;
 mod detect;
 mod leases;
 mod ledger;
@@ -41,7 +40,6 @@ pub use self::ledger::rewritten_ledger;
 #[cfg(test)]
 pub(crate) use self::testing::{ModelDisk, Mutation, step};
 use self::{
-    boot_clock::AgeClock,
     detect::Survey,
     leases::{LeaseFile, Leases, PodLeases},
     ledger::{Ledger, LedgerFile, files::StateDir},
@@ -56,7 +54,6 @@ pub use self::{
         WaitingPod,
         service::{Hold, Removal},
     },
-    ledger::MemoryRules,
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
@@ -97,11 +94,6 @@ pub struct Inventory {
 #[derive(Debug, Default)]
 struct InventoryState {
     memory: UsageHistory,
-    clock: AgeClock,
-    /// Nanoseconds to add to a steady time to convert it to the wall clock.
-    shift: i128,
-    /// The steady time at the last ledger write.
-    anchor: Option<boot_clock::Anchor>,
     /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
@@ -325,11 +317,10 @@ impl Inventory {
     /// Records an image that a caller got. A prefetch is no use of it.
     pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
         let mut state = self.lock();
-        let at = state.clock.now(now);
-        state.seen_at = state.seen_at.max(Some(at));
-        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
+        state.seen_at = state.seen_at.max(Some(now));
+        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at: now });
         let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
-        state.memory.used(&handed.key, reported, uses, at);
+        state.memory.used(&handed.key, reported, uses, now);
         state.dirty = true;
     }
 
@@ -449,7 +440,6 @@ impl InventoryState {
         if self.watch.vanished_at.take().is_some() {
             self.watch.containers = self.watch.containers.max(1);
         }
-        self.anchor.clone_from(&ledger.anchor);
         self.memory.restore(ledger);
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 impl Inventory {
     /// Checks the users of an image before a requested removal, which may proceed while the result lives. Pins and leases
     /// do not count; with `takes_used` only work in this process counts.
-    pub(crate) async fn clear_ordered(
+    pub(crate) async fn check_requested_removal(
         &self,
         image: &Image,
         takes_used: bool,

@@ -164,13 +164,13 @@ impl EnsureError {
     }
 
     /// The stage of the error, in a stable word.
-    pub fn hop(&self) -> Stage {
-        self.fault().hop
+    pub fn stage(&self) -> Stage {
+        self.fault().stage
     }
 
     /// Class, stage and the registry's requested wait.
     pub fn fault(&self) -> Fault {
-        let (class, hop) = match &self.cause {
+        let (class, stage) = match &self.cause {
             Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),
             Cause::NeverPull => (ErrorClass::NotPresent, Stage::Policy),
             Cause::Credentials(_) => (ErrorClass::CredentialsUnreadable, Stage::Credentials),
@@ -179,13 +179,13 @@ impl EnsureError {
             Cause::Inspect(source) => {
                 let fault = source.fault();
                 // A lookup asks no registry: an unclassified error is the store's own.
-                return if fault.class == ErrorClass::Other { Fault { hop: Stage::Store, ..fault } } else { fault };
+                return if fault.class == ErrorClass::Other { Fault { stage: Stage::Store, ..fault } } else { fault };
             }
             Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
                 return source.fault();
             }
         };
-        Fault::new(class, hop)
+        Fault::new(class, stage)
     }
 
     /// The kind of the store's error below this, if any.

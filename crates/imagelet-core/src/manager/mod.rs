@@ -35,7 +35,7 @@ pub use puller::{
 pub use request::{
     Caller, Compatibility, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings,
 };
-pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
+pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{

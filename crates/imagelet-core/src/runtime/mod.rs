@@ -26,10 +26,10 @@ pub(crate) use error::error_chain;
 pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use import::{
-    ForwardReason, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding, ImportedBytes,
-    ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
-    RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
-    WayTaken,
+    ForwardReason, ImageImporter, ImportError, ImportHealth, ImportMode, ImportSite, ImportStage, ImportedBytes,
+    ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullRoute,
+    RegistrySetting, RegistrySettings, RouteTaken, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree,
+    Taken,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;

@@ -310,7 +310,7 @@ mod tests {
     fn a_host_is_bad_for_all_repositories_after_failures_of_two_or_of_its_own_connection() {
         use ErrorClass::{ConnectionRefused, RateLimited, RegistryFailed, TimedOut};
         use imagelet_core::runtime::Stage;
-        let of = |party, hop, class| Fault { party, ..Fault::new(class, hop) };
+        let of = |party, stage, class| Fault { party, ..Fault::new(class, stage) };
         let own = |class| of(Party::Registry, Stage::Manifest, class);
         let store = |class| of(Party::RedirectTarget, Stage::Connect, class);
         for (what, failures, one, another) in [

@@ -17,14 +17,12 @@ use imagelet_core::{
 use jiff::Timestamp;
 
 use crate::{
-    api::{ImageRow, PodStartRow, PullRow, no_steps},
+    api::{ImageRow, PullRow, no_steps},
     cli::Since,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
     output::{Format, Table, id, milliseconds, names, print},
 };
-
-const PODS_SHOWN_MAX: usize = 3;
 
 pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
     let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
@@ -90,9 +88,6 @@ fn one(
         };
         head.row(["Back-off:", &format!("{pods} in {next}: {}", held.failure)]);
     }
-    for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
-        head.row(["Pod start:", &pod_start(pod)]);
-    }
     if let Some(next) = &image.next {
         head.row(["Next collection:", &foretold(next, wide)]);
         head.row(["Thresholds:", &thresholds(next)]);
@@ -138,13 +133,6 @@ fn running_pull(pull: &PullRow) -> String {
         "running" => format!("running for {so_long}{waits}"),
         _ => format!("waits for {} since {so_long}{place}", pull.waits_for()),
     }
-}
-
-fn pod_start(pod: &PodStartRow) -> String {
-    let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
-    let so_far = if pod.over { "" } else { " so far" };
-    let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-    format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, counted(pod.images.len(), "image"))
 }
 
 fn origin(image: &WhyImage, now: &ImageRow) -> String {

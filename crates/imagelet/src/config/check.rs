@@ -19,11 +19,11 @@ use imagelet_core::{
     text::{GoDuration, quoted},
     trusted_files,
 };
-use imagelet_cri::Endpoint;
 use imagelet_oci::{
     Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
     UNPACK_MEMORY_MIN,
 };
+use imagelet_runtime::cri::Endpoint;
 
 use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,

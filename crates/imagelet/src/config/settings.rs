@@ -8,7 +8,6 @@ use std::{
 
 use imagelet_core::{
     credentials::{LoginFile, ProviderOptions},
-    eviction::Threshold,
     gc::{GcPolicy, KeepRules},
     hold::HoldPolicy,
     image::PinnedNames,
@@ -148,10 +147,7 @@ pub(crate) struct NodeSettings {
     pub(crate) status_images_max: Option<usize>,
     /// Pods on the node; the in-memory cache of pull records is sized by it.
     pub(crate) pods_max: usize,
-    pub(crate) thresholds: Vec<Threshold>,
     pub(crate) image_endpoint: String,
-    /// The kubelet reports separate disks for images and writable layers, as with CRI-O.
-    pub(crate) splits_disks: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

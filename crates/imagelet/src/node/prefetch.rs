@@ -17,7 +17,7 @@ use imagelet_core::{
 };
 use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 
-use super::{gc::pressure, local::LocalNode};
+use super::local::LocalNode;
 use crate::failure::Failure;
 
 /// How much larger than its compressed layers an image is assumed to be where the store has not measured any.
@@ -38,16 +38,9 @@ impl PrefetchTarget {
         {
             return Ok(());
         }
-        let pressure = pressure(node).await;
-        let pressure =
-            pressure.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
-        let Ok(pressure) = pressure else { return Ok(()) };
-        let met = pressure.thresholds.iter().find(|threshold| threshold.met && !threshold.reclaims.is_empty());
-        if let Some(threshold) = met {
-            let (signal, limit) = (&threshold.signal, &threshold.less_than);
-            return Err(no_space(format!("`{signal}` is below the eviction threshold {limit}; nothing is prefetched")));
-        }
-        let Some(disk) = pressure.stats.images.disk else { return Ok(()) };
+        let disks = node.disks().await;
+        let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
+        let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
         let estimate = node.parts.manager.estimate(request).await;
         decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
     }
@@ -90,7 +83,7 @@ impl PrefetchNode for PrefetchTarget {
         let ensure = node.parts.manager.ensure(&request, progress);
         let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
-        Err(FetchFailure { class: error.class(), hop: error.hop(), message })
+        Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }
 
     fn conditions(&self) -> FetchConditions {
@@ -123,7 +116,7 @@ impl PrefetchNode for PrefetchTarget {
 }
 
 fn no_space(message: String) -> FetchFailure {
-    FetchFailure { class: ErrorClass::DiskFull, hop: Stage::Disk, message }
+    FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
 /// An event for each set that pins less than before.

@@ -9,13 +9,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use imagelet_containerd::{Containerd, ContainerdConfig};
 use imagelet_core::runtime::{
     ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeInfo,
     SnapshotterPlace,
 };
-use imagelet_cri::RemoteContainerService;
 use imagelet_oci::{Access, Engine, EngineConfig};
+use imagelet_runtime::cri::RemoteContainerService;
+use imagelet_runtime::{Containerd, ContainerdConfig};
 
 /// A stopping daemon may still own the staging folder.
 const LOCK_WAIT: Duration = Duration::from_secs(2);

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdNames, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
@@ -18,7 +17,7 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
@@ -28,9 +27,13 @@ use imagelet_core::{
         NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::{
+    ContainerdSizes,
+    containerd::{ContainerdClient, ContainerdNames},
+};
 
 use super::imports::RuntimeSite;
 use crate::{
@@ -89,7 +92,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         move || open_state(runtime, &state, &settings, is_read_only, adopts)
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
-    let (inventory, records, takes_over) = opened.await??;
+    let (inventory, records, first_run_adopts) = opened.await??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
@@ -155,7 +158,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         backend: store.name,
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
-        takes_over: takes_over.into(),
+        first_run_adopts: first_run_adopts.into(),
     };
     declare_metrics(&parts.metrics);
     let node = Arc::new(LocalNode::new(parts, settings));
@@ -164,7 +167,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     }
     if let Some((images, site)) = store.imports {
         site.room.get_or_init(|| Arc::new(SpaceByCollection(Arc::downgrade(&node))));
-        tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
+        tokio::spawn(ImportingImages::watch(Arc::downgrade(&images)));
     }
     Ok(node)
 }
@@ -302,9 +305,9 @@ fn streams_lists(settings: &Settings) -> bool {
 }
 
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
-    endpoint
-        .parse()
-        .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
+    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })
 }
 
 /// The flag: the inventory is empty, this is the first start on the node.
@@ -324,10 +327,9 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-    let inventory = inventory.with_memory(memory);
-    let takes_over = !is_read_only && inventory.remembers_nothing();
-    if takes_over {
+    let inventory = inventory.forgetful(settings.compatibility.is_kubelet());
+    let first_run_adopts = !is_read_only && inventory.remembers_nothing();
+    if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
         let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
@@ -339,7 +341,7 @@ fn open_state(
         Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
         Some(kept) => PullRecords::open(directory, kept),
     };
-    Ok((Arc::new(inventory), Arc::new(records?), takes_over))
+    Ok((Arc::new(inventory), Arc::new(records?), first_run_adopts))
 }
 
 /// Imports since when another manager has had the images of this node.

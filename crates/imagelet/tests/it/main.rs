@@ -87,5 +87,5 @@ mod units;
 mod unreadable_files;
 mod vectors;
 mod verify;
-#[path = "../../../imagelet-cri/tests/wire/mod.rs"]
+#[path = "../../../imagelet-runtime/tests/wire/mod.rs"]
 mod wire;

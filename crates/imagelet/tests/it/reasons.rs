@@ -37,16 +37,6 @@ fn the_page_of_codes_names_each_code_and_no_other() {
 }
 
 #[test]
-fn the_page_of_metrics_names_each_metric_of_collections_and_no_other() {
-    let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
-    let names = first_column(page.split("## Metrics of collections").nth(1).unwrap());
-    let names: BTreeSet<String> = names.iter().map(|name| name.split('{').next().unwrap().to_owned()).collect();
-    let source = fs::read_to_string(repository().join("crates/imagelet/src/node/gc/collection_stats.rs")).unwrap();
-    let declared = source.split('"').filter(|text| text.starts_with("imagelet_") && !text.contains(' '));
-    assert_eq!(names, declared.map(str::to_owned).collect());
-}
-
-#[test]
 fn the_history_of_an_image_outlives_the_image() {
     let (registry, folder) = (Registry::start(), scratch());
     let [web, spare] = ["web", "spare"].map(|name| registry.push(&format!("{name}:v1"), &Image::busybox(name)));

@@ -60,7 +60,7 @@ pub(crate) struct Lease {
 
 /// The removal counter at the time of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LookMark(u64);
+pub(crate) struct ReadMark(u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalBlocker {
@@ -84,12 +84,12 @@ pub(crate) enum RemovalBlocker {
 
 impl Leases {
     /// The mark of a look, taken before the store is queried.
-    pub(crate) fn look(&self) -> LookMark {
-        LookMark(self.begun)
+    pub(crate) fn look(&self) -> ReadMark {
+        ReadMark(self.begun)
     }
 
     /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
-    pub(crate) fn is_overtaken(&self, id: &ImageId, look: LookMark) -> bool {
+    pub(crate) fn is_overtaken(&self, id: &ImageId, look: ReadMark) -> bool {
         if self.removing.contains(id) {
             return true;
         }

@@ -48,7 +48,6 @@ impl Inventory {
     /// which images is not known yet.
     pub fn expect_pods(&self, now: SystemTime) {
         let mut state = self.lock();
-        let now = state.clock.now(now);
         state.leases.pods_unknown_until = Some(now + state.leases.lasts);
     }
 

@@ -10,9 +10,8 @@ use tokio::time::Instant;
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
     HandedOut, ImageEntry, Inventory, InventoryState,
-    boot_clock::moved,
     detect::Survey,
-    leases::{AHEAD_MAX, LookMark, RemovalBlocker},
+    leases::{AHEAD_MAX, ReadMark, RemovalBlocker},
     observation_window::VANISHED_WAIT,
 };
 
@@ -40,7 +39,6 @@ impl Inventory {
     pub fn start_leases(&self, lasts: Duration, now: SystemTime) {
         let found = self.lease_file.read();
         let mut state = self.lock();
-        let now = state.clock.now(now);
         state.leases.lasts = lasts;
         match found {
             Ok(found) => state.leases.restore(found, now, true),
@@ -89,15 +87,14 @@ impl Inventory {
 
     /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
     /// intervened.
-    fn lease(&self, key: &ImageKey, pod: &str, look: LookMark, now: SystemTime) -> Option<u64> {
+    fn lease(&self, key: &ImageKey, pod: &str, look: ReadMark, now: SystemTime) -> Option<u64> {
         let mut state = self.lock();
         #[cfg(test)]
         state.mutate_before_lease(key.id());
         if state.leases.is_overtaken(key.id(), look) {
             return None;
         }
-        let at = state.clock.now(now);
-        let version = state.leases.lease(key.id(), pod, at);
+        let version = state.leases.lease(key.id(), pod, now);
         #[cfg(test)]
         state.mutate_after_lease(key.id());
         drop(state);
@@ -121,10 +118,7 @@ impl Inventory {
 
     /// The end of the image's last lease.
     pub fn leased_until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
-        let state = self.lock();
-        let steady = state.clock.now(now);
-        let shift = state.shift;
-        state.leases.until(id, steady).map(|until| moved(until, shift))
+        self.lock().leases.until(id, now)
     }
 
     /// Starts a requested removal: leases and pins do not prevent it, running work does. Waits for another removal of
@@ -155,7 +149,6 @@ impl Inventory {
         let mut state = self.lock();
         #[cfg(test)]
         state.mutate_before_removal(key.id());
-        let now = state.clock.now(now);
         // A concurrent pass may have seen the container and ended its lease.
         let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
@@ -173,7 +166,7 @@ impl Inventory {
         if !awaited_by.is_empty() {
             return Err(RemovalBlocker::Awaited(awaited_by));
         }
-        if state.memory.requested_at(key).map(|at| moved(at, state.shift)) > entry.leased_at {
+        if state.memory.requested_at(key) > entry.leased_at {
             return Err(RemovalBlocker::Touched);
         }
         let begun = state.leases.begin_removal(key.id(), now);
@@ -211,11 +204,7 @@ impl Inventory {
 
     pub(crate) async fn reload_leases(&self, now: SystemTime) {
         match self.lease_file.reload().await {
-            Ok(found) => {
-                let mut state = self.lock();
-                let now = state.clock.now(now);
-                state.leases.restore(found, now, false);
-            }
+            Ok(found) => self.lock().leases.restore(found, now, false),
             Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
         }
     }
@@ -228,11 +217,7 @@ impl InventoryState {
         let mut served = Vec::new();
         for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
             for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
-                served.push((
-                    ImageId::new(&container.image_id),
-                    pod.uid.clone(),
-                    moved(container.created_at, -self.shift),
-                ));
+                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
             }
         }
         #[cfg(test)]

@@ -78,7 +78,7 @@ impl Inventory {
         let window = ObservationWindow { since: Some(since), last_pass: Some(now), ..ObservationWindow::default() };
         let images = images.into_iter().map(remembered).collect();
         let inventory = Self::open(runtime, None).unwrap();
-        inventory.lock().restore(Ledger::new(window, None, images));
+        inventory.lock().restore(Ledger::new(window, images));
         inventory
     }
 
@@ -88,7 +88,7 @@ impl Inventory {
         let mut state = self.lock();
         if state.is_flush_due(kept.0.map(|last| now.duration_since(last).unwrap_or_default())) {
             state.mark_written();
-            *kept = (Some(now), Ledger::new(state.watch, None, state.memory.images.clone()));
+            *kept = (Some(now), Ledger::new(state.watch, state.memory.images.clone()));
         }
     }
 

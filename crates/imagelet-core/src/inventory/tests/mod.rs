@@ -144,8 +144,7 @@ async fn every_vector_of_detection_holds_in_both_ways() {
         while let Some(case) = run.next_case() {
             let scripted = Arc::new(Scripted::default());
             let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-            let memory = MemoryRules { is_steady: false, is_forgetful: way.compatibility().is_kubelet() };
-            let inventory = Inventory::open(runtime, None).unwrap().with_memory(memory);
+            let inventory = Inventory::open(runtime, None).unwrap().forgetful(way.compatibility().is_kubelet());
             let mut passes = Vec::new();
             for pass in case.input["passes"].as_array().unwrap() {
                 scripted.0.lock().unwrap().clone_from(pass);

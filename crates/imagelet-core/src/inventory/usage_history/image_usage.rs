@@ -36,7 +36,7 @@ pub(crate) struct PassTimes {
     pub(crate) is_doubtful: bool,
 }
 
-/// As the ledger has it. All times are steady times.
+/// As the ledger has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ImageUsage {

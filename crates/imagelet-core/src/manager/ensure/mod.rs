@@ -206,7 +206,7 @@ impl<'a> Ensuring<'a> {
         if self.request.caller == Caller::Pod {
             self.manager.backoff().begin(&key);
         }
-        self.reporter.pull_started(image);
+        self.reporter.pull_started();
         self.reporter.normal("Pulling", event_messages::pulling(image));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);

@@ -85,10 +85,10 @@ fn next_attempt(remaining: Duration) -> String {
 
 impl OpenCircuit {
     /// The text of the event when it has just opened. The number of failures would make each event another one.
-    pub(crate) fn opening(&self, hop: Stage) -> String {
+    pub(crate) fn opening(&self, stage: Stage) -> String {
         let Self { registry, scope, class, remaining, .. } = self;
         let (scope, seconds) = (scope.name(), remaining.as_secs());
-        format!("circuit opened for registry `{registry}` ({scope}) for {seconds} s: {class} at {hop}")
+        format!("circuit opened for registry `{registry}` ({scope}) for {seconds} s: {class} at {stage}")
     }
 
     pub(crate) fn kind(&self) -> RuntimeErrorKind {
@@ -139,7 +139,7 @@ impl CircuitScope {
         match fault.class {
             _ if fault.is_unreached() => {}
             // A registry that is silent, not a store or a runtime.
-            ErrorClass::TimedOut if matches!(fault.hop, Stage::Token | Stage::Manifest | Stage::Blob) => {}
+            ErrorClass::TimedOut if matches!(fault.stage, Stage::Token | Stage::Manifest | Stage::Blob) => {}
             ErrorClass::RegistryFailed => {}
             ErrorClass::RateLimited if fault.party == Party::RedirectTarget => {}
             ErrorClass::RateLimited => return Some(Self::Credentials),

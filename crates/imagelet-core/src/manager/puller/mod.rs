@@ -129,10 +129,10 @@ impl Puller {
                     self.events.record(Event {
                         kind: EventKind::Warning,
                         reason: "CircuitOpened",
-                        message: open.opening(fault.hop),
+                        message: open.opening(fault.stage),
                         note: None,
                         subject: EventSubject::Node,
-                        cause: Some(EventCause { class: fault.class.word(), hop: fault.hop.word() }),
+                        cause: Some(EventCause { class: fault.class.word(), stage: fault.stage.word() }),
                     });
                 }
             }

@@ -272,13 +272,13 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     fake.fail("pull reg.io/app:v1", RuntimeErrorKind::Other, text);
     let node = node(fake, serial(Compatibility::Kubelet));
     let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
-    assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Stage::Dns));
+    assert_eq!((error.class(), error.stage()), (ErrorClass::HostNotFound, Stage::Dns));
     assert_eq!(error.message(), text, "the kubelet's words stay");
     let failed = node.events.recent().pop().expect("it was reported").event;
-    let cause = failed.cause.map(|cause| (cause.class, cause.hop));
+    let cause = failed.cause.map(|cause| (cause.class, cause.stage));
     assert_eq!((failed.reason, cause), ("Failed", Some(("host-not-found", "dns"))));
     assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().class(), ErrorClass::HeldBack);
-    let counted = |class, hop| node.metrics.value(&meters::FAILURES, &[class, hop]);
+    let counted = |class, stage| node.metrics.value(&meters::FAILURES, &[class, stage]);
     assert!((counted("host-not-found", "dns") - 1.0).abs() < 0.1 && (counted("held-back", "queue") - 1.0).abs() < 0.1);
 }
 

@@ -134,7 +134,7 @@ pub(super) fn after_failure(
     }
     // The runtime has the records and does not list the image: its own pull completes it.
     if stage == ImportStage::Recorded {
-        let is_hidden = fault.class == C::TimedOut && fault.hop == Stage::Runtime;
+        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
@@ -145,7 +145,7 @@ pub(super) fn after_failure(
         C::DiskFull => AfterFailure::Fail,
         // The content is invalid, or was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
-        C::Unacceptable if fault.hop != Stage::Manifest => AfterFailure::Fail,
+        C::Unacceptable if fault.stage != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
         | C::ConnectionRefused
         | C::Unreachable

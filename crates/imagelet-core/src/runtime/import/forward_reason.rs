@@ -29,7 +29,7 @@ impl RegistrySetting {
 
 /// The way an image entered a runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PullWay {
+pub enum PullRoute {
     /// imagelet fetched it into the runtime's own stores.
     #[error("imported into the runtime")]
     Imported,
@@ -75,11 +75,11 @@ pub enum ForwardReason {
     #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
     RegistryPreferred(String),
     /// The import ended before any image record existed.
-    #[error("the import failed ({} at {}): {text}", fault.class, fault.hop)]
+    #[error("the import failed ({} at {}): {text}", fault.class, fault.stage)]
     Failed { fault: Fault, text: String },
 }
 
-impl PullWay {
+impl PullRoute {
     /// The way of a pull that failed: nothing was imported.
     pub fn of_failed(&self) -> String {
         match self {

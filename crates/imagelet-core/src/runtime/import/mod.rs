@@ -17,9 +17,9 @@ use async_trait::async_trait;
 pub(super) use self::service::PULLS;
 pub use self::{
     decide::ImportMode,
-    forward_reason::{ForwardReason, PullWay, RegistrySetting},
+    forward_reason::{ForwardReason, PullRoute, RegistrySetting},
     runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace},
-    service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},
+    service::{ImportHealth, ImportSite, ImportingImages, OpenedSite, RouteTaken},
 };
 use super::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids};
 use crate::image::{Digest, ImageId, Reference};

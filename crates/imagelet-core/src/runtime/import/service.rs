@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ForwardReason, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo, SnapshotterPlace,
+    ForwardReason, ImageImporter, ImportError, ImportMode, PullRoute, RegistrySettings, RuntimeInfo, SnapshotterPlace,
     decide::{AfterFailure, PreferredRegistries, Survey, after_failure, import_target},
 };
 use crate::{
@@ -35,7 +35,7 @@ const SURVEY_RECENT: Duration = Duration::from_mins(10);
 const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of checks whether the runtime has changed: pulls find a fresh survey.
 const LOOK_PERIOD: Duration = Duration::from_secs(50);
-const WAYS_MAX: usize = 32;
+const ROUTES_MAX: usize = 32;
 
 pub(in crate::runtime) static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
@@ -80,13 +80,13 @@ struct SiteKey {
 
 /// A finished pull and its way.
 #[derive(Clone, Debug)]
-pub struct WayTaken {
+pub struct RouteTaken {
     /// The time it ended.
     pub at: SystemTime,
     /// The requested name.
     pub image: String,
     /// The way.
-    pub way: PullWay,
+    pub route: PullRoute,
     /// Its duration.
     pub took: Duration,
     /// The error of a failed pull.
@@ -95,7 +95,7 @@ pub struct WayTaken {
 
 /// The state of imports.
 #[derive(Clone, Debug)]
-pub struct ImportStanding {
+pub struct ImportHealth {
     /// The configured mode.
     pub mode: ImportMode,
     /// The runtime, or the reason why it is unknown.
@@ -123,7 +123,7 @@ struct Shared {
     survey: Option<Survey>,
     opened: Option<(SiteKey, OpenedSite)>,
     preferred: PreferredRegistries,
-    ways: VecDeque<WayTaken>,
+    routes: VecDeque<RouteTaken>,
 }
 
 struct Pull<'a> {
@@ -146,7 +146,7 @@ impl ImportingImages {
     }
 
     /// Checks periodically whether imports are possible, so that no pull has to wait, until the images are dropped.
-    pub async fn look_on(images: Weak<Self>) {
+    pub async fn watch(images: Weak<Self>) {
         let mut last = None;
         loop {
             let Some(strong) = images.upgrade() else { return };
@@ -170,19 +170,19 @@ impl ImportingImages {
     }
 
     /// The current state of imports.
-    pub async fn standing(&self) -> ImportStanding {
+    pub async fn standing(&self) -> ImportHealth {
         if self.mode == ImportMode::Never {
             let off = ForwardReason::SwitchedOff;
-            return ImportStanding { mode: self.mode, runtime: Err(off.clone()), obstacle: Some(off) };
+            return ImportHealth { mode: self.mode, runtime: Err(off.clone()), obstacle: Some(off) };
         }
         let runtime = self.survey(Duration::ZERO).await;
         let obstacle = self.choose(&runtime, None).await.err();
-        ImportStanding { mode: self.mode, runtime, obstacle }
+        ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
-    /// The ways of the last pulls, the newest last.
-    pub fn ways(&self) -> Vec<WayTaken> {
-        self.shared().ways.iter().cloned().collect()
+    /// The routes of the last pulls, the newest last.
+    pub fn recent_routes(&self) -> Vec<RouteTaken> {
+        self.shared().routes.iter().cloned().collect()
     }
 
     /// Cancels the running imports, and returns once the runtime has released their resources.
@@ -264,7 +264,7 @@ impl ImportingImages {
     }
 
     async fn import(&self, pull: &Pull<'_>, site: &OpenedSite) -> Result<ImageId, RuntimeError> {
-        (pull.progress)(PullEvent::Way(PullWay::Imported));
+        (pull.progress)(PullEvent::Route(PullRoute::Imported));
         let imported = tokio::select! {
             biased;
             () = self.closing.cancelled() => {
@@ -276,7 +276,7 @@ impl ImportingImages {
         };
         let failed = match imported {
             Ok(id) => {
-                self.note(pull, PullWay::Imported, None);
+                self.note(pull, PullRoute::Imported, None);
                 return Ok(id);
             }
             Err(failed) => failed,
@@ -288,7 +288,7 @@ impl ImportingImages {
         let fault = cause.fault();
         match after_failure(self.mode, stage, &fault, pull.request) {
             AfterFailure::Fail => {
-                self.note(pull, PullWay::Imported, Some(&cause));
+                self.note(pull, PullRoute::Imported, Some(&cause));
                 Err(cause)
             }
             AfterFailure::Forward { remember } => {
@@ -303,30 +303,30 @@ impl ImportingImages {
     }
 
     async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason) -> Result<ImageId, RuntimeError> {
-        let way = PullWay::Forwarded(reason);
-        (pull.progress)(PullEvent::Way(way.clone()));
+        let route = PullRoute::Forwarded(reason);
+        (pull.progress)(PullEvent::Route(route.clone()));
         let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
         if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
             self.forget_runtime();
         }
-        self.note(pull, way, pulled.as_ref().err());
+        self.note(pull, route, pulled.as_ref().err());
         pulled
     }
 
-    fn note(&self, pull: &Pull<'_>, way: PullWay, failure: Option<&RuntimeError>) {
+    fn note(&self, pull: &Pull<'_>, route: PullRoute, failure: Option<&RuntimeError>) {
         let (image, took) = (shown_name(&pull.request.image.image).into_owned(), pull.began.elapsed());
-        let (code, reason) = (way.code(), way.reason_code().unwrap_or_default());
+        let (code, reason) = (route.code(), route.reason_code().unwrap_or_default());
         let outcome = if failure.is_some() { "failed" } else { "pulled" };
         self.metrics.increment(&PULLS, &[code, reason, outcome]);
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let failure = failure.map(RuntimeError::chain);
-        let ended = if failure.is_some() { format!("failed: {}", way.of_failed()) } else { way.to_string() };
-        tracing::info!(image, way = code, reason, took_ms, failure, "{ended}");
+        let ended = if failure.is_some() { format!("failed: {}", route.of_failed()) } else { route.to_string() };
+        tracing::info!(image, route = code, reason, took_ms, failure, "{ended}");
         let mut shared = self.shared();
-        if shared.ways.len() == WAYS_MAX {
-            shared.ways.pop_front();
+        if shared.routes.len() == ROUTES_MAX {
+            shared.routes.pop_front();
         }
-        shared.ways.push_back(WayTaken { at: SystemTime::now(), image, way, took, failure });
+        shared.routes.push_back(RouteTaken { at: SystemTime::now(), image, route, took, failure });
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -374,7 +374,7 @@ impl ImageService for ImportingImages {
             Ok(site) => self.import(&pull, &site).await,
             Err(reason) if self.mode == ImportMode::Require => {
                 let error = not_importable(&request.image.image, &reason);
-                self.note(&pull, PullWay::Imported, Some(&error));
+                self.note(&pull, PullRoute::Imported, Some(&error));
                 Err(error)
             }
             Err(reason) => self.forward(&pull, reason).await,

@@ -15,7 +15,7 @@ use imagelet_core::{
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::collection_stats::COLLECTED;
+use super::gc_audit::COLLECTED;
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
@@ -107,7 +107,7 @@ impl LocalNode {
             "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
             self.parts.backend
         );
-        steps(Step::Silence { note });
+        steps(Step::Notice { note });
         tokio::time::sleep(wait).await;
         self.refresh().await.map(drop)
     }

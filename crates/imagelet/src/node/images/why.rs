@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use crate::{
-    api::{HeldBackRow, ImageRow, PodStartRow, PullRow, Queue, Steps, milliseconds_of, moment},
+    api::{HeldBackRow, ImageRow, PullRow, Queue, Steps, milliseconds_of, moment},
     config::{Backend, Settings},
     failure::Failure,
     node::{
@@ -68,8 +68,6 @@ api_documents! {
         pulls: Vec<PullRow>,
         /// Pods whose next pull of it is in back-off.
         held_back: Vec<HeldBackRow>,
-        /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
-        pod_starts: Vec<PodStartRow>,
         history: Vec<WhyHappening>,
     }
     WhyNext {
@@ -235,7 +233,6 @@ impl Command for WhyRequest {
         for image in &mut images {
             image.pulls = pulls_of(&pulls, &image.names);
             image.held_back = held_back(&status, &image.names);
-            image.pod_starts = PodStartRow::pulling(&node.parts.pod_starts, &image.names);
         }
         problems.dedup();
         Ok(Why {

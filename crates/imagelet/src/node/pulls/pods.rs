@@ -256,7 +256,7 @@ impl Listening {
                 message: recorded.event.message,
                 field: field_path.to_string(),
                 class: recorded.event.cause.map(|cause| cause.class.into()).unwrap_or_default(),
-                hop: recorded.event.cause.map(|cause| cause.hop.into()).unwrap_or_default(),
+                hop: recorded.event.cause.map(|cause| cause.stage.into()).unwrap_or_default(),
             });
         }
     }

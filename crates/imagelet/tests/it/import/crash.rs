@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use super::{
@@ -160,7 +160,7 @@ fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
     for release in ContainerdRelease::all() {
         let scene = Scene::start(&release);
         let (reached, with_blobs) = (scene.reached(IMPORTS), scene.reached(KEEPS_BLOBS));
-        let own = imagelet_containerd::failpoint::Step::ALL.iter().map(|step| step.name());
+        let own = imagelet_runtime::containerd::failpoint::Step::ALL.iter().map(|step| step.name());
         let engine = imagelet_oci::failpoint::import::Step::ALL.iter().map(|step| step.name());
         let own: BTreeSet<&str> = own.chain(engine).collect();
         let met = reached.keys().chain(with_blobs.keys()).map(String::as_str).filter(|name| own.contains(name));

@@ -1,10 +1,9 @@
 //! Selects the candidates to remove for space.
 //!
 //! With known layers, the cheapest set that frees enough is a set-cover problem: a layer is freed with its last image.
-//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. Small sets are solved
-//! exactly (`exact.rs`), large ones greedily (`greedy.rs`). With sizes alone, images are independent.
+//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. The best moves are taken
+//! first (`greedy.rs`). With sizes alone, images are independent.
 
-mod exact;
 mod greedy;
 mod set_cover;
 
@@ -20,7 +19,7 @@ use std::{
 
 use self::{
     greedy::Moves,
-    set_cover::{CoverState, Item, Problem, Weight, number, place},
+    set_cover::{CoverState, Item, Problem, Weight, place},
 };
 use super::{PlanInput, is_idle, retention_score};
 use crate::{
@@ -271,7 +270,7 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         return None;
     }
     let moves = Moves::new(&problem);
-    let best = exact::improve(&problem, target, greedy::choose(&moves, target));
+    let best = greedy::choose(&moves, target);
     let mut state = CoverState::new(&problem);
     let step = |user: u32| {
         let before = state.freed;
@@ -313,11 +312,6 @@ fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
             freed = without;
             chosen.remove(position);
         }
-    }
-    if images.len() <= exact::CANDIDATES_MAX {
-        let best = exact::improve(&Problem::independent(images), target, chosen.into_iter().map(number).collect());
-        chosen = best.into_iter().map(place).collect();
-        chosen.sort_by_cached_key(by_ratio);
     }
     chosen
 }

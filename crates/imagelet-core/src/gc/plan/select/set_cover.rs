@@ -108,18 +108,6 @@ impl Problem {
         problem
     }
 
-    /// Images without shared layers, by cost and size, identified by index.
-    pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
-        let costs = images.iter().map(|(cost, _)| *cost).collect();
-        let mut problem =
-            Self { images: Vec::new(), costs, groups: Vec::new(), groups_of: vec![Vec::new(); images.len()] };
-        for (user, (_, frees)) in images.iter().enumerate() {
-            let group = problem.group(vec![number(user)]);
-            problem.groups[group].weight.bytes = frees.0.into();
-        }
-        problem
-    }
-
     fn group(&mut self, users: Vec<u32>) -> usize {
         let group = self.groups.len();
         for user in &users {

@@ -254,8 +254,8 @@ fn a_failed_import_is_forwarded_or_fails_by_what_went_wrong() {
 #[test]
 fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
     let request = pull("r.io/app:v1");
-    let after = |hop| {
-        let fault = Fault::new(ErrorClass::Unacceptable, hop);
+    let after = |stage| {
+        let fault = Fault::new(ErrorClass::Unacceptable, stage);
         after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request)
     };
     assert_eq!(after(Stage::Manifest), AfterFailure::Forward { remember: false });

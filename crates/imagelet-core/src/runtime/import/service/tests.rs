@@ -79,8 +79,8 @@ impl ImageImporter for Node {
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         self.imports.fetch_add(1, Ordering::SeqCst);
         let failure = *self.failure.lock().unwrap();
-        if let Some((stage, kind, class, hop)) = failure {
-            return Err(stage.failed(RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, hop))));
+        if let Some((stage, kind, class, at)) = failure {
+            return Err(stage.failed(RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, at))));
         }
         if self.hangs.load(Ordering::SeqCst) {
             let _guard = GivenUp(&self.given_up);
@@ -144,9 +144,9 @@ async fn pull(images: &ImportingImages) -> Result<ImageId, RuntimeError> {
 }
 
 fn last(images: &ImportingImages) -> (&'static str, Option<&'static str>, bool) {
-    let ways = images.ways();
-    let last = ways.last().expect("a pull ended");
-    (last.way.code(), last.way.reason_code(), last.failure.is_some())
+    let routes = images.recent_routes();
+    let last = routes.last().expect("a pull ended");
+    (last.route.code(), last.route.reason_code(), last.failure.is_some())
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,7 @@ async fn a_pull_is_imported_and_its_way_counted_and_remembered() {
     let sink: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
     images.pull(&request(), sink).await.expect("it is imported");
     assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
-    assert_eq!(events.lock().unwrap().first(), Some(&PullEvent::Way(PullWay::Imported)));
+    assert_eq!(events.lock().unwrap().first(), Some(&PullEvent::Route(PullRoute::Imported)));
     let line = "imagelet_runtime_pulls_total{way=\"imported\",reason=\"\",outcome=\"pulled\"} 1";
     assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
     node.reserved.store(7, Ordering::SeqCst);
@@ -376,8 +376,8 @@ async fn imports_under_way_end_when_the_daemon_stops() {
 async fn the_ways_of_the_last_pulls_are_remembered_and_no_more() {
     let node = Node::new();
     let (images, _) = node.images(ImportMode::Auto);
-    for _ in 0..WAYS_MAX + 3 {
+    for _ in 0..ROUTES_MAX + 3 {
         pull(&images).await.expect("it is imported");
     }
-    assert_eq!(images.ways().len(), WAYS_MAX);
+    assert_eq!(images.recent_routes().len(), ROUTES_MAX);
 }
