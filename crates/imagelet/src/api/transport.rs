@@ -290,7 +290,7 @@ mod tests {
                     for line in 0..2000_u32 {
                         assert!(replies.deliver(line.to_string().into_bytes()).await);
                     }
-                    Ok(Bytes::new())
+                    Ok(Bytes::from_static(b"{}"))
                 }
                 "fail" => Err(Failure::new("Failed", "why")),
                 other => Err(Failure::new("Unsupported", format!("no command `{other}`"))),

@@ -392,7 +392,6 @@ mod tests {
         assert!(!text.contains("<img") && !text.contains("onerror=alert(1)>"), "names are escaped");
         for words in [
             "store /s",
-            "Log out",
             "71%",
             "85% → 80%",
             "500kB of 2MB",
