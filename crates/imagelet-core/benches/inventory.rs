@@ -29,6 +29,7 @@ use imagelet_core::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
     inventory::Inventory,
+    node_policy::NodePolicy,
     runtime::{
         ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, LocalStore, Progress, PullRequest,
         RuntimeError, RuntimeManager,
@@ -219,9 +220,10 @@ async fn measure(images: u64, way: Way) -> Cost {
     let order = match way {
         Way::Default | Way::Churn => GcOrder::Cost,
         Way::Lru => GcOrder::Lru,
-        Way::Kubelet => GcOrder::Kubelet,
+        Way::Kubelet => GcOrder::ListedSizes,
     };
-    let policy = GcPolicy { order, ..policy };
+    let rules = if way == Way::Kubelet { NodePolicy::KUBELET } else { NodePolicy::IMAGELET }.gc;
+    let policy = GcPolicy { order, rules, ..policy };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // Sees everything for the first time.
     inventory.refresh(SystemTime::now()).await.expect("the fake answers");

@@ -7,10 +7,8 @@ use crate::{
     runtime::{Certainty, FilesystemUsage, Freed, ImageFilesystems},
 };
 
-/// A file system of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsStats {
-    /// When the runtime measured it.
     pub measured_at: SystemTime,
     /// Bytes in use by images or writable layers.
     pub used: ByteSize,
@@ -23,9 +21,7 @@ pub struct FsStats {
 /// Both file systems; equal where images and writable layers share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskStats {
-    /// The file system of images.
     pub images: FsStats,
-    /// The file system of writable layers.
     pub containers: FsStats,
 }
 
@@ -100,13 +96,11 @@ fn measured(reported: &FilesystemUsage, disk: DiskUse) -> FsStats {
 pub struct DiskUse {
     /// The identity of the file system.
     pub device: String,
-    /// Capacity in bytes.
     pub capacity: ByteSize,
     /// Bytes that an unprivileged user can write; at most the capacity.
     pub available: ByteSize,
-    /// All inodes, where the file system counts them.
+    /// All and free inodes, where the file system counts them.
     pub inodes: Option<u64>,
-    /// Free inodes, where the file system counts them.
     pub inodes_free: Option<u64>,
     /// Reservations of running pulls that are not written yet.
     pub reserved: Freed,
@@ -150,13 +144,11 @@ impl DiskUse {
     }
 }
 
-/// Measures the disk of a directory.
 pub trait DiskProbe: Send + Sync + fmt::Debug {
     /// Measures the disk now. May block.
     fn look(&self, directory: &Path) -> io::Result<DiskUse>;
 }
 
-/// Measures through the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StatVfs;
 

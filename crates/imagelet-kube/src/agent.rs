@@ -48,7 +48,7 @@ impl NodeAgent {
     /// An agent of this node, which begins with [`Self::run`]. From now until its first list of pods all images count as
     /// leased, for the time of a lease at most.
     pub fn new(access: ApiAccess, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
-        inventory.expect_pods(SystemTime::now());
+        inventory.leases.expect_pods(SystemTime::now());
         let collection = Collection {
             selector: format!("spec.nodeName={node}"),
             ..Collection::of("pods of the node", "/api/v1/pods")

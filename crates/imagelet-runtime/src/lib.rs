@@ -8,10 +8,13 @@ pub mod cri;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod import;
+pub(crate) mod import;
 mod sizes;
 
-pub use import::{Containerd, ContainerdConfig};
+pub use import::{
+    Containerd, ContainerdConfig, ImportHealth, ImportMode, ImportSite, ImportingImages, Opened, OpenedSite,
+    RouteTaken, RuntimeSite,
+};
 pub use sizes::ContainerdSizes;
 
 /// The longest message in either direction: the limit of both interfaces.

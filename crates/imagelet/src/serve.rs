@@ -3,7 +3,6 @@
 mod activation;
 mod filesystems;
 mod images;
-mod imports;
 mod readiness;
 mod reload;
 mod stop;

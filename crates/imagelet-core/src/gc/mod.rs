@@ -54,7 +54,6 @@ pub struct ImageGc {
 }
 
 impl ImageGc {
-    /// A collector of this runtime's images with the usage data of this inventory.
     pub fn new(runtime: RuntimeManager, inventory: Arc<Inventory>) -> Self {
         Self {
             runtime,
@@ -82,7 +81,6 @@ impl ImageGc {
         Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }
     }
 
-    /// Replaces the operating system's disk probe.
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
         Self { probe, ..self }

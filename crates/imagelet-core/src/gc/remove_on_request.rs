@@ -7,27 +7,22 @@ use tokio::time::Instant;
 use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::RemovalBlocker,
+    leases::RemovalBlocker,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-/// How a removal treats an image in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedImages {
-    /// Keep it.
     Stay,
     /// Remove it as far as the store permits, without listing its users.
     Go,
 }
 
-/// Why a requested removal failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The image is in use.
     #[error("image `{image}` is in use by {}", by.join(", "))]
     InUse {
-        /// The requested name.
         image: String,
         /// Containers, mounts, or running work on the image.
         by: Vec<String>,
@@ -35,7 +30,6 @@ pub enum OrderError {
     /// The users could not be listed, or the list is not trusted.
     #[error(transparent)]
     Unknown(#[from] GcError),
-    /// The store did not find or remove the image.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }

@@ -2,33 +2,42 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use crate::image::{Image, ImageKey};
 use crate::inventory::{
     ImageEntry, InventoryState, Snapshot,
     detect::{Survey, in_order_of_keys, users},
+    observation_window::settling,
     usage_history::image_usage::{ImageUsage, PassTimes},
+};
+use crate::{
+    image::{Image, ImageId, ImageKey},
+    leases::Leases,
 };
 
 impl InventoryState {
     /// `asked_at` and `wall` are the two clocks of `docs/spec/gc.md §5`.
-    pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
-        #[cfg(test)]
-        self.mutate_before_pass();
-        #[cfg(test)]
-        {
-            survey = self.mutate_survey(survey);
-        }
+    pub(super) fn apply(
+        &mut self,
+        mut survey: Survey,
+        asked_at: SystemTime,
+        now: SystemTime,
+        leases: &mut Leases,
+    ) -> Arc<Snapshot> {
+        leases.tidy(now);
         self.clamp(now);
-        let pass =
-            PassTimes { detected_at: asked_at, now, settling: self.settling(), is_doubtful: !survey.missing_are_gone };
+        let pass = PassTimes {
+            detected_at: asked_at,
+            now,
+            settling: settling(leases.lasts),
+            is_doubtful: !survey.missing_are_gone,
+        };
         let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
         let images = by_key(std::mem::take(&mut survey.images).into_images());
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now);
         let changed = self.memory.apply(&images, &users, &pass);
         self.dirty |= changed || containers > 0;
-        self.serve_leases(&survey);
-        let snapshot = Arc::new(self.draw(images, now));
+        self.serve_leases(&survey, leases);
+        let snapshot = Arc::new(self.draw(images, now, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
         // Ids replace names.
@@ -39,7 +48,6 @@ impl InventoryState {
 
     /// Moves future times to now: after a clock set back no age is negative, and no wait gets longer.
     fn clamp(&mut self, now: SystemTime) {
-        self.leases.tidy(now);
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
             return;
         }
@@ -48,10 +56,24 @@ impl InventoryState {
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
+    /// Ends the leases of pods whose containers are listed.
+    fn serve_leases(&self, survey: &Survey, leases: &mut Leases) {
+        let pods = leases.open_pods();
+        let mut served = Vec::new();
+        for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
+            for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
+                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
+            }
+        }
+        for (id, pod, created_at) in served {
+            leases.serve(&id, &pod, created_at);
+        }
+    }
+
     /// `images` are those of the usage history, in the same order.
-    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime) -> Snapshot {
+    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
-        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now)));
+        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now, leases)));
         Snapshot {
             taken_at: now,
             entries: entries.collect(),
@@ -61,13 +83,19 @@ impl InventoryState {
         }
     }
 
-    fn entry(&self, image: Arc<Image>, key: &ImageKey, usage: &ImageUsage, now: SystemTime) -> ImageEntry {
-        let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
+    fn entry(
+        &self,
+        image: Arc<Image>,
+        key: &ImageKey,
+        usage: &ImageUsage,
+        now: SystemTime,
+        leases: &Leases,
+    ) -> ImageEntry {
         ImageEntry {
             first_seen: usage.first_seen.unwrap_or(now),
             last_used: usage.last_used,
             leased_at: usage.requested_at,
-            leased_until: self.leases.until(key.id(), now),
+            leased_until: leases.until(key.id(), now),
             awaited_by: self.pod_leases.pods_of(&image),
             released_at: usage.released_at,
             last_user: usage.user.clone(),
@@ -75,7 +103,7 @@ impl InventoryState {
             origin: usage.origin,
             prefetched: usage.prefetched,
             history: usage.history.clone(),
-            in_use_by: usage.used_by.iter().cloned().chain(works).collect(),
+            in_use_by: usage.used_by.clone(),
             pinned_by: self.pinned_by(&image),
             image,
         }

@@ -10,8 +10,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{remove_oldest, request::PodIdentity};
-use crate::metrics::{Family, MetricKind, Metrics};
+use super::request::PodIdentity;
+use crate::{
+    bounded_map::make_room,
+    metrics::{Family, MetricKind, Metrics},
+};
 
 const PODS_MAX: usize = 1024;
 const SESSIONS_MAX: usize = 1024;
@@ -114,9 +117,7 @@ impl PullRecorder for PodStarts {
         }
         let now = Instant::now();
         let mut pods = self.counted(now);
-        if pods.len() >= PODS_MAX && !pods.contains_key(&pod.uid) {
-            remove_oldest(&mut pods, |starting| starting.stirred);
-        }
+        make_room(&mut pods, &pod.uid, PODS_MAX, |starting| starting.stirred);
         let starting = pods.entry(Arc::clone(&pod.uid)).or_insert_with(|| Starting::new(now));
         if starting.is_counted {
             *starting = Starting::new(now);

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::runtime::{ErrorClass, Fault, Party};
+use imagelet_core::{
+    backoff::grown,
+    runtime::{ErrorClass, Fault, Party},
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -281,7 +284,7 @@ struct HealthLine {
 }
 
 fn probe_wait(strikes: u32) -> Duration {
-    PROBE_FIRST.saturating_mul(1 << strikes.saturating_sub(1).min(16)).min(PROBE_MAX)
+    grown(PROBE_FIRST, 2.0, PROBE_MAX, strikes.saturating_sub(1))
 }
 
 fn unix(time: SystemTime) -> u64 {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
+use imagelet_core::{
+    backoff::random_share,
+    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -72,7 +75,7 @@ impl PullSession {
                 is_requested: next.is_requested,
             });
         }
-        let spread = if next.is_requested { super::attempts::jittered(HELD_SPREAD) } else { Duration::ZERO };
+        let spread = if next.is_requested { HELD_SPREAD.mul_f64(random_share()) } else { Duration::ZERO };
         let _waiting = (!next.is_requested).then(|| self.reception.waiting());
         tokio::time::sleep(next.wait + spread).await;
     }

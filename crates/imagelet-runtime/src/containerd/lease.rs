@@ -1,10 +1,8 @@
 //! The ids of imagelet's leases.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    sync::Arc,
-};
+use std::sync::Arc;
 
+use imagelet_core::backoff::random;
 use tonic::metadata::{Ascii, MetadataValue};
 
 /// A lease id of imagelet: its name with 128 random bits.
@@ -16,8 +14,7 @@ impl LeaseId {
 
     /// A new unique id.
     pub fn unique() -> Self {
-        // Each `RandomState` has its own seed: random enough to be unique.
-        let (high, low) = (RandomState::new().hash_one(0), RandomState::new().hash_one(1));
+        let (high, low) = (random(), random());
         let hex = format!("{high:016x}{low:016x}");
         let (first, second, third, fourth, last) = (&hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..]);
         Self(format!("{}{first}-{second}-4{third}-8{fourth}-{last}", Self::PREFIX).into())

@@ -6,7 +6,6 @@ pub(crate) mod bounded;
 pub(crate) mod calls;
 pub(crate) mod client;
 mod error;
-pub mod failpoint;
 mod lease;
 mod names;
 

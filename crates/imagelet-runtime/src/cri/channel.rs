@@ -2,7 +2,6 @@
 
 use std::{
     error::Error as _,
-    hash::{BuildHasher as _, RandomState},
     io,
     path::Path,
     sync::{
@@ -14,6 +13,7 @@ use std::{
 
 use hyper_util::rt::TokioIo;
 use imagelet_core::{
+    backoff::random_share,
     image::shown_name,
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
@@ -52,13 +52,8 @@ async fn dial(path: &Path, backoff: &Backoff) -> io::Result<TokioIo<UnixStream>>
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not accepted in time")),
     };
     let why = connected.as_ref().err().map_or("the peer has not answered yet".to_owned(), ToString::to_string);
-    backoff.failed(why, Instant::now(), random());
+    backoff.failed(why, Instant::now(), random_share());
     connected.map(TokioIo::new)
-}
-
-/// Each `RandomState` has its own seed: random enough for jitter.
-fn random() -> f64 {
-    f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
 /// A peer with its timeout. Clones share the connection.

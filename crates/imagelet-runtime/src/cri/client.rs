@@ -1,5 +1,6 @@
 //! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
+use crate::cri::RuntimeConfiguration;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -8,7 +9,7 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec},
     runtime::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeConfiguration, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
+        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
     },
     text::quoted,
 };

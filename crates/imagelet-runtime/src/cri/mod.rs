@@ -9,6 +9,7 @@ mod channel;
 mod client;
 pub(crate) mod convert;
 mod endpoint;
+mod runtime_info;
 pub(crate) mod server;
 mod stall;
 mod trace;
@@ -17,6 +18,8 @@ pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
+pub(crate) use runtime_info::SNAPSHOTTER;
+pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
 pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};
 

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::{
     containerd::v1::{content, images, leases, snapshots},
-    import::records::source_label,
+    import::sink::records::source_label,
     sizes::{ImageParts, Listed, SnapshotUsage, has_expired},
 };
 

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ForwardReason, ImageService as _, ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken},
+    runtime::{ForwardReason, ImageService as _},
 };
+use imagelet_oci::{ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken};
 use imagelet_runtime::{Containerd, ContainerdConfig, containerd::LeaseId};
 
 use crate::{

@@ -2,10 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 
-use imagelet_core::{
-    image::{Digest, Platform},
-    runtime::{ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, StagedTree},
-};
+use imagelet_core::image::{Digest, Platform};
+use imagelet_oci::{ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, StagedTree};
 use imagelet_runtime::Containerd;
 use serde_json::json;
 

@@ -28,11 +28,7 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
     }
     tracing_keys(keys, found);
     let image_endpoint = if keys.image_service_endpoint.is_empty() { endpoint } else { &keys.image_service_endpoint };
-    NodeSettings {
-        status_images_max: usize::try_from(images_max).ok(),
-        pods_max: usize::try_from(keys.max_pods).unwrap_or_default(),
-        image_endpoint: image_endpoint.clone(),
-    }
+    NodeSettings { status_images_max: usize::try_from(images_max).ok(), image_endpoint: image_endpoint.clone() }
 }
 
 fn tracing_keys(keys: &KubeletKeys, found: &mut Violations) {

@@ -94,7 +94,7 @@ documents! {
         preloaded_images_verification_allowlist: Vec<String>,
         /// The kubelet's feature gates that are about images.
         feature_gates: FeatureGateKeys,
-        /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
+        /// How many pods may run on the node: accepted, and without effect on images.
         max_pods: i32,
         /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
         node_status_max_images: i32,
@@ -392,6 +392,12 @@ impl Default for PinnedKeys {
     }
 }
 
+impl OwnKeys {
+    pub(super) fn is_like_kubelet(&self) -> bool {
+        self.compatibility == "kubelet"
+    }
+}
+
 impl File {
     /// The defaults that depend on no other key; what is not named here is off, empty or 0.
     pub(super) fn defaults(environment: &Environment) -> Self {
@@ -481,7 +487,7 @@ impl File {
 
     /// Sets the keys whose default depends on other keys, where they are not given.
     pub(super) fn derive_defaults(&mut self, is_given: impl Fn(&str) -> bool) {
-        let like_kubelet = self.own.compatibility == "kubelet";
+        let like_kubelet = self.own.is_like_kubelet();
         let lease = if like_kubelet { GoDuration(0) } else { LEASE_DEFAULT.max(self.lease_min()) };
         let Self { kubelet, own: OwnKeys { gc, .. }, .. } = self;
         if !is_given("serializeImagePulls") {

@@ -17,9 +17,10 @@ use imagelet_core::{
     inventory::{Inventory, Snapshot},
     manager::{ImageManager, PodStarts},
     metrics::Metrics,
-    runtime::{ImportingImages, LocalStore, RuntimeManager},
+    runtime::{LocalStore, RuntimeManager},
 };
 use imagelet_kube::NodeAgent;
+use imagelet_runtime::ImportingImages;
 use tokio::sync::Semaphore;
 
 use super::{
@@ -106,7 +107,7 @@ impl LocalNode {
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules.clone());
         self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
-        self.parts.inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+        self.parts.inventory.leases.start(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 

@@ -23,19 +23,20 @@ use imagelet_core::{
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
-        NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
+        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::RuntimeSite;
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_runtime::{
     ContainerdSizes,
     containerd::{ContainerdClient, ContainerdNames},
 };
+use imagelet_runtime::{ImportSite, ImportingImages};
 
-use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
@@ -93,9 +94,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
     let (inventory, records, first_run_adopts) = opened.await??;
-    inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
+    let is_alone = store.engine.is_some() && settings.node_policy.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
@@ -124,8 +125,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
         let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics))
             .measuring(Arc::clone(&pod_starts));
-        // The kubelet's behaviour to the letter has no pull that a pod did not request.
-        let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
+        let images_max = look_ahead_max.filter(|_| settings.node_policy.looks_ahead);
         let ahead = images_max.map(|images_max| LookAheadParts {
             manager: Arc::clone(&manager),
             runtime: runtime.clone(),
@@ -203,8 +203,8 @@ async fn open_store(
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
-        let runtime =
-            RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams_lists(settings));
+        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
+            .streaming_lists(settings.node_policy.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -230,7 +230,7 @@ async fn open_runtime(
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let streams = streams_lists(settings);
+    let streams = settings.node_policy.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -299,11 +299,6 @@ pub(crate) async fn runtime_filesystems(
     Ok(images.filesystem().await?)
 }
 
-/// The kubelet's gate for it is off.
-fn streams_lists(settings: &Settings) -> bool {
-    !settings.compatibility.is_kubelet()
-}
-
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
     endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
         Failure::because(format!("`{endpoint}` is no endpoint"), &error)
@@ -327,7 +322,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let inventory = inventory.forgetful(settings.compatibility.is_kubelet());
+    let inventory = inventory.forgetful(!settings.node_policy.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
@@ -400,16 +395,14 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
         // An interrupted command must also stop its pull.
-        Role::Command => PullSettings { compatibility: settings.compatibility, ..PullSettings::default() },
+        Role::Command => PullSettings { node_policy: settings.node_policy, ..PullSettings::default() },
     }
 }
 
-/// How pull records are kept, if at all: as many in memory as the kubelet keeps for its default number of pods.
+/// How pull records are kept, if at all.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
-    let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
-    let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
-    let sized = RecordsSettings::new(settings.verification.clone()?).sized(settings.node.pods_max, parallel_max);
-    Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
+    let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
@@ -421,7 +414,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
         },
         Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
-    let keyring = if settings.compatibility.is_kubelet() { keyring.as_the_kubelet() } else { keyring };
+    let keyring = if settings.node_policy.docker_keyring { keyring } else { keyring.as_the_kubelet() };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
@@ -486,7 +479,7 @@ mod tests {
                 sources.add_flag("--test", "compatibility", compatibility);
             }
             let settings = sources.settings().expect("the defaults hold");
-            assert_eq!(settings.compatibility, way.compatibility());
+            assert_eq!(settings.node_policy, way.node_policy());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
             let records = records_settings(&settings).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way:?}");

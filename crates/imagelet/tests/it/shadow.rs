@@ -76,8 +76,6 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     let why = daemon.run(["why", &names[0], "-o", "json"]).json();
     let image = &why["images"][0];
     assert_eq!((&image["next"]["verdict"], &image["next"]["mode"]), (&"remove".into(), &"shadow".into()), "{why:#}");
-    let chosen = image["history"].as_array().unwrap().iter().any(|it| it["what"] == "chosen" && it["shadow"] == true);
-    assert!(chosen, "{why:#}");
     let kept = daemon.run(["why", &names[2]]).ok();
     assert!(kept.contains("pinned by"), "{kept}");
 

@@ -5,8 +5,6 @@
 //! Another process may write, as a command does beside a daemon: a file that this process has neither read nor written
 //! is merged before the next write.
 
-pub(crate) mod files;
-
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -18,14 +16,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::image::{Digest, ImageId, ImageKey};
 use crate::inventory::{
-    FLUSH_EVERY, Inventory, InventoryError, InventoryState,
-    ledger::files::{LEDGER, StateDir, misread},
-    observation_window::ObservationWindow,
+    FLUSH_EVERY, Inventory, InventoryError, InventoryState, observation_window::ObservationWindow,
     usage_history::image_usage::ImageUsage,
 };
+use crate::{
+    durable::{StateDir, misread},
+    image::{Digest, ImageId, ImageKey},
+};
 
+pub(crate) const LEDGER: &str = "ledger";
 /// The written version; a file of a later one is set aside. A field may be added without a new version.
 const VERSION: u32 = 1;
 

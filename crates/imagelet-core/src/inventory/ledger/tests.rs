@@ -14,10 +14,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    durable::time,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::{
         Inventory,
-        ledger::files::time,
         usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
     },
     runtime::RuntimeManager,

@@ -18,7 +18,7 @@ async fn a_clock_set_back_makes_no_image_older_and_no_lease_longer() {
             let fake = FakeRuntime::new();
             let open = |wall| {
                 let inventory = over(&fake, Some(directory.path()));
-                inventory.start_leases(LEASE, wall);
+                inventory.leases.start(LEASE, wall);
                 inventory
             };
             let (used, idle) = (fake.preload("used:v1", "used", 1), fake.preload("idle:v1", "idle", 1));
@@ -41,9 +41,9 @@ async fn a_clock_set_back_makes_no_image_older_and_no_lease_longer() {
                 if step.is_zero() { Duration::from_mins(5) } else { Duration::ZERO },
                 "{step:?} {restarts}"
             );
-            let left = inventory.leased_until(&used, wall).map(|until| until.duration_since(wall).unwrap());
+            let left = inventory.leases.until(&used, wall).map(|until| until.duration_since(wall).unwrap());
             assert!(left.is_some_and(|left| left <= LEASE), "{step:?} {restarts}: {left:?}");
-            assert_eq!(inventory.leased_until(&used, wall + LEASE), None, "{step:?} {restarts}");
+            assert_eq!(inventory.leases.until(&used, wall + LEASE), None, "{step:?} {restarts}");
         }
     }
 }

@@ -261,15 +261,15 @@ mod nanos {
 
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    use crate::inventory::ledger::files;
+    use crate::durable::{nanos, time};
 
     #[expect(clippy::ref_option, reason = "serde passes the field")]
     pub(super) fn serialize<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
-        time.map(files::nanos).serialize(serializer)
+        time.map(nanos).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
-        Ok(Option::deserialize(deserializer)?.map(files::time))
+        Ok(Option::deserialize(deserializer)?.map(time))
     }
 }
 

@@ -412,27 +412,6 @@ fn the_sandbox_image_is_taken_from_the_kubelets_file_and_from_our_own() {
 }
 
 #[test]
-fn the_number_of_pods_is_taken_from_the_kubelets_file_and_from_our_own() {
-    let folder = tempfile::tempdir().expect("a directory for the test");
-    let settings = |kubelet: &str, own: &str| {
-        let mut sources = defaults();
-        let (file, ours) = (folder.path().join("kubelet.yaml"), folder.path().join("imagelet.yaml"));
-        std::fs::write(&file, format!("kind: KubeletConfiguration\n{kubelet}")).expect("a file");
-        std::fs::write(&ours, format!("socket: /s\n{own}")).expect("a file");
-        sources.add_kubelet_file(&file).expect("it is read");
-        sources.add_file(&ours).expect("it is read");
-        sources.settings()
-    };
-    for (kubelet, own, pods) in
-        [("", "", 110), ("maxPods: 250\n", "", 250), ("maxPods: 250\n", "maxPods: 30\n", 30), ("maxPods: 0\n", "", 110)]
-    {
-        assert_eq!(settings(kubelet, own).expect("it holds").node.pods_max, pods, "{kubelet}{own}");
-    }
-    let refused = settings("", "maxPods: -1\n").expect_err("refused").to_string();
-    assert!(refused.contains("maxPods (--max-pods) -1 must not be a negative number"), "{refused}");
-}
-
-#[test]
 fn a_complaint_does_not_repeat_what_is_no_setting() {
     for text in [
         "{\"auths\": {\"r\": {\"auth\": \"s3cr3t\"}}}",

@@ -232,7 +232,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
         let target = if row.id.is_empty() { &*name } else { row.id.as_str() };
         [
             html! { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) },
-            html! { (happening.what) @if happening.shadow { " (shadow)" } },
+            html! { (happening.what) },
             html! {
                 // A pattern of pins has no page.
                 @if row.id.is_empty() && name.contains(['*', '?']) { (name) }

@@ -1,4 +1,4 @@
-//! Records a node's collections: audit log, metrics and events.
+//! Records a node's acts in the audit log, and its collections in metrics and events.
 
 use std::{
     collections::BTreeMap,
@@ -50,11 +50,8 @@ families! {
 }
 
 impl LocalNode {
-    /// Records a collection in the audit log, metrics and events.
+    /// Records a collection in metrics and events; the collector has recorded its removals in the audit log.
     pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        if self.parts.decisions.is_on() {
-            self.parts.decisions.run(report.to_audit(asked, (began, SystemTime::now())));
-        }
         if asked.shadow {
             self.record_shadow_events(report);
         }
@@ -184,6 +181,7 @@ pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &s
         by: by.to_owned(),
         bytes: None,
         took_ms: None,
+        reason: String::new(),
         why: String::new(),
         hosts: Vec::new(),
     }

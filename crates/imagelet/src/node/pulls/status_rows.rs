@@ -8,9 +8,10 @@ use std::{
 use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
-    runtime::{ImportHealth, ImportMode, ImportingImages, RegistrySettings, RouteTaken},
 };
 use imagelet_runtime::Containerd;
+use imagelet_runtime::cri::RegistrySettings;
+use imagelet_runtime::{ImportHealth, ImportMode, ImportingImages, RouteTaken};
 use tokio::time::Instant;
 
 use super::PullTracker;
@@ -140,7 +141,9 @@ impl PullRouteRow {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::{ForwardReason, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
+    use imagelet_runtime::cri::{RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
+
+    use imagelet_core::runtime::ForwardReason;
 
     use super::*;
 

@@ -19,12 +19,26 @@ use crate::source::{first_segments, repository, rust_files, without_comments_and
 const LINES_MAX: usize = 600;
 
 /// The rooms of the core, top storey first. A room sees only rooms on lower storeys.
-const CORE_STOREYS: [&[&str]; 5] = [
+const CORE_STOREYS: [&[&str]; 6] = [
     &["manager", "gc"],
     &["disks", "inventory"],
-    &["records", "runtime"],
+    &["leases", "records", "runtime"],
     &["audit_log", "credentials", "events"],
-    &["failpoint", "hold", "image", "layer_folders", "metrics", "printable", "text", "trusted_files", "wire"],
+    &["durable"],
+    &[
+        "backoff",
+        "bounded_map",
+        "failpoint",
+        "hold",
+        "image",
+        "layer_folders",
+        "metrics",
+        "node_policy",
+        "printable",
+        "text",
+        "trusted_files",
+        "wire",
+    ],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.
