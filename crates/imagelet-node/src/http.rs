@@ -6,7 +6,6 @@ mod controller;
 mod dashboard;
 mod event_stream;
 mod health;
-mod listener;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -14,16 +13,14 @@ mod tests;
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
-    time::SystemTime,
 };
 
 use axum::{
     Extension, Router,
-    body::Bytes,
     extract::{Request, State},
     middleware::{Next, from_fn_with_state},
-    response::{Html, IntoResponse, Response},
-    routing::{get, post},
+    response::{IntoResponse, Response},
+    routing::get,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use imagelet_core::metrics::Metrics;
@@ -35,11 +32,11 @@ pub use controller::{MeasuredController, serve_controller, serve_health};
 
 use crate::{
     api::{EventsRequest, Handler},
-    connections::{http_limits, open_files_max},
+    connections::{self, Limits, Peer},
     failure::Failure,
     node::LocalNode,
 };
-use access::{AccessPolicy, Decision, Presented, Purpose};
+use access::{Decision, Presented, Purpose};
 use actions::Actions;
 use event_stream::EventStreams;
 
@@ -89,15 +86,15 @@ pub async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
 }
 
 pub async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {
-    let limits = http_limits(open_files_max());
-    let streams = EventStreams::new(limits.open.each, node.started_at, stop.clone());
+    let limits = Limits::of_http();
+    let streams = EventStreams::new(limits.connections.each, node.started_at, stop.clone());
     let actions = Actions::new(stop.clone());
-    listener::serve(listener, router(node, access, streams, &actions), limits, stop).await;
+    connections::serve(listener, router(node, access, streams, &actions), limits, stop).await;
     actions.end().await;
 }
 
 fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actions: &Actions) -> Router {
-    let (readiness, login, pages) = (access.clone(), access.clone(), access.clone());
+    let readiness = access.clone();
     let events = move |State(node): State<Arc<LocalNode>>,
                        Extension(end): Extension<PermissionEnd>,
                        headers: HeaderMap| async move {
@@ -115,10 +112,8 @@ fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actio
         .route("/healthz", get(live))
         .route("/livez", get(live))
         .route("/readyz", get(ready))
-        .route("/login", post(move |body: Bytes| async move { log_in(&login.policy(), &body) }))
-        .route("/logout", post(|| async { to_start(&AccessPolicy::log_out()) }))
         .route(&format!("{}/events", routes::ROOT), get(events));
-    dashboard::add(routes::add(router, actions), move || pages.has_token())
+    dashboard::add(routes::add(router, actions))
         .fallback(|| async { not_found() })
         .with_state(node)
         .layer(from_fn_with_state(access, guard))
@@ -139,12 +134,22 @@ fn not_found() -> Response {
 }
 
 /// Answers the requests that the policy allows, with the headers of every answer.
-async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Next) -> Response {
+async fn guard(
+    State(access): State<HttpAccess>,
+    Extension(peer): Extension<Peer>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let (policy, headers) = (access.policy(), request.headers());
     let purpose = purpose_of(request.method(), request.uri().path());
-    let decision = policy.decide(purpose, &presented(headers), SystemTime::now());
+    let decision = policy.decide(purpose, &presented(headers));
     let refused = |reason: &str, message: &str| routes::refuse(&Failure::new(reason, message));
+    let is_near = matches!(peer, Peer::Address(address) if address.to_canonical().is_loopback());
     let mut response = match decision {
+        Decision::Allow if dashboard::is_part(request.uri().path()) && !is_near => {
+            let failure = Failure::new("PermissionDenied", "the dashboard answers on loopback only");
+            routes::refuse(&failure.or_hint("ssh -L 9100:127.0.0.1:9100 NODE; the API needs no such way"))
+        }
         Decision::Allow => {
             request.extensions_mut().insert(PermissionEnd(policy.ended.clone()));
             next.run(request).await
@@ -153,12 +158,11 @@ async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Nex
             let message = "the request names another host; http.hostNames lists the names of this one";
             (StatusCode::MISDIRECTED_REQUEST, refused("PermissionDenied", message)).into_response()
         }
-        Decision::Unauthenticated if is_page(&request) => {
-            (StatusCode::UNAUTHORIZED, Html(dashboard::login(None))).into_response()
-        }
         Decision::Unauthenticated => {
-            let refused = refused("Unauthenticated", "the request has neither a valid token nor a session");
-            ([(header::WWW_AUTHENTICATE, "Bearer")], refused).into_response()
+            // A browser asks its user for a name, which does not matter, and for the token as the password.
+            let challenge = if is_page(&request) { "Basic realm=\"imagelet\"" } else { "Bearer" };
+            let refused = refused("Unauthenticated", "the request has no valid token");
+            ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response()
         }
         Decision::ActionsOff => routes::refuse(
             &Failure::new("PermissionDenied", "this daemon does not take actions over HTTP")
@@ -168,7 +172,6 @@ async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Nex
             let message = format!("an action needs the header `{ACTION}` and must come from this server's own pages");
             refused("PermissionDenied", &message)
         }
-        Decision::ForgedLogin => refused("PermissionDenied", "a session begins and ends on this server's own pages"),
     };
     for (name, value) in &HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
@@ -179,7 +182,6 @@ async fn guard(State(access): State<HttpAccess>, mut request: Request, next: Nex
 fn purpose_of(method: &Method, path: &str) -> Purpose {
     match path {
         "/livez" | "/readyz" | "/healthz" => Purpose::Probe,
-        "/login" | "/logout" => Purpose::Login,
         _ if path.starts_with("/assets/") => Purpose::Asset,
         _ if *method == Method::GET || *method == Method::HEAD => Purpose::Read,
         _ => Purpose::Action,
@@ -196,7 +198,6 @@ fn presented(headers: &HeaderMap) -> Presented<'_> {
     Presented {
         host: text_of(headers, "host"),
         authorization: text_of(headers, "authorization"),
-        cookies: text_of(headers, "cookie"),
         has_action_header: headers.contains_key(ACTION),
         fetch_site: text_of(headers, "sec-fetch-site"),
     }
@@ -208,7 +209,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// Reasons of failed checks may name paths and endpoints: only for clients that may read.
 fn is_verbose(uri: &Uri, headers: &HeaderMap, access: &HttpAccess) -> bool {
-    let may_read = access.policy().decide(Purpose::Read, &presented(headers), SystemTime::now()) == Decision::Allow;
+    let may_read = access.policy().decide(Purpose::Read, &presented(headers)) == Decision::Allow;
     asks_for_details(uri) && may_read
 }
 
@@ -219,19 +220,4 @@ fn asks_for_details(uri: &Uri) -> bool {
 fn probe(name: &str, checks: &[health::Checked], is_verbose: bool) -> (StatusCode, String) {
     let (is_ok, text) = health::report(name, checks, is_verbose);
     (if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
-}
-
-fn log_in(policy: &AccessPolicy, body: &[u8]) -> Response {
-    if !policy.has_token() {
-        return not_found();
-    }
-    let token = routes::value_of(std::str::from_utf8(body).unwrap_or_default(), "token").unwrap_or_default();
-    match policy.log_in(token.trim(), SystemTime::now()) {
-        Some(cookie) => to_start(&cookie),
-        None => (StatusCode::UNAUTHORIZED, Html(dashboard::login(Some("The token is wrong.")))).into_response(),
-    }
-}
-
-fn to_start(cookie: &str) -> Response {
-    (StatusCode::SEE_OTHER, [(header::SET_COOKIE, cookie), (header::LOCATION, "/")]).into_response()
 }

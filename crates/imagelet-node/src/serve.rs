@@ -1,12 +1,10 @@
 //! The daemon, and the one place that joins the concrete parts.
 
 mod activation;
-mod connection_limits;
 mod filesystems;
 mod images;
 mod readiness;
 mod reload;
-mod socket;
 mod stop;
 mod systemd_notify;
 mod wiring;
@@ -26,6 +24,7 @@ pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, run
 use crate::{
     api,
     config::{Backend, Environment, Settings},
+    connections::{self, Limits},
     failure::Failure,
     http::{self, HttpAccess},
     jobs::Jobs,
@@ -73,8 +72,9 @@ pub async fn serve(
     let handler =
         Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let routes = api::serve_calls(imagelet_runtime::cri::routes(images, handlers, runtime), handler);
-    let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
+    let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
+    let router = api::serve_commands(cri, handler);
+    let server = |listener: UnixListener| connections::serve(listener, router, Limits::of_socket(), accepting.clone());
     // A stop does not wait for the store.
     let mut opening = async || {
         tokio::select! {

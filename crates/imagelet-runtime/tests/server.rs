@@ -4,7 +4,11 @@ mod wire;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
@@ -15,7 +19,7 @@ use imagelet_vectors::vectors;
 use prost::Message as _;
 use tokio::{io::AsyncReadExt as _, net::UnixStream, sync::Notify, task::JoinHandle};
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{
     Code, Request, Response, Status,
     service::InterceptorLayer,
@@ -42,8 +46,21 @@ impl Socket {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
-            let connections = UnixListenerStream::new(listener).filter_map(Result::ok);
-            imagelet_runtime::cri::serve(connections, routes, stopped).await;
+            let (routes, open) = (routes.prepare(), TaskTracker::new());
+            while let Some(accepted) = stopped.run_until_cancelled(listener.accept()).await {
+                let (stream, _) = accepted.unwrap();
+                let (service, stopped) = (TowerToHyperService::new(routes.clone()), stopped.clone());
+                open.spawn(async move {
+                    let builder = Builder::new(TokioExecutor::new()).http2_only();
+                    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+                    if stopped.run_until_cancelled(served.as_mut()).await.is_none() {
+                        served.as_mut().graceful_shutdown();
+                        drop(served.await);
+                    }
+                });
+            }
+            open.close();
+            open.wait().await;
         });
         Self { path, task, stop, _folder: folder }
     }

@@ -26,8 +26,6 @@ mod pods;
 mod steps;
 mod transport;
 mod types;
-#[rustfmt::skip]
-mod v1;
 
 pub use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
 pub use fields::{Hidden, milliseconds_of, moment, since_epoch};
@@ -36,5 +34,5 @@ pub use overview::{
 };
 pub use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences};
-pub use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
+pub use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Replies, Wait, serve_commands};
 pub use types::*;

@@ -1,52 +1,56 @@
-//! One call that carries any command as JSON.
+//! Commands over the daemon's socket: `POST /api/v1/commands/NAME` with the arguments as JSON, answered by lines of JSON.
+//!
+//! Each line is `{"progress": …}`; the last one is `{"result": …}` or `{"failure": …}`.
 //!
 //! **Invariant:** this file knows no command. It moves documents.
 
-use std::{
-    path::PathBuf,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use axum::{
+    Router,
+    body::Body,
+    extract::Path,
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use imagelet_core::image::ByteSize;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::{net::UnixStream, sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{
-    Code, Request, Response, Status, Streaming,
-    codegen::http::{Uri, uri::PathAndQuery},
-    service::Routes,
-    transport::Channel,
-};
-use tonic_prost::ProstCodec;
-use tower::service_fn;
 use zeroize::Zeroizing;
 
-use super::v1::{CallReply, CallRequest, call_reply::Reply};
 use crate::failure::Failure;
 
-/// The call of `proto/imagelet.proto`.
-const CALL: &str = "/imagelet.v1.Node/Call";
+const COMMANDS: &str = "/api/v1/commands";
+/// The header by which a client knows a daemon of this interface.
+const VERSION: &str = "x-imagelet-version";
+const LINES: &str = "application/x-ndjson";
 
 pub const BODY_BYTES_MAX: usize = 1 << 20;
-/// The longest command: its document, name and framing.
-const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
-/// The longest reply: a list of ten thousand images has about five megabytes.
-const REPLY_BYTES_MAX: usize = 64 << 20;
-/// Flow-control window that fits a long list without a round trip.
-const WINDOW_BYTES: u32 = 16 << 20;
-/// Frame size of a reply: ten thousand images fit in a few frames.
-const FRAME_BYTES_MAX: u32 = 1 << 20;
+/// The longest line of a reply: a list of ten thousand images has about five megabytes.
+const LINE_BYTES_MAX: usize = 64 << 20;
 /// Progress messages buffered for a slow reader; later ones are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
 
+#[derive(Debug)]
+enum Reply {
+    Progress(Vec<u8>),
+    Result(Bytes),
+    Failure(Box<Failure>),
+}
+
+/// Takes the progress of a command.
 #[derive(Clone, Debug)]
 pub struct Replies {
-    sender: mpsc::Sender<Result<CallReply, Status>>,
+    sender: mpsc::Sender<Reply>,
 }
 
 impl Replies {
@@ -54,20 +58,20 @@ impl Replies {
     pub fn channel() -> (Self, impl Stream<Item = Vec<u8>> + Send + Unpin) {
         let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
         let documents = ReceiverStream::new(receiver).filter_map(|reply| match reply {
-            Ok(CallReply { reply: Some(Reply::Progress(document)) }) => Some(document),
-            _ => None,
+            Reply::Progress(document) => Some(document),
+            Reply::Result(_) | Reply::Failure(_) => None,
         });
         (Self { sender }, documents)
     }
 
     /// Sends a message, or drops it where the reader is slow: the next one repeats the state.
     pub fn report(&self, document: Vec<u8>) {
-        drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
+        drop(self.sender.try_send(Reply::Progress(document)));
     }
 
     /// Sends a message once the reader has room. `false`: the reader has closed.
     pub async fn deliver(&self, document: Vec<u8>) -> bool {
-        self.sender.send(Ok(reply(Reply::Progress(document)))).await.is_ok()
+        self.sender.send(Reply::Progress(document)).await.is_ok()
     }
 
     pub async fn closed(&self) {
@@ -78,19 +82,7 @@ impl Replies {
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
     /// Runs a command. Dropping the future cancels it.
-    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
-}
-
-#[derive(Debug)]
-pub enum Refusal {
-    Unknown(String),
-    Failed(Failure),
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Failure>;
 }
 
 #[derive(Debug)]
@@ -99,60 +91,68 @@ pub enum CallError {
     NotOurs,
     Absent(std::io::Error),
     Silent,
-    Failed(Vec<u8>),
+    Failed(Failure),
     Broken(String),
 }
 
-/// Adds the call to the services of a socket.
-pub fn serve_calls(mut routes: Routes, handler: Arc<dyn Handler>) -> Routes {
-    let call = service_fn(move |request| {
-        let handler = Arc::clone(&handler);
-        let answer = service_fn(move |request| std::future::ready(answer(Arc::clone(&handler), request)));
-        async move {
-            let server = tonic::server::Grpc::new(ProstCodec::default())
-                .max_decoding_message_size(REQUEST_BYTES_MAX)
-                .max_encoding_message_size(REPLY_BYTES_MAX);
-            Ok({ server }.server_streaming(answer, request).await)
-        }
-    });
-    let router = std::mem::take(routes.axum_router_mut()).route_service(CALL, call);
-    *routes.axum_router_mut() = router;
-    routes
+/// Adds the commands to the routes of a socket.
+pub fn serve_commands(router: Router, handler: Arc<dyn Handler>) -> Router {
+    let version = [(VERSION, env!("CARGO_PKG_VERSION"))];
+    router.route(COMMANDS, get(move || async move { version })).route(
+        &format!("{COMMANDS}/{{command}}"),
+        post(async move |Path(command): Path<String>, body: Bytes| answer(handler, command, body)),
+    )
 }
 
-type ReplyStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>;
-
-fn answer(handler: Arc<dyn Handler>, request: Request<CallRequest>) -> Result<Response<ReplyStream>, Status> {
-    let CallRequest { command, body } = request.into_inner();
-    if body.len() > BODY_BYTES_MAX {
-        let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
-        let why = format!("a command's arguments have {size}; the limit is {limit}");
-        return Err(Status::invalid_argument(why));
-    }
+fn answer(handler: Arc<dyn Handler>, command: String, body: Bytes) -> Response {
     let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
-    let replies = Replies { sender: sender.clone() };
-    // The command runs inside the reply stream, so that a caller that disconnects cancels it.
+    // The command runs inside the body of the answer, so that a caller that disconnects cancels it.
     // Its result follows the progress through the same channel.
     let run = async move {
         // The body may contain a login.
-        let body = Zeroizing::new(body);
-        let result = match handler.handle(&command, &body, replies).await {
-            Ok(document) => Ok(reply(Reply::Result(document))),
-            Err(Refusal::Failed(failure)) => {
-                Ok(reply(Reply::Failure(serde_json::to_vec(&failure).unwrap_or_default())))
+        let body = Zeroizing::new(body.to_vec());
+        let reply = if body.len() > BODY_BYTES_MAX {
+            let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
+            let message = format!("a command's arguments have {size}; the limit is {limit}");
+            Reply::Failure(Box::new(Failure::new("InvalidArgument", message)))
+        } else {
+            match handler.handle(&command, &body, Replies { sender: sender.clone() }).await {
+                Ok(document) => Reply::Result(document),
+                Err(failure) => Reply::Failure(Box::new(failure)),
             }
-            Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
         };
-        drop(sender.send(result).await);
+        drop(sender.send(reply).await);
         None
     };
     let replies = ReceiverStream::new(receiver).map(Some);
     let all = futures_util::stream::select(replies, futures_util::stream::once(run));
-    Ok(Response::new(Box::pin(all.filter_map(|reply| reply))))
+    let lines = all.filter_map(|reply| Some(Ok::<_, std::convert::Infallible>(line(reply?))));
+    let headers = [(header::CONTENT_TYPE.as_str(), LINES), (VERSION, env!("CARGO_PKG_VERSION"))];
+    (headers, Body::from_stream(lines)).into_response()
 }
 
-fn reply(reply: Reply) -> CallReply {
-    CallReply { reply: Some(reply) }
+fn line(reply: Reply) -> Bytes {
+    let (kind, document) = match reply {
+        Reply::Progress(document) => ("progress", document.into()),
+        Reply::Result(document) => ("result", document),
+        Reply::Failure(failure) => ("failure", serde_json::to_vec(&failure).unwrap_or_default().into()),
+    };
+    let mut line = Vec::with_capacity(document.len() + 16);
+    line.extend_from_slice(format!("{{\"{kind}\":").as_bytes());
+    // Between the tokens of a document a line end is a blank like any other; inside a text it is escaped.
+    line.extend(document.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }));
+    line.extend_from_slice(b"}\n");
+    line.into()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Line<'a> {
+    #[serde(borrow)]
+    Progress(&'a RawValue),
+    #[serde(borrow)]
+    Result(&'a RawValue),
+    Failure(Failure),
 }
 
 /// How long a call waits. The start of the reply is due within the client's patience in both cases.
@@ -166,36 +166,19 @@ pub enum Wait<'a> {
     Long(&'a (dyn Fn(bool) -> bool + Send + Sync)),
 }
 
-/// A daemon on a unix socket. Each call opens a connection; the first call after a probe reuses the probe's.
+/// A daemon on a unix socket. Each call opens a connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub socket: PathBuf,
     pub patience: Duration,
-    /// The connection of a successful probe, until the next call.
-    probed: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Client {
-    pub fn new(socket: impl Into<PathBuf>, patience: Duration) -> Self {
-        Self { socket: socket.into(), patience, probed: Arc::default() }
-    }
-
-    /// Sends an unknown command: only a server of this interface rejects it in the interface's words.
     pub async fn probe(&self) -> Result<(), CallError> {
-        let channel = self.connect().await?;
-        let answer = match self.begin(channel.clone(), "", Vec::new()).await {
-            Ok(mut replies) => match self.in_time(replies.next()).await? {
-                Some(Err(status)) => Err(refused(&status)),
-                _ => Ok(()),
-            },
-            Err(error) => Err(error),
-        };
-        if !matches!(answer, Err(CallError::NotOurs | CallError::Silent)) {
-            *self.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
-        }
-        answer
+        self.send(http::Method::GET, "", Vec::new()).await.map(drop)
     }
 
+    /// Sends a command, and returns the document of its result.
     pub async fn call(
         &self,
         command: &str,
@@ -204,91 +187,99 @@ impl Client {
         wait: Wait<'_>,
     ) -> Result<Bytes, CallError> {
         let due = Instant::now().checked_add(self.patience);
-        let probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let channel = match probed {
-            Some(channel) => channel,
-            None => self.connect().await?,
-        };
-        let mut replies = self.begin(channel, command, body).await?;
+        let mut body = self.send(http::Method::POST, &format!("/{command}"), body).await?.into_body();
+        let (mut read, mut searched) = (BytesMut::new(), 0);
         loop {
+            while let Some(end) = read[searched..].iter().position(|byte| *byte == b'\n') {
+                let line = read.split_to(searched + end + 1);
+                searched = 0;
+                match serde_json::from_slice(&line) {
+                    Ok(Line::Progress(document)) => progress(document.get().as_bytes()),
+                    Ok(Line::Result(document)) => return Ok(Bytes::copy_from_slice(document.get().as_bytes())),
+                    Ok(Line::Failure(failure)) => return Err(CallError::Failed(failure)),
+                    // A later version may send other lines.
+                    Err(_) => {}
+                }
+            }
+            searched = read.len();
             let left = match (wait, due) {
                 (Wait::Whole, Some(due)) => due.saturating_duration_since(Instant::now()),
                 _ => self.patience,
             };
-            let message = match (tokio::time::timeout(left, replies.next()).await, wait) {
-                (Ok(Some(message)), _) => message,
-                (Ok(None), _) => break,
-                (Err(_), Wait::Long(goes_on)) if goes_on(self.answers().await) => continue,
+            match (tokio::time::timeout(left, body.frame()).await, wait) {
+                (Ok(Some(Ok(frame))), _) => read.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
+                (Ok(Some(Err(error))), _) => return Err(CallError::Broken(error.to_string())),
+                (Ok(None), _) => return Err(CallError::Broken("the daemon ended the call without an answer".into())),
+                (Err(_), Wait::Long(goes_on)) if goes_on(self.probe().await.is_ok()) => {}
                 (Err(_), _) => return Err(CallError::Silent),
-            };
-            match message.map_err(|status| refused(&status))?.reply {
-                Some(Reply::Progress(document)) => progress(&document),
-                Some(Reply::Result(document)) => return Ok(document),
-                Some(Reply::Failure(document)) => return Err(CallError::Failed(document)),
-                None => {}
+            }
+            if read.len() > LINE_BYTES_MAX {
+                return Err(CallError::Broken(format!("the answer has more than {LINE_BYTES_MAX} bytes")));
             }
         }
-        Err(CallError::Broken("the daemon ended the call without an answer".into()))
     }
 
-    async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
-        let request = CallRequest { command: command.to_owned(), body };
-        let mut client = tonic::client::Grpc::new(channel)
-            .max_decoding_message_size(REPLY_BYTES_MAX)
-            .max_encoding_message_size(REQUEST_BYTES_MAX);
-        let begun = async {
-            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-            client.server_streaming(Request::new(request), PathAndQuery::from_static(CALL), ProstCodec::default()).await
+    /// Connects, sends a request and waits for the head of the answer.
+    async fn send(
+        &self,
+        method: http::Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<http::Response<Incoming>, CallError> {
+        // A socket without a listener is distinguished from a broken call.
+        let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
+        let exchange = async {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            let request = Request::builder().method(method).uri(format!("{COMMANDS}{path}"));
+            let request = request.header(header::HOST, "localhost").body(Full::new(Bytes::from(body)));
+            sender.send_request(request.expect("a path of names is a URI")).await
         };
-        Ok(self.in_time(begun).await?.map_err(|status| refused(&status))?.into_inner())
-    }
-
-    /// Whether the daemon answers another call meanwhile.
-    async fn answers(&self) -> bool {
-        let other = Self::new(&self.socket, self.patience);
-        matches!(other.probe().await, Ok(()) | Err(CallError::Broken(_) | CallError::Failed(_)))
+        match self.in_time(exchange).await? {
+            Ok(answer) if answer.status() == StatusCode::OK && answer.headers().contains_key(VERSION) => Ok(answer),
+            Ok(answer)
+                if answer.headers().contains_key(VERSION) || answer.status() == StatusCode::SERVICE_UNAVAILABLE =>
+            {
+                Err(CallError::Broken(format!("the daemon answered {}", answer.status())))
+            }
+            Ok(_) => Err(CallError::NotOurs),
+            // A server of gRPC alone answers by frames of HTTP/2.
+            Err(error) if error.is_parse() => Err(CallError::NotOurs),
+            Err(error) => Err(CallError::Broken(error.to_string())),
+        }
     }
 
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
         tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
     }
-
-    /// Connects by hand first: this distinguishes a socket without a listener from a broken call.
-    async fn connect(&self) -> Result<Channel, CallError> {
-        let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
-        let stream = Mutex::new(Some(stream));
-        let connector = service_fn(move |_: Uri| {
-            let stream = stream.lock().ok().and_then(|mut stream| stream.take());
-            async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
-        });
-        let endpoint = tonic::transport::Endpoint::from_static("http://localhost")
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES)
-            .max_frame_size(FRAME_BYTES_MAX);
-        let connected = self.in_time(endpoint.connect_with_connector(connector)).await?;
-        connected.map_err(|error| CallError::Broken(error.to_string()))
-    }
-}
-
-fn refused(status: &Status) -> CallError {
-    match status.code() {
-        Code::Unimplemented => CallError::NotOurs,
-        _ if status.message().is_empty() => CallError::Broken(format!("the daemon answered {:?}", status.code())),
-        _ => CallError::Broken(status.message().to_owned()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tonic::transport::Server;
+    use std::sync::Mutex;
+
+    use tokio::net::UnixListener;
+
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::connections::Limits;
+
+    fn serve(path: &std::path::Path, handler: impl Handler) -> tokio::task::JoinHandle<()> {
+        let listener = UnixListener::bind(path).expect("a socket");
+        let router = serve_commands(Router::new(), Arc::new(handler));
+        tokio::spawn(crate::connections::serve(listener, router, Limits::of_socket(), CancellationToken::new()))
+    }
+
+    fn client_of(path: impl Into<PathBuf>, patience: Duration) -> Client {
+        Client { socket: path.into(), patience }
+    }
 
     struct Echo;
 
     #[async_trait]
     impl Handler for Echo {
-        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
+        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Failure> {
             for step in [b"1".to_vec(), b"2".to_vec()] {
                 replies.report(step);
                 tokio::task::yield_now().await;
@@ -300,10 +291,10 @@ mod tests {
                     for line in 0..2000_u32 {
                         assert!(replies.deliver(line.to_string().into_bytes()).await);
                     }
-                    Ok(Bytes::new())
+                    Ok(Bytes::from_static(b"{}"))
                 }
-                "fail" => Err(Failure::new("Failed", "why").into()),
-                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+                "fail" => Err(Failure::new("Failed", "why")),
+                other => Err(Failure::new("Unsupported", format!("no command `{other}`"))),
             }
         }
     }
@@ -312,31 +303,25 @@ mod tests {
     async fn a_call_tells_its_progress_and_ends_with_one_answer() {
         let folder = tempfile::tempdir().expect("a directory");
         let path = folder.path().join("s.sock");
-        let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
-        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-        let server = Server::builder().add_routes(serve_calls(Routes::default(), Arc::new(Echo)));
-        let served = tokio::spawn(server.serve_with_incoming(incoming));
-        let client = Client::new(&path, Duration::from_mins(1));
+        let served = serve(&path, Echo);
+        let client = client_of(&path, Duration::from_mins(1));
         let steps = Mutex::new(Vec::new());
         let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
-        assert_eq!(client.call("echo", b"x".to_vec(), &note, Wait::Whole).await.expect("a result"), "x");
+        assert_eq!(client.call("echo", b"1".to_vec(), &note, Wait::Whole).await.expect("a result"), "1");
         assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
         steps.lock().expect("no panic").clear();
         client.call("recite", Vec::new(), &note, Wait::Long(&|_| true)).await.expect("a result");
         let heard = steps.lock().expect("no panic").split_off(2);
         assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
-        assert!(matches!(client.probe().await, Ok(()) | Err(CallError::Broken(_))), "it is there");
-        assert_eq!(
-            client.call("echo", b"y".to_vec(), &note, Wait::Whole).await.expect("on the probe's connection"),
-            "y"
-        );
-        assert_eq!(client.call("echo", b"z".to_vec(), &note, Wait::Whole).await.expect("on another one"), "z");
+        client.probe().await.expect("it is there");
+        let laid_out = client.call("echo", b"{\n \"y\": \"a\\nb\"}".to_vec(), &note, Wait::Whole).await;
+        assert_eq!(laid_out.expect("a result"), "{  \"y\": \"a\\nb\"}", "a line end between tokens is a blank");
         let failed = client.call("fail", Vec::new(), &|_| {}, Wait::Whole).await;
-        assert!(matches!(failed, Err(CallError::Failed(why)) if why == br#"{"message":"why","reason":"Failed"}"#));
+        assert!(matches!(failed, Err(CallError::Failed(why)) if why == Failure::new("Failed", "why")));
         let unknown = client.call("frob", Vec::new(), &|_| {}, Wait::Whole).await;
-        assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
+        assert!(matches!(unknown, Err(CallError::Failed(why)) if why.message.contains("frob")));
         served.abort();
-        let absent = Client::new(folder.path().join("none.sock"), Duration::from_mins(1));
+        let absent = client_of(folder.path().join("none.sock"), Duration::from_mins(1));
         let called = absent.call("echo", Vec::new(), &|_| {}, Wait::Whole).await;
         assert!(matches!(called, Err(CallError::Absent(_))));
         let absent = absent.probe().await;
@@ -350,19 +335,16 @@ mod tests {
         let [deaf, slow] = ["deaf.sock", "slow.sock"].map(|name| folder.path().join(name));
         // The kernel accepts connections, and nothing reads them.
         let _deaf = tokio::net::UnixListener::bind(&deaf).expect("a socket");
-        let listener = tokio::net::UnixListener::bind(&slow).expect("a socket");
-        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-        let server = Server::builder().add_routes(serve_calls(Routes::default(), Arc::new(Hangs)));
-        let served = tokio::spawn(server.serve_with_incoming(incoming));
+        let served = serve(&slow, Hangs);
 
-        let client = Client::new(&deaf, PATIENCE);
+        let client = client_of(&deaf, PATIENCE);
         assert!(matches!(client.probe().await, Err(CallError::Silent)));
         for wait in [Wait::Whole, Wait::Long(&|_| panic!("its answer has not begun"))] {
             let answer = client.call("hang", Vec::new(), &|_| {}, wait).await;
             assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
         }
 
-        let client = Client::new(&slow, PATIENCE);
+        let client = client_of(&slow, PATIENCE);
         let answer = client.call("hang", Vec::new(), &|_| {}, Wait::Whole).await;
         assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
         let probes = Mutex::new(Vec::new());
@@ -381,10 +363,10 @@ mod tests {
 
     #[async_trait]
     impl Handler for Hangs {
-        async fn handle(&self, command: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
+        async fn handle(&self, command: &str, _: &[u8], _: Replies) -> Result<Bytes, Failure> {
             match command {
                 "hang" => std::future::pending().await,
-                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+                other => Err(Failure::new("Unsupported", format!("no command `{other}`"))),
             }
         }
     }

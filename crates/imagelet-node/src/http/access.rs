@@ -1,27 +1,21 @@
-//! Which HTTP requests are answered: by token, session, host name, and the header that a foreign page cannot send.
+//! Which HTTP requests are answered: by token, host name, and the header that a foreign page cannot send.
 
 use std::{
-    fmt::Write as _,
     net::IpAddr,
     path::Path,
     sync::{Arc, PoisonError, RwLock},
-    time::{Duration, SystemTime},
 };
 
-use aws_lc_rs::{constant_time::verify_slices_are_equal, hmac};
+use aws_lc_rs::hmac;
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::trusted_files;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use crate::{api::since_epoch, config::HttpSettings, failure::Failure};
+use crate::{config::HttpSettings, failure::Failure};
 
 /// A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
-/// How long a login in a browser lasts, and a stream that it opened.
-pub(super) const SESSION_MAX: Duration = Duration::from_hours(12);
-/// How far a clock is set back by a correction.
-const CLOCK_SLACK: Duration = Duration::from_mins(5);
-const COOKIE: &str = "imagelet_session";
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +24,6 @@ pub(super) enum Purpose {
     Probe,
     /// The files of the pages.
     Asset,
-    /// The begin and the end of a session.
-    Login,
     Read,
     /// It changes the node.
     Action,
@@ -42,7 +34,6 @@ pub(super) enum Purpose {
 pub(super) struct Presented<'a> {
     pub(super) host: Option<&'a str>,
     pub(super) authorization: Option<&'a str>,
-    pub(super) cookies: Option<&'a str>,
     /// A page of a foreign site cannot send this header without the consent of this server.
     pub(super) has_action_header: bool,
     /// `Sec-Fetch-Site`, which every present browser sends.
@@ -53,12 +44,9 @@ pub(super) struct Presented<'a> {
 pub(super) enum Decision {
     Allow,
     ForeignHost,
-    /// Neither a token nor a session.
     Unauthenticated,
     ActionsOff,
     ForgedAction,
-    /// A page of a foreign site sent it.
-    ForgedLogin,
 }
 
 /// The policy in force; a reload replaces it.
@@ -96,7 +84,7 @@ impl HttpAccess {
     }
 
     pub fn has_token(&self) -> bool {
-        self.policy().has_token()
+        self.policy().token.is_some()
     }
 
     pub(super) fn policy(&self) -> Arc<AccessPolicy> {
@@ -115,7 +103,7 @@ pub struct AccessPolicy {
     has_actions: bool,
 }
 
-/// What verifies a token and the sessions that were opened with it. The token itself is not kept.
+/// What verifies a token. The token itself is not kept.
 struct TokenKey {
     key: hmac::Key,
     tag: hmac::Tag,
@@ -144,36 +132,27 @@ impl AccessPolicy {
         }
     }
 
-    pub(super) fn has_token(&self) -> bool {
-        self.token.is_some()
-    }
-
     fn has_token_of(&self, other: &Self) -> bool {
         let tag = |policy: &Self| policy.token.as_ref().map(|token| token.tag.as_ref().to_vec());
         tag(self) == tag(other)
     }
 
-    pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>, now: SystemTime) -> Decision {
-        let bearer = presented.authorization.and_then(|text| text.split_once(' '));
-        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
-        let has_bearer = bearer.is_some_and(|token| self.accepts(token));
+    pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
+        let has_token = presented.authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
         // A page of a foreign site has no token to present.
-        if purpose != Purpose::Probe && !has_bearer && !presented.host.is_some_and(|host| self.is_own(host)) {
+        if purpose != Purpose::Probe && !has_token && !presented.host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }
-        let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
-        match purpose {
-            Purpose::Login if is_foreign => return Decision::ForgedLogin,
-            Purpose::Probe | Purpose::Asset | Purpose::Login => return Decision::Allow,
-            Purpose::Read | Purpose::Action => {}
+        if matches!(purpose, Purpose::Probe | Purpose::Asset) {
+            return Decision::Allow;
         }
-        let has_session = || presented.cookies.is_some_and(|cookies| self.has_session(cookies, now));
-        if self.token.is_some() && !has_bearer && !has_session() {
+        if self.token.is_some() && !has_token {
             return Decision::Unauthenticated;
         }
         if purpose == Purpose::Read {
             return Decision::Allow;
         }
+        let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if !self.has_actions || self.token.is_none() {
             Decision::ActionsOff
         } else if !presented.has_action_header || is_foreign {
@@ -183,31 +162,9 @@ impl AccessPolicy {
         }
     }
 
-    /// The `Set-Cookie` value that a right token opens a session with; `None`: it is wrong.
-    pub(super) fn log_in(&self, token: &str, now: SystemTime) -> Option<String> {
-        let key = self.token.as_ref().filter(|_| self.accepts(token))?;
-        let session = key.session(since_epoch(now + SESSION_MAX).as_secs());
-        Some(format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}", SESSION_MAX.as_secs()))
-    }
-
-    /// The `Set-Cookie` value that ends a session in its browser.
-    pub(super) fn log_out() -> String {
-        format!("{COOKIE}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0")
-    }
-
     fn accepts(&self, token: &str) -> bool {
         // The comparison takes the same time for every wrong token.
         self.token.as_ref().is_some_and(|key| hmac::verify(&key.key, token.as_bytes(), key.tag.as_ref()).is_ok())
-    }
-
-    fn has_session(&self, cookies: &str, now: SystemTime) -> bool {
-        let Some(key) = &self.token else { return false };
-        let mut values = cookies.split(';').filter_map(|cookie| cookie.trim().split_once('='));
-        let Some((_, session)) = values.find(|(name, _)| *name == COOKIE) else { return false };
-        let Some(Ok(expires)) = session.split_once('.').map(|(expires, _)| expires.parse()) else { return false };
-        // One that ends later was made by a clock that has been set back since.
-        let ends = since_epoch(now).as_secs() + 1..=since_epoch(now + SESSION_MAX + CLOCK_SLACK).as_secs();
-        ends.contains(&expires) && verify_slices_are_equal(key.session(expires).as_bytes(), session.as_bytes()).is_ok()
     }
 
     /// Whether a `Host` header names this server. DNS can make a foreign name lead here, but no address.
@@ -227,15 +184,20 @@ impl TokenKey {
         let tag = hmac::sign(&key, token.as_bytes());
         Self { key, tag }
     }
+}
 
-    /// The cookie's value for a session that ends at this time, with its signature.
-    fn session(&self, expires: u64) -> String {
-        let tag = hmac::sign(&self.key, format!("session until {expires}").as_bytes());
-        tag.as_ref().iter().fold(format!("{expires}."), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+/// The token of an `Authorization` header: that of a program (`Bearer`), or the password of a browser's own prompt.
+fn token_of(authorization: &str) -> Option<Zeroizing<String>> {
+    let (scheme, value) = authorization.split_once(' ')?;
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(Zeroizing::new(value.trim().to_owned()));
     }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let login = Zeroizing::new(BASE64_STANDARD.decode(value.trim()).ok()?);
+    let (_, password) = std::str::from_utf8(&login).ok()?.split_once(':')?;
+    Some(Zeroizing::new(password.to_owned()))
 }
 
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
@@ -271,10 +233,6 @@ mod tests {
         AccessPolicy::new(&settings, token)
     }
 
-    fn now() -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)
-    }
-
     #[test]
     fn only_requests_for_this_servers_own_names_are_answered() {
         let policy = policy(None, false);
@@ -295,18 +253,19 @@ mod tests {
         ] {
             let presented = Presented { host: Some(host), ..Presented::default() };
             let expected = if is_own { Decision::Allow } else { Decision::ForeignHost };
-            for purpose in [Purpose::Read, Purpose::Login, Purpose::Asset] {
-                assert_eq!(policy.decide(purpose, &presented, now()), expected, "{host}");
+            for purpose in [Purpose::Read, Purpose::Asset] {
+                assert_eq!(policy.decide(purpose, &presented), expected, "{host}");
             }
-            assert_eq!(policy.decide(Purpose::Probe, &presented, now()), Decision::Allow);
+            assert_eq!(policy.decide(Purpose::Probe, &presented), Decision::Allow);
         }
-        assert_eq!(policy.decide(Purpose::Read, &Presented::default(), now()), Decision::ForeignHost);
+        assert_eq!(policy.decide(Purpose::Read, &Presented::default()), Decision::ForeignHost);
     }
 
     #[test]
     fn a_token_is_needed_whole_and_answers_under_any_name() {
         let policy = policy(Some(TOKEN), false);
         let bearer = format!("Bearer {TOKEN}");
+        let basic = |token: &str| format!("Basic {}", BASE64_STANDARD.encode(format!("anyone:{token}")));
         let (longer, lower) = (format!("{bearer}0"), bearer.to_ascii_lowercase());
         for (authorization, expected) in [
             (None, Decision::Unauthenticated),
@@ -317,49 +276,14 @@ mod tests {
             (Some("Bearer "), Decision::Unauthenticated),
             (Some(TOKEN), Decision::Unauthenticated),
             (Some("Basic MDEyMzQ1Njc4OWFiY2RlZg=="), Decision::Unauthenticated),
+            (Some(&basic(TOKEN)), Decision::Allow),
+            (Some(&basic(&TOKEN[1..])), Decision::Unauthenticated),
         ] {
             let presented = Presented { host: Some("localhost"), authorization, ..Presented::default() };
-            assert_eq!(policy.decide(Purpose::Read, &presented, now()), expected, "{authorization:?}");
+            assert_eq!(policy.decide(Purpose::Read, &presented), expected, "{authorization:?}");
         }
         let foreign = Presented { host: Some("scrape.example"), authorization: Some(&bearer), ..Presented::default() };
-        assert_eq!(policy.decide(Purpose::Read, &foreign, now()), Decision::Allow);
-    }
-
-    #[test]
-    fn a_session_lasts_twelve_hours_and_ends_with_its_token() {
-        let policy_now = policy(Some(TOKEN), false);
-        assert_eq!(policy_now.log_in("wrong", now()), None);
-        let cookie = policy_now.log_in(TOKEN, now()).expect("the token is right");
-        assert!(cookie.contains("; HttpOnly; SameSite=Strict;") && !cookie.contains(TOKEN), "{cookie}");
-        let value = cookie.split(';').next().unwrap().to_owned();
-        let decide = |policy: &AccessPolicy, value: &str, after| {
-            let cookies = format!("theme=dark; {value}");
-            let presented = Presented { host: Some("localhost"), cookies: Some(&cookies), ..Presented::default() };
-            policy.decide(Purpose::Read, &presented, now() + after)
-        };
-        assert_eq!(decide(&policy_now, &value, Duration::ZERO), Decision::Allow);
-        assert_eq!(decide(&policy_now, &value, SESSION_MAX), Decision::Unauthenticated, "it has expired");
-        let (minute, hour, year) = (Duration::from_mins(1), Duration::from_hours(1), Duration::from_hours(365 * 24));
-        for (at, decision) in [
-            (now() + hour, Decision::Allow),
-            (now() + year, Decision::Unauthenticated),
-            (now() - minute, Decision::Allow),
-            (now() - hour, Decision::Unauthenticated),
-            (now() - year, Decision::Unauthenticated),
-        ] {
-            let presented = Presented { host: Some("localhost"), cookies: Some(&value), ..Presented::default() };
-            assert_eq!(policy_now.decide(Purpose::Read, &presented, at), decision, "the clock is set to {at:?}");
-        }
-        let later = value.replacen("18000", "18001", 1);
-        let flipped = format!("{}0", &value[..value.len() - 1]);
-        for forged in [later, flipped, value.replace('.', ""), format!("{COOKIE}=."), format!("{COOKIE}=9.é")] {
-            if forged != value {
-                assert_eq!(decide(&policy_now, &forged, Duration::ZERO), Decision::Unauthenticated, "{forged}");
-            }
-        }
-        let other = policy(Some("another token of thirty-two bytes"), false);
-        assert_eq!(decide(&other, &value, Duration::ZERO), Decision::Unauthenticated);
-        assert_eq!(decide(&policy(None, false), "", Duration::ZERO), Decision::Allow, "without a token all may read");
+        assert_eq!(policy.decide(Purpose::Read, &foreign), Decision::Allow);
     }
 
     #[test]
@@ -371,7 +295,7 @@ mod tests {
             has_action_header: true,
             ..Presented::default()
         };
-        let decide = |policy: AccessPolicy, presented: Presented<'_>| policy.decide(Purpose::Action, &presented, now());
+        let decide = |policy: AccessPolicy, presented: Presented<'_>| policy.decide(Purpose::Action, &presented);
         assert_eq!(decide(policy(Some(TOKEN), true), presented), Decision::Allow);
         let of_page = Presented { fetch_site: Some("same-origin"), ..presented };
         assert_eq!(decide(policy(Some(TOKEN), true), of_page), Decision::Allow);
@@ -384,21 +308,6 @@ mod tests {
         for site in ["cross-site", "same-site"] {
             let foreign = Presented { fetch_site: Some(site), ..presented };
             assert_eq!(decide(policy(Some(TOKEN), true), foreign), Decision::ForgedAction);
-        }
-    }
-
-    #[test]
-    fn a_page_of_a_foreign_site_neither_opens_nor_ends_a_session() {
-        for (site, expected) in [
-            (None, Decision::Allow),
-            (Some("same-origin"), Decision::Allow),
-            (Some("none"), Decision::Allow),
-            (Some("same-site"), Decision::ForgedLogin),
-            (Some("cross-site"), Decision::ForgedLogin),
-        ] {
-            let presented = Presented { host: Some("localhost"), fetch_site: site, ..Presented::default() };
-            let decide = |purpose| policy(Some(TOKEN), false).decide(purpose, &presented, now());
-            assert_eq!((decide(Purpose::Login), decide(Purpose::Asset)), (expected, Decision::Allow), "{site:?}");
         }
     }
 
@@ -427,10 +336,7 @@ mod tests {
             let authorization = format!("Bearer {token}");
             let presented = Presented { host: Some(host), has_action_header: true, ..Presented::default() };
             let with = Presented { authorization: Some(&authorization), ..presented };
-            (
-                access.policy().decide(Purpose::Login, &presented, now()),
-                access.policy().decide(Purpose::Action, &with, now()),
-            )
+            (access.policy().decide(Purpose::Asset, &presented), access.policy().decide(Purpose::Action, &with))
         };
         assert_eq!(decide("node-1", TOKEN), (Decision::Allow, Decision::Allow));
         let moved = HttpSettings { address: Some("node-2:9100".into()), ..first.clone() };

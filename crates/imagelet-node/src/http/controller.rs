@@ -9,9 +9,9 @@ use imagelet_kube::{ControllerReport, PrefetchController};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{HttpAccess, asks_for_details, guard, health, is_verbose, listener, not_found, probe, rendered};
+use super::{HttpAccess, asks_for_details, guard, health, is_verbose, not_found, probe, rendered};
 use crate::{
-    connections::{http_limits, open_files_max},
+    connections::{self, Limits},
     node::measure_process,
 };
 
@@ -38,7 +38,7 @@ pub async fn serve_controller(listener: TcpListener, measured: MeasuredControlle
         .fallback(|| async { not_found() })
         .with_state(measured)
         .layer(from_fn_with_state(access, guard));
-    listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
+    connections::serve(listener, router, Limits::of_http(), CancellationToken::new()).await;
 }
 
 /// Serves health without details to every client for as long as this future lives: a kubelet probes the address of the pod,
@@ -53,7 +53,7 @@ pub async fn serve_health(listener: TcpListener, controller: Arc<PrefetchControl
         .route("/readyz", get(ready))
         .fallback(|| async { not_found() })
         .with_state(controller);
-    listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
+    connections::serve(listener, router, Limits::of_http(), CancellationToken::new()).await;
 }
 
 async fn metrics(State(measured): State<MeasuredController>) -> impl IntoResponse {

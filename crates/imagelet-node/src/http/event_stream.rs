@@ -7,7 +7,6 @@ use std::{
 };
 
 use axum::{
-    Extension,
     body::{Body, Bytes},
     response::{IntoResponse, Response},
 };
@@ -17,12 +16,13 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 
-use super::{access::SESSION_MAX, listener::StreamEnd};
 use crate::{
-    api::{EventsRequest, Handler, Refusal, Replies, since_epoch},
+    api::{EventsRequest, Handler, Replies, since_epoch},
     failure::Failure,
 };
 
+/// How long a stream lasts.
+const STREAM_MAX: Duration = Duration::from_hours(12);
 /// Streams at a time.
 const STREAMS_MAX: usize = 12;
 /// The part of an address's connections that all streams together may have: the same address still probes and scrapes.
@@ -66,7 +66,7 @@ impl EventStreams {
         Self { free: Arc::new(Semaphore::new(max)), max, run: since_epoch(started_at).as_millis().to_string(), stop }
     }
 
-    /// Opens a stream, which lasts until `permission` ends, and no longer than a session. With `after`, the id of the last
+    /// Opens a stream, which lasts until `permission` ends, and no longer than [`STREAM_MAX`]. With `after`, the id of the last
     /// event that the client got, the events up to it are left out.
     pub(super) fn open(
         &self,
@@ -80,8 +80,7 @@ impl EventStreams {
             return super::routes::refuse(&Failure::new("Unavailable", message));
         };
         let (sender, receiver) = mpsc::channel(FRAMES_MAX);
-        let end = CancellationToken::new();
-        let (ended, stop) = (end.clone(), self.stop.clone());
+        let stop = self.stop.clone();
         let body = serde_json::to_vec(asked).unwrap_or_default();
         let framing = Framing { run: self.run.clone(), after: self.number_of(after).unwrap_or(0) };
         tokio::spawn(async move {
@@ -89,7 +88,7 @@ impl EventStreams {
             let (replies, documents) = Replies::channel();
             tokio::select! {
                 refused = async { node.handle(EventsRequest::NAME, &body, replies).await.err() } => {
-                    if let Some(Refusal::Failed(failure)) = refused {
+                    if let Some(failure) = refused {
                         let document = serde_json::to_string(&failure).unwrap_or_default();
                         let last = format!("event: failure\ndata: {document}\n\n");
                         drop(tokio::time::timeout(SLOW_MAX, sender.send(last.into())).await);
@@ -98,15 +97,12 @@ impl EventStreams {
                 () = relay(documents, &sender, &framing) => {}
                 () = stop.cancelled() => {}
                 () = permission.cancelled() => {}
-                () = tokio::time::sleep(SESSION_MAX) => {}
+                () = tokio::time::sleep(STREAM_MAX) => {}
             }
-            // The client reads what is on its way, and then the end.
-            drop(sender);
-            ended.cancel();
         });
         let frames = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-        (headers, Extension(StreamEnd(end)), Body::from_stream(frames)).into_response()
+        (headers, Body::from_stream(frames)).into_response()
     }
 
     /// The number of an event by its id; `None` for an event of another run.
@@ -168,7 +164,7 @@ mod tests {
 
     #[async_trait]
     impl Handler for Sends {
-        async fn handle(&self, _: &str, _: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
+        async fn handle(&self, _: &str, _: &[u8], replies: Replies) -> Result<Bytes, Failure> {
             for number in 1..=self.0 {
                 if !replies.deliver(event(number)).await {
                     break;
@@ -184,8 +180,8 @@ mod tests {
 
     #[async_trait]
     impl Handler for Refuses {
-        async fn handle(&self, _: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
-            Err(Failure::new("Unavailable", "32 clients follow").into())
+        async fn handle(&self, _: &str, _: &[u8], _: Replies) -> Result<Bytes, Failure> {
+            Err(Failure::new("Unavailable", "32 clients follow"))
         }
     }
 
@@ -243,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_ends_with_the_permission_that_opened_it_and_with_the_time_of_a_session() {
+    async fn a_stream_ends_with_the_permission_that_opened_it_and_after_its_longest_time() {
         let (streams, permission) = (streams(), CancellationToken::new());
         let mut body =
             streams.open(Arc::new(Sends(0)), &EventsRequest::default(), None, permission.clone()).into_body();
@@ -252,7 +248,7 @@ mod tests {
         assert_eq!(next(&mut body).await, None);
         let (mut body, opened) = (open(&streams, Sends(0)).into_body(), tokio::time::Instant::now());
         while next(&mut body).await.is_some() {}
-        assert_eq!(opened.elapsed(), SESSION_MAX);
+        assert_eq!(opened.elapsed(), STREAM_MAX);
     }
 
     #[tokio::test(start_paused = true)]
@@ -269,9 +265,8 @@ mod tests {
         let slow = open(&streams, Sends(100_000));
         let refused = open(&streams, Sends(1));
         assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE, "three quarters of the connections");
-        let StreamEnd(end) = slow.extensions().get::<StreamEnd>().unwrap().clone();
-        end.cancelled().await;
-        tokio::task::yield_now().await;
+        tokio::time::sleep(SLOW_MAX + Duration::from_secs(1)).await;
         assert_eq!(open(&streams, Sends(1)).status(), http::StatusCode::OK);
+        drop(slow);
     }
 }

@@ -31,8 +31,8 @@ use crate::{
     api::{
         CollectRequest, DiskRequest, EventLine, EventsRequest, ExportRequest, Handler, ImportRequest, InspectRequest,
         ListRequest, MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, PullsRequest, QueueRequest,
-        Refusal, RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest,
-        UsageRequest, VerifyRequest,
+        RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest, UsageRequest,
+        VerifyRequest,
     },
     failure::Failure,
 };
@@ -84,7 +84,7 @@ impl Node {
 
 #[async_trait]
 impl Handler for LocalNode {
-    async fn handle(&self, command: &str, body: &[u8], progress: Replies) -> Result<Bytes, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], progress: Replies) -> Result<Bytes, Failure> {
         match command {
             EventsRequest::NAME => follow(self, body, &progress).await,
             PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
@@ -109,12 +109,12 @@ impl Handler for LocalNode {
             PullsRequest::NAME => answer::<PullsRequest>(self, body, progress).await,
             DecisionsRequest::NAME => answer::<DecisionsRequest>(self, body, progress).await,
             WhyRequest::NAME => answer::<WhyRequest>(self, body, progress).await,
-            unknown => Err(Refusal::Unknown(format!("no command `{}`", unknown.escape_debug()))),
+            unknown => Err(Failure::new("Unsupported", format!("no command `{}`", unknown.escape_debug()))),
         }
     }
 }
 
-async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) -> Result<Bytes, Refusal> {
+async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) -> Result<Bytes, Failure> {
     let command: C = read(C::NAME, body)?;
     let steps: Steps = Arc::new(move |step| {
         if let Ok(document) = serde_json::to_vec(&step) {
@@ -125,14 +125,17 @@ async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) ->
     Ok(serde_json::to_vec(&answer).unwrap_or_default().into())
 }
 
-fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
+fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Failure> {
     let read = if body.is_empty() { serde_json::from_slice(b"{}") } else { serde_json::from_slice(body) };
     // The parser's message may repeat a value, and a value may be a password.
-    read.map_err(|error| Refusal::Unknown(format!("the arguments of `{name}` do not read (column {})", error.column())))
+    read.map_err(|error| {
+        let message = format!("the arguments of `{name}` do not read (column {})", error.column());
+        Failure::new("InvalidArgument", message)
+    })
 }
 
 /// `events` sends everything as progress; its result is empty.
-async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Bytes, Refusal> {
+async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Bytes, Failure> {
     let asked: EventsRequest = read(EventsRequest::NAME, body)?;
     events::stream(node, &asked, replies).await?;
     Ok(Bytes::from_static(b"{}"))

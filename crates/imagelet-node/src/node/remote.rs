@@ -23,11 +23,10 @@ pub struct RemoteNode {
 impl RemoteNode {
     /// The daemon at this path; connects with the first command. `patience` is the timeout of an answer that is due.
     pub fn new(socket: &Path, patience: Duration) -> Self {
-        Self { client: Client::new(socket, patience) }
+        Self { client: Client { socket: socket.to_owned(), patience } }
     }
 
     pub async fn probe(&self) -> Probed {
-        // No daemon has this command; only a server of our interface rejects it in its own words.
         match self.client.probe().await {
             Err(CallError::Silent) => {
                 let message = format!("it did not answer a first call within {}", self.patience());
@@ -115,9 +114,7 @@ impl RemoteNode {
                 causes: vec![error.to_string()],
                 ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
             }),
-            Err(CallError::Failed(document)) => Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
-                Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
-            })),
+            Err(CallError::Failed(failure)) => Err(failure),
             Err(CallError::Absent(error)) => Err(self.unreachable(&error)),
             Err(CallError::Silent) => {
                 let message = format!("the daemon at `{socket}` did not answer `{name}` within {}", self.patience());

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::readiness::Readiness;
 use crate::{
-    api::{EventsRequest, Handler, Refusal, Replies},
+    api::{EventsRequest, Handler, Replies},
     failure::Failure,
 };
 
@@ -53,13 +53,13 @@ pub(super) struct Stoppable {
 
 #[async_trait]
 impl Handler for Stoppable {
-    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Failure> {
         let node = self.node.node().await.map_err(Failure::from)?;
         let stopped = if command == EventsRequest::NAME { &self.accepting } else { &self.working };
         tokio::select! {
             answer = node.handle(command, body, replies) => answer,
             () = stopped.cancelled() => {
-                Err(Failure::new("Cancelled", "the daemon is stopping and gave the command up").into())
+                Err(Failure::new("Cancelled", "the daemon is stopping and gave the command up"))
             }
         }
     }

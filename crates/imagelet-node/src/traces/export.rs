@@ -1,38 +1,30 @@
 //! Sends spans to a collector in batches, by gRPC or as protobuf over HTTP.
 
-use std::{error::Error, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Request, StatusCode, header, uri::PathAndQuery};
-use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use imagelet_core::metrics::Metrics;
-use prost::Message as _;
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::mpsc,
+use opentelemetry::KeyValue;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{SpanData, SpanExporter as _},
 };
+use tokio::{net::UnixStream, sync::mpsc};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic_prost::ProstCodec;
+use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
-use super::{
-    SPANS,
-    messages::{
-        ExportAnswer, ExportRequest, InstrumentationScope, OtlpSpan, Resource, ResourceSpans, ScopeSpans, text,
-    },
-};
+use super::SPANS;
 
 const BATCH_MAX: usize = 512;
 /// What comes within this time is sent together.
 const BATCH_WAIT: Duration = Duration::from_millis(500);
 /// A collector that takes longer loses the batch.
 const SEND_MAX: Duration = Duration::from_secs(10);
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// One warning for so many batches that fail in a row.
 const WARN_EVERY: u64 = 60;
-const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 const HTTP_PATH: &str = "/v1/traces";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +39,16 @@ pub enum TraceTarget {
 
 /// Exports until the last sender is gone, or what is queued at a stop.
 pub(super) async fn run(
-    mut spans: mpsc::Receiver<OtlpSpan>,
+    mut spans: mpsc::Receiver<SpanData>,
     target: TraceTarget,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
     let (mut batch, mut failed) = (Vec::new(), 0u64);
-    let mut channel = None;
+    let exporter = match exporter(&target) {
+        Ok(exporter) => exporter,
+        Err(error) => return tracing::error!(?target, error, "could not set up the export of traces"),
+    };
     loop {
         tokio::select! {
             received = spans.recv_many(&mut batch, BATCH_MAX) => if received == 0 {
@@ -74,15 +69,14 @@ pub(super) async fn run(
             batch.push(span);
         }
         let count = batch.len() as f64;
-        let request = export_request(std::mem::take(&mut batch));
-        let sent = tokio::time::timeout(SEND_MAX, send(&target, &mut channel, request)).await;
+        let sent = tokio::time::timeout(SEND_MAX, exporter.export(std::mem::take(&mut batch))).await;
+        let sent = sent.map(|sent| sent.map_err(|error| error.to_string()));
         let outcome = match sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs()))) {
             Ok(()) => {
                 failed = 0;
                 "exported"
             }
             Err(error) => {
-                channel = None;
                 if failed.is_multiple_of(WARN_EVERY) {
                     tracing::warn!(?target, error, "traces are not exported");
                 }
@@ -94,101 +88,37 @@ pub(super) async fn run(
     }
 }
 
-fn export_request(spans: Vec<OtlpSpan>) -> ExportRequest {
-    let version = env!("CARGO_PKG_VERSION");
-    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let attributes = vec![text("service.name", "imagelet"), text("service.version", version), text("host.name", node)];
-    let scope = InstrumentationScope { name: "imagelet".into(), version: version.into() };
-    ExportRequest {
-        resource_spans: vec![ResourceSpans {
-            resource: Some(Resource { attributes }),
-            scope_spans: vec![ScopeSpans { scope: Some(scope), spans }],
-        }],
-    }
-}
-
-async fn send(target: &TraceTarget, channel: &mut Option<Channel>, request: ExportRequest) -> Result<(), String> {
-    let answer = match target {
-        TraceTarget::Http(address) => post(address, &request).await?,
-        grpc => {
-            let channel = match channel {
-                Some(channel) => channel.clone(),
-                None => channel.insert(connect(grpc).await?).clone(),
-            };
-            let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-            client.ready().await.map_err(|error| cause(&error))?;
-            let codec = ProstCodec::<ExportRequest, ExportAnswer>::default();
-            let sent = client.unary(tonic::Request::new(request), PathAndQuery::from_static(GRPC_PATH), codec).await;
-            sent.map_err(|status| format!("{:?}: {}", status.code(), status.message()))?.into_inner()
+fn exporter(target: &TraceTarget) -> Result<SpanExporter, String> {
+    let builder = SpanExporter::builder();
+    let built = match target {
+        TraceTarget::Http(address) => builder
+            .with_http()
+            .with_http_client(HyperClient::with_default_connector(SEND_MAX, None))
+            .with_endpoint(format!("http://{address}{HTTP_PATH}"))
+            .build(),
+        TraceTarget::Grpc(address) => {
+            let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
+            builder.with_tonic().with_channel(endpoint.connect_timeout(SEND_MAX).connect_lazy()).build()
         }
-    };
-    match answer.partial_success {
-        Some(partial) if partial.rejected_spans > 0 => {
-            Err(format!("the collector rejected {} spans: {}", partial.rejected_spans, partial.error_message))
-        }
-        _ => Ok(()),
-    }
-}
-
-async fn connect(target: &TraceTarget) -> Result<Channel, String> {
-    let failed = |error: tonic::transport::Error| cause(&error);
-    match target {
         TraceTarget::GrpcSocket(path) => {
             let path = path.clone();
             let connector = service_fn(move |_: Uri| {
                 let path = path.clone();
                 async move { UnixStream::connect(path).await.map(TokioIo::new) }
             });
-            Endpoint::from_static("http://localhost").connect_with_connector(connector).await.map_err(failed)
-        }
-        TraceTarget::Grpc(address) | TraceTarget::Http(address) => {
-            let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(failed)?;
-            endpoint.connect_timeout(SEND_MAX).connect().await.map_err(failed)
-        }
-    }
-}
-
-async fn post(address: &str, request: &ExportRequest) -> Result<ExportAnswer, String> {
-    let stream = TcpStream::connect(address).await.map_err(|error| cause(&error))?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| cause(&error))?;
-    let exchange = async {
-        let request = Request::post(HTTP_PATH)
-            .header(header::HOST, address)
-            .header(header::CONTENT_TYPE, "application/x-protobuf")
-            .body(Full::new(Bytes::from(request.encode_to_vec())))
-            .map_err(|error| cause(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| cause(&error))?;
-        let status = answer.status();
-        let body =
-            Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| cause(&*error))?;
-        match status {
-            StatusCode::OK => ExportAnswer::decode(body.to_bytes()).map_err(|error| cause(&error)),
-            status => Err(format!("the collector answered {status}")),
+            let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
+            builder.with_tonic().with_channel(channel).build()
         }
     };
-    tokio::pin!(exchange);
-    tokio::select! {
-        answer = &mut exchange => answer,
-        closed = connection => match closed {
-            Ok(()) => exchange.await,
-            Err(error) => Err(cause(&error)),
-        },
-    }
-}
-
-/// Why a request failed, without the texts by which tonic and hyper pass a cause on.
-fn cause(error: &(dyn Error + 'static)) -> String {
-    let mut texts = Vec::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        next = error.source();
-        let is_layer = error.is::<tonic::transport::Error>() || error.is::<hyper::Error>();
-        if !is_layer || next.is_none() {
-            texts.push(error.to_string());
-        }
-    }
-    texts.join(": ")
+    let mut exporter = built.map_err(|error| error.to_string())?;
+    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let attributes = [
+        KeyValue::new("service.name", "imagelet"),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("host.name", node),
+    ];
+    exporter.set_resource(&Resource::builder_empty().with_attributes(attributes).build());
+    Ok(exporter)
 }
 
 impl FromStr for TraceTarget {
@@ -223,15 +153,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_collector_that_is_away_is_reported_with_the_cause() {
+    async fn a_collector_that_is_away_is_an_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
         let (grpc, http) = (TraceTarget::Grpc(address.clone()), TraceTarget::Http(address));
         for target in [grpc, http, TraceTarget::GrpcSocket("/nonexistent/otel.sock".into())] {
-            let error = send(&target, &mut None, export_request(Vec::new())).await.unwrap_err();
-            assert!(error.contains("(os error ") && !error.contains("transport error"), "{target:?}: {error}");
-            assert!(!error.contains("Some("), "{target:?}: {error}");
+            assert!(exporter(&target).unwrap().export(Vec::new()).await.is_err(), "{target:?}");
         }
     }
 

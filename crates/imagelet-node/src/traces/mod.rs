@@ -13,13 +13,11 @@
 //! A span carries names, digests, sizes and the stable words of failures: no address of a request, and no secret.
 
 mod export;
-mod messages;
 mod pull_trace;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -30,20 +28,21 @@ use imagelet_core::{
     metrics::{Family, MetricKind, Metrics},
     runtime::Fault,
 };
+use opentelemetry::{
+    InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
+    trace::{SpanContext, SpanKind, Status, TraceState},
+};
+use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use self::messages::{KeyValue, OtlpSpan, SpanStatus, text};
 pub(crate) use self::{export::TraceTarget, pull_trace::PullTrace};
 
 /// Spans that wait for their export; more are dropped and counted.
 const QUEUE_MAX: usize = 2048;
 /// How long the end of a daemon waits for its last spans to be exported.
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
-const MILLION: u64 = 1_000_000;
-const KIND_INTERNAL: i32 = 1;
-const KIND_SERVER: i32 = 2;
-const STATUS_ERROR: i32 = 2;
+const MILLION: u128 = 1_000_000;
 
 /// What happened to spans.
 pub(crate) static SPANS: Family = Family {
@@ -67,7 +66,7 @@ pub struct Tracer(Option<Arc<SpanSink>>);
 
 #[derive(Debug)]
 struct SpanSink {
-    queue: mpsc::Sender<OtlpSpan>,
+    queue: mpsc::Sender<SpanData>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
     /// Ends the export after what is queued.
@@ -75,16 +74,9 @@ struct SpanSink {
     export: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The place of a span in its trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SpanPlace {
-    trace: [u8; 16],
-    span: [u8; 8],
-}
-
 tokio::task_local! {
-    /// The request that the task works for, and when it began in nanoseconds since 1970.
-    static REQUEST: (SpanPlace, u64);
+    /// The request that the task works for, and when it began.
+    static REQUEST: (SpanContext, SystemTime);
 }
 
 impl Tracer {
@@ -118,7 +110,7 @@ impl Tracer {
         work: impl Future<Output = Result<T, EnsureError>>,
     ) -> Result<T, EnsureError> {
         let Some(span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
-        let outcome = REQUEST.scope((span.place, span.span.start_time_unix_nano), work).await;
+        let outcome = REQUEST.scope((span.context(), span.span.start_time), work).await;
         span.end_at(outcome.as_ref().err().map(EnsureError::fault));
         outcome
     }
@@ -126,8 +118,8 @@ impl Tracer {
     /// Runs a request for all images of a pod as a span, which fails with the first of them.
     pub async fn ensure_pod(&self, pod: &str, work: impl Future<Output = Vec<PodOutcome>>) -> Vec<PodOutcome> {
         let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request("")) else { return work.await };
-        span.span.attributes = vec![text("k8s.pod.name", pod)];
-        let outcomes = REQUEST.scope((span.place, span.span.start_time_unix_nano), work).await;
+        span.span.attributes = vec![KeyValue::new("k8s.pod.name", pod.to_owned())];
+        let outcomes = REQUEST.scope((span.context(), span.span.start_time), work).await;
         span.end_at(outcomes.iter().find_map(|outcome| match outcome {
             PodOutcome::Failed(error) => Some(error.fault()),
             _ => None,
@@ -138,12 +130,12 @@ impl Tracer {
     /// A pull that begins now, if the request that it is made for is traced.
     pub fn pull(&self, image: &str) -> Option<PullTrace> {
         let sink = self.0.as_ref()?;
-        let (request, asked_at) = REQUEST.try_with(|request| *request).ok()?;
-        let mut queue = sink.below(request, "queue");
-        queue.span.start_time_unix_nano = asked_at;
+        let (request, asked_at) = REQUEST.try_with(Clone::clone).ok()?;
+        let mut queue = sink.below(&request, "queue");
+        queue.span.start_time = asked_at;
         queue.end(None);
-        let mut pull = sink.below(request, "pull");
-        pull.add([text("imagelet.image", shown_name(image))]);
+        let mut pull = sink.below(&request, "pull");
+        pull.add([KeyValue::new("imagelet.image", shown_name(image).into_owned())]);
         Some(PullTrace::new(pull))
     }
 }
@@ -151,61 +143,63 @@ impl Tracer {
 impl SpanSink {
     /// The span of a request; `None`: it is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
-        let caller = imagelet_runtime::cri::current_trace();
-        let is_sampled = match &caller {
-            Some(caller) => caller.is_sampled,
-            None => random() % MILLION < u64::from(self.rate_per_million),
+        let (trace, parent, is_sampled) = match imagelet_runtime::cri::current_trace() {
+            Some(caller) => (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled),
+            None => {
+                let trace = RandomIdGenerator::default().new_trace_id();
+                let number = u128::from_be_bytes(trace.to_bytes());
+                (trace, SpanId::INVALID, number % MILLION < self.rate_per_million.into())
+            }
         };
-        let (trace, parent) = match caller {
-            Some(caller) => (caller.trace, Some(caller.span)),
-            None => ((u128::from(random()) << 64 | u128::from(random().max(1))).to_be_bytes(), None),
-        };
-        let place = SpanPlace { trace, span: random_span() };
         is_sampled.then(|| {
-            let mut span = OpenSpan::new(self, place, parent, "ensure");
-            span.span.kind = if parent.is_some() { KIND_SERVER } else { KIND_INTERNAL };
-            span.add([text("imagelet.image", shown_name(image))]);
+            let mut span = OpenSpan::new(self, trace, parent, "ensure");
+            if parent != SpanId::INVALID {
+                span.span.span_kind = SpanKind::Server;
+            }
+            span.add([KeyValue::new("imagelet.image", shown_name(image).into_owned())]);
             span
         })
     }
 
-    fn below(self: &Arc<Self>, above: SpanPlace, name: &'static str) -> OpenSpan {
-        let place = SpanPlace { span: random_span(), ..above };
-        OpenSpan::new(self, place, Some(above.span), name)
+    fn below(self: &Arc<Self>, above: &SpanContext, name: &'static str) -> OpenSpan {
+        OpenSpan::new(self, above.trace_id(), above.span_id(), name)
     }
-}
-
-/// Ids are unique and no secrets: the standard library's random keys are enough.
-fn random() -> u64 {
-    RandomState::new().hash_one(SystemTime::now())
-}
-
-fn random_span() -> [u8; 8] {
-    random().max(1).to_be_bytes()
 }
 
 /// A span under way. It ends when it is dropped: as cancelled, unless its end was set.
 #[derive(Debug)]
 struct OpenSpan {
     sink: Arc<SpanSink>,
-    place: SpanPlace,
-    /// The message to send; its end is set by the drop.
-    span: OtlpSpan,
+    /// Its end is set by the drop.
+    span: SpanData,
     is_over: bool,
 }
 
 impl OpenSpan {
-    fn new(sink: &Arc<SpanSink>, place: SpanPlace, parent: Option<[u8; 8]>, name: &'static str) -> Self {
-        let span = OtlpSpan {
-            trace_id: place.trace.to_vec(),
-            span_id: place.span.to_vec(),
-            parent_span_id: parent.map(|span| span.to_vec()).unwrap_or_default(),
-            name: name.to_owned(),
-            kind: KIND_INTERNAL,
-            start_time_unix_nano: nanoseconds(SystemTime::now()),
-            ..OtlpSpan::default()
+    fn new(sink: &Arc<SpanSink>, trace: TraceId, parent: SpanId, name: &'static str) -> Self {
+        let (id, now) = (RandomIdGenerator::default().new_span_id(), SystemTime::now());
+        let span = SpanData {
+            span_context: SpanContext::new(trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
+            parent_span_id: parent,
+            parent_span_is_remote: false,
+            span_kind: SpanKind::Internal,
+            name: name.into(),
+            start_time: now,
+            end_time: now,
+            attributes: Vec::new(),
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: InstrumentationScope::builder("imagelet")
+                .with_version(env!("CARGO_PKG_VERSION"))
+                .build(),
         };
-        Self { sink: Arc::clone(sink), place, span, is_over: false }
+        Self { sink: Arc::clone(sink), span, is_over: false }
+    }
+
+    fn context(&self) -> SpanContext {
+        self.span.span_context.clone()
     }
 
     fn add(&mut self, attributes: impl IntoIterator<Item = KeyValue>) {
@@ -215,36 +209,30 @@ impl OpenSpan {
     /// Ends with class and stage of a failure, whose text may come from outside.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
-            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.stage.word())]);
+            self.add([
+                KeyValue::new("error.type", fault.class.word()),
+                KeyValue::new("imagelet.hop", fault.stage.word()),
+            ]);
         }
         self.end(fault.map(|fault| fault.class.word()));
     }
 
-    fn end(mut self, failure: Option<&str>) {
-        self.span.status = failure.map(error_status);
+    fn end(mut self, failure: Option<&'static str>) {
+        self.span.status = failure.map_or(Status::Unset, Status::error);
         self.is_over = true;
     }
 }
 
 impl Drop for OpenSpan {
     fn drop(&mut self) {
-        let mut span = std::mem::take(&mut self.span);
-        span.end_time_unix_nano = nanoseconds(SystemTime::now()).max(span.start_time_unix_nano);
+        let mut span = self.span.clone();
+        span.end_time = SystemTime::now().max(span.start_time);
         if !self.is_over {
-            span.status = Some(error_status("Cancelled"));
+            span.status = Status::error("Cancelled");
         }
         // A full queue never holds a pull up.
         if self.sink.queue.try_send(span).is_err() {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }
     }
-}
-
-fn error_status(message: &str) -> SpanStatus {
-    SpanStatus { message: message.to_owned(), code: STATUS_ERROR }
-}
-
-fn nanoseconds(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -7,11 +7,9 @@ use imagelet_core::{
     runtime::{LayerState, PullEnd, PullEvent},
 };
 
-use super::{
-    OpenSpan,
-    messages::{number, text},
-    nanoseconds,
-};
+use opentelemetry::KeyValue;
+
+use super::OpenSpan;
 
 /// The open spans of a pull. Dropped before its end, all of them end as cancelled.
 #[derive(Debug)]
@@ -24,28 +22,28 @@ pub struct PullTrace {
 
 impl PullTrace {
     pub(super) fn new(pull: OpenSpan) -> Self {
-        let resolve = pull.sink.below(pull.place, "resolve");
+        let resolve = pull.sink.below(&pull.context(), "resolve");
         Self { part: Some(resolve), layers: HashMap::new(), pull }
     }
 
     pub fn step(&mut self, event: &PullEvent) {
         match event {
             PullEvent::Route(way) => {
-                self.pull.add([text("imagelet.way", way.code())]);
+                self.pull.add([KeyValue::new("imagelet.way", way.code())]);
             }
             PullEvent::Resolved { manifest, layers } => {
                 self.end_part();
                 self.pull.add([
-                    text("imagelet.manifest", manifest.to_string()),
-                    number("imagelet.layers", layers.len() as u64),
-                    number("imagelet.bytes", layers.iter().map(|(_, size)| size.0).sum()),
+                    KeyValue::new("imagelet.manifest", manifest.to_string()),
+                    KeyValue::new("imagelet.layers", layers.len().cast_signed() as i64),
+                    KeyValue::new("imagelet.bytes", layers.iter().map(|(_, size)| size.0).sum::<u64>().cast_signed()),
                 ]);
             }
             PullEvent::Layer { digest, state: LayerState::Fetching { .. } } => {
                 let pull = &self.pull;
                 self.layers.entry(digest.clone()).or_insert_with(|| {
-                    let mut layer = pull.sink.below(pull.place, "layer");
-                    layer.add([text("imagelet.layer", digest.to_string())]);
+                    let mut layer = pull.sink.below(&pull.context(), "layer");
+                    layer.add([KeyValue::new("imagelet.layer", digest.to_string())]);
                     layer
                 });
             }
@@ -62,18 +60,18 @@ impl PullTrace {
             | PullEvent::Head { .. }
             | PullEvent::Removed(_) => {}
             PullEvent::Token { service, began, is_granted } => {
-                let mut token = self.pull.sink.below(self.pull.place, "token");
-                token.span.start_time_unix_nano = nanoseconds(SystemTime::now() - began.elapsed());
-                if token.span.start_time_unix_nano < self.pull.span.start_time_unix_nano {
+                let mut token = self.pull.sink.below(&self.pull.context(), "token");
+                token.span.start_time = SystemTime::now() - began.elapsed();
+                if token.span.start_time < self.pull.span.start_time {
                     // Obtained while the pull waited in its queue.
-                    token.span.parent_span_id.clone_from(&self.pull.span.parent_span_id);
+                    token.span.parent_span_id = self.pull.span.parent_span_id;
                 }
-                token.add([text("imagelet.token.service", service)]);
+                token.add([KeyValue::new("imagelet.token.service", service.clone())]);
                 token.end((!is_granted).then_some("Denied"));
             }
             PullEvent::Committing => {
                 self.end_part();
-                self.part = Some(self.pull.sink.below(self.pull.place, "commit"));
+                self.part = Some(self.pull.sink.below(&self.pull.context(), "commit"));
             }
         }
     }

@@ -20,7 +20,7 @@ pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
 pub(crate) use runtime_info::SNAPSHOTTER;
 pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
-pub use server::{ListenError, RuntimeServer, listen, routes, serve};
+pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};
 
 /// The wire types.

@@ -1,4 +1,4 @@
-//! The dashboard in a real browser: geometry, contrast, console, keyboard, live pulls, login.
+//! The dashboard in a real browser: geometry, contrast, console, keyboard, live pulls, a token.
 
 use std::{fs, net::TcpStream, os::unix::fs::PermissionsExt as _, process::Command, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 
 const TOKEN: &str = "a-token-of-a-test-with-40-characters-000";
 
-/// A daemon with images, decisions and a pull under way is walked through; with a token behind the login.
+/// A daemon with images, decisions and a pull under way is walked through; with a token in the address.
 fn assert_nothing_is_wrong(token: Option<&str>) {
     let (folder, port, registry) = (scratch(), Port::choose(), FakeRegistry::start());
     let config = write_store_config(folder.path(), "");
@@ -74,6 +74,6 @@ fn the_dashboard_fits_desk_and_phone_in_light_and_dark_and_works_by_mouse_and_ke
 }
 
 #[test]
-fn behind_a_token_the_dashboard_asks_for_it_and_ends_the_session_on_demand() {
+fn behind_a_token_the_dashboard_works_by_the_browsers_own_prompt() {
     assert_nothing_is_wrong(Some(TOKEN));
 }

@@ -50,7 +50,7 @@ fn events_and_the_history_of_an_image_begin_at_a_moment() {
 fn a_completion_script_names_each_command_in_each_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(program().args(["completions", shell])).ok();
-        assert!(script.contains("unmount") && script.contains("--lock-timeout"), "{shell}: {script}");
+        assert!(script.contains("unmount") && script.contains("lock-timeout"), "{shell}: {script}");
     }
 }
 

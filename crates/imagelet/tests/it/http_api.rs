@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use crate::{
@@ -266,24 +267,19 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
     let verbose = request(&address, "GET", "/readyz?verbose", &bearer(), "").body;
     assert_eq!(verbose, "[+]store ok\n[+]state ok\n[+]inventory ok\nreadyz check passed\n");
 
-    // A browser gets a form, and a session for the token.
-    let form = request(&address, "GET", "/", "Accept: text/html\r\n", "");
-    assert_eq!((form.status, form.body.contains("action=\"/login\"")), (401, true));
-    assert_eq!(request(&address, "POST", "/login", "", "token=wrong").status, 401);
-    let logged_in = request(&address, "POST", "/login", "", &format!("token={TOKEN}"));
-    assert_eq!(logged_in.status, 303, "{}", logged_in.body);
-    let cookie = logged_in.head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).expect("a cookie");
-    assert!(cookie.contains("httponly; samesite=strict") && !cookie.contains(TOKEN), "{cookie}");
-    let session = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
-    assert!(request(&address, "GET", "/", &session, "").body.contains("Log out"));
+    // A browser asks its user for the token.
+    let page = request(&address, "GET", "/", "Accept: text/html\r\n", "");
+    assert!(page.status == 401 && page.head.contains("www-authenticate: basic realm="), "{}", page.head);
+    let login = format!("Authorization: Basic {}\r\n", BASE64_STANDARD.encode(format!("any:{TOKEN}")));
+    assert_eq!(request(&address, "GET", "/", &login, "").status, 200);
 
     let pin = |headers: &str| request(&address, "POST", "/api/v1/pins", headers, "{\"pattern\":\"r.example/*\"}");
     let action = "X-Imagelet-Action: 1\r\n";
     assert_eq!(pin(action).status, 401);
-    assert_eq!(pin(&session).status, 403, "a form of a foreign page can do so much");
-    assert_eq!(pin(&format!("{session}{action}Sec-Fetch-Site: cross-site\r\n")).status, 403);
+    assert_eq!(pin(&login).status, 403, "a form of a foreign page can do so much");
+    assert_eq!(pin(&format!("{login}{action}Sec-Fetch-Site: cross-site\r\n")).status, 403);
     assert_eq!(daemon.run(["pins", "-o", "json"]).json()["pins"], json!([]));
-    let pinned = pin(&format!("{session}{action}"));
+    let pinned = pin(&format!("{login}{action}"));
     assert_eq!((pinned.status, &pinned.json()["changed"]), (200, &json!(true)), "{}", pinned.body);
     assert_eq!(daemon.run(["pins", "-o", "json"]).json()["pins"][0]["pattern"], "r.example/*");
     let unpinned =
@@ -295,10 +291,6 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
         let wrong = request(&address, "POST", "/api/v1/gc", &format!("{}{action}", bearer()), body);
         assert_eq!(wrong.status, 400, "{}", wrong.body);
     }
-    let foreign = request(&address, "POST", "/logout", &format!("{session}Sec-Fetch-Site: cross-site\r\n"), "");
-    assert!(foreign.status == 403 && !foreign.head.contains("set-cookie"), "{}", foreign.head);
-    let own = request(&address, "POST", "/logout", &format!("{session}Sec-Fetch-Site: same-origin\r\n"), "");
-    assert!(own.status == 303 && own.head.contains("set-cookie"), "{}", own.head);
 
     // A stream ends with the token that opened it.
     let mut stream = TcpStream::connect(&address).unwrap();
@@ -307,12 +299,12 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
     let mut stream = BufReader::new(stream);
     read_until(&mut stream, |line| line == "\r\n");
 
-    // A changed token is in force after a reload, and ends the sessions of the old one.
+    // A changed token is in force after a reload, and the old one opens nothing.
     fs::write(&token, TOKEN.replace('-', "+")).unwrap();
     daemon.part.signal(rustix::process::Signal::HUP);
     wait_until("the reload", || daemon.part.log().contains("configuration reloaded"));
     assert_eq!(request(&address, "GET", "/metrics", &bearer(), "").status, 401);
-    assert_eq!(request(&address, "GET", "/", &session, "").status, 401);
+    assert_eq!(request(&address, "GET", "/", &login, "").status, 401);
     let mut rest = String::new();
     stream.read_to_string(&mut rest).expect("the stream ends");
     assert!(!daemon.part.log().contains(TOKEN));
@@ -351,7 +343,6 @@ fn a_daemon_whose_runtime_is_away_is_alive_and_not_ready() {
     for path in ["/livez?verbose", "/livez?verbose=1"] {
         assert_eq!(get(&address, path).body, "[+]ping ok\nlivez check passed\n");
     }
-    assert_eq!(request(&address, "POST", "/login", "", "token=a").status, 404, "there is no token to log in with");
     let ready = get(&address, "/readyz");
     assert_eq!((ready.status, ready.body.as_str()), (503, "failed: runtime, inventory\n"));
     let verbose = get(&address, "/readyz?verbose").body;

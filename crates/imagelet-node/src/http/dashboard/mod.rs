@@ -27,8 +27,6 @@ use crate::{
 use detail::PlanForm;
 use page::{Frame, Overview};
 
-pub(super) use page::login;
-
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
@@ -39,12 +37,8 @@ const SAMPLES_MAX: u64 = 480;
 /// Rows of the last decisions; `/api/v1/decisions` has more.
 const DECISIONS: u64 = 30;
 
-pub(super) fn add(
-    router: Router<Arc<LocalNode>>,
-    has_login: impl Fn() -> bool + Clone + Send + Sync + 'static,
-) -> Router<Arc<LocalNode>> {
-    let frame = move |node: &LocalNode| Frame { backend: node.parts.backend.clone(), has_login: has_login() };
-    let (of_plan, of_image) = (frame.clone(), frame.clone());
+pub(super) fn add(router: Router<Arc<LocalNode>>) -> Router<Arc<LocalNode>> {
+    let frame = |node: &LocalNode| Frame { backend: node.parts.backend.clone() };
     let asset = |kind: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")], text) })
     };
@@ -53,11 +47,16 @@ pub(super) fn add(
             let model = gather(&node, frame(&node)).await;
             Html(page::overview(&model, Timestamp::now()))
         }))
-        .route("/plan", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { plan(&node, &of_plan(&node), &uri).await }))
-        .route("/image", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { image(&node, &of_image(&node), &uri).await }))
+        .route("/plan", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { plan(&node, &frame(&node), &uri).await }))
+        .route("/image", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { image(&node, &frame(&node), &uri).await }))
         .route("/assets/dashboard.css", asset("text/css; charset=utf-8", CSS))
         .route("/assets/dashboard.js", asset("text/javascript; charset=utf-8", SCRIPT))
         .route("/assets/icon.svg", asset("image/svg+xml", ICON))
+}
+
+/// Whether a path is one of the dashboard's.
+pub(super) fn is_part(path: &str) -> bool {
+    matches!(path, "/" | "/plan" | "/image") || path.starts_with("/assets/")
 }
 
 async fn gather(node: &LocalNode, frame: Frame) -> Overview {

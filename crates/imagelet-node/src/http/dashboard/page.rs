@@ -24,8 +24,6 @@ const IMAGES_MAX: usize = 200;
 pub(super) struct Frame {
     /// `store DIR` or `runtime URI`.
     pub(super) backend: String,
-    /// There is a token, so a session can end.
-    pub(super) has_login: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -64,9 +62,6 @@ pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
                         a href="/" aria-current=[here("Overview")] { "Overview" }
                         a href="/plan" aria-current=[here("Collection plan")] { "Plan" }
                         a href="/api/v1/openapi.json" { "API" }
-                        @if frame.has_login {
-                            form method="post" action="/logout" { button type="submit" { "Log out" } }
-                        }
                     }
                 }
                 main #main tabindex="-1" { (content) }
@@ -74,25 +69,6 @@ pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
         }
     }
     .into_string()
-}
-
-/// The login form, with what was wrong with the last try.
-pub(in crate::http) fn login(problem: Option<&str>) -> String {
-    let content = html! {
-        section .login {
-            h1 { "Log in" }
-            @if let Some(problem) = problem {
-                p .problem role="alert" { (problem) }
-            }
-            form method="post" action="/login" {
-                label for="token" { "Token" }
-                input #token name="token" type="password" autocomplete="current-password" required autofocus;
-                button type="submit" { "Log in" }
-            }
-            p { "The token is in the file that " code { "http.tokenFile" } " names." }
-        }
-    };
-    page("Log in", &Frame::default(), &content)
 }
 
 pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
@@ -360,7 +336,7 @@ mod tests {
     fn the_overview_shows_what_a_node_does_and_why() {
         let hostile = "r.example/<img src=x onerror=alert(1)>:v1".to_owned();
         let model = Overview {
-            frame: Frame { backend: "store /s".into(), has_login: true },
+            frame: Frame { backend: "store /s".into() },
             disk: Some(Disk {
                 used_percent: Some(71),
                 high_percent: 85,
@@ -416,7 +392,6 @@ mod tests {
         assert!(!text.contains("<img") && !text.contains("onerror=alert(1)>"), "names are escaped");
         for words in [
             "store /s",
-            "Log out",
             "71%",
             "85% → 80%",
             "500kB of 2MB",
@@ -444,15 +419,5 @@ mod tests {
         let text = decisions(&rows, Timestamp::now()).into_string();
         assert!(text.contains("r.example/team/*<") && text.matches("href").count() == 1, "{text}");
         assert!(text.contains(">in 40ms<"), "{text}");
-    }
-
-    #[test]
-    fn the_login_form_has_no_script_in_it_and_names_what_was_wrong() {
-        let text = login(Some("the token is wrong"));
-        assert!(text.contains("the token is wrong") && text.contains("type=\"password\""), "{text}");
-        // The policy of the content allows no script, style or handler in a page.
-        for banned in ["<style", " style=", " onclick=", "javascript:", "<script>"] {
-            assert!(!text.contains(banned), "{banned}");
-        }
     }
 }

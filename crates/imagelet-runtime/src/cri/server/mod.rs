@@ -1,6 +1,5 @@
 //! A store of images, served as a CRI image service: to kubelets, crictl and critest (`docs/spec/cri.md §5`).
 
-mod connection;
 mod deadline;
 mod list_cache;
 mod listen;
@@ -9,7 +8,6 @@ mod runtime;
 use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use bytes::Bytes;
-pub use connection::serve;
 use futures_util::{FutureExt as _, stream};
 use imagelet_core::{
     image::ImageSpec,
@@ -55,12 +53,11 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// # async fn run(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
 /// use imagelet_runtime::cri::{Handlers, RuntimeServer};
 /// use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
-/// use tokio_util::sync::CancellationToken;
 ///
 /// let socket = imagelet_runtime::cri::listen("/run/imagelet/imagelet.sock".as_ref()).await?;
 /// let connections = UnixListenerStream::new(socket).filter_map(Result::ok);
 /// let routes = imagelet_runtime::cri::routes(images, Handlers::default(), RuntimeServer::without_runtime("0.1.0"));
-/// imagelet_runtime::cri::serve(connections, routes, CancellationToken::new()).await;
+/// tonic::transport::Server::builder().add_routes(routes).serve_with_incoming(connections).await.ok();
 /// # Ok(())
 /// # }
 /// ```
@@ -70,11 +67,17 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     let router = std::mem::take(routes.axum_router_mut())
         .route_service(
             "/runtime.v1.ImageService/{call}",
-            service_fn(move |request| images.clone().answer(with_body(request)).map(Ok::<_, Infallible>)),
+            service_fn(move |request| {
+                let images = images.clone();
+                in_time(request, |request| images.answer(request))
+            }),
         )
         .route_service(
             "/runtime.v1.RuntimeService/{call}",
-            service_fn(move |request| runtime.clone().answer(with_body(request)).map(Ok::<_, Infallible>)),
+            service_fn(move |request| {
+                let runtime = runtime.clone();
+                in_time(request, |request| runtime.answer(request))
+            }),
         )
         .fallback(|uri: Uri| async move { refused(&uri).into_http::<Body>() })
         .layer(MapResponseLayer::new(as_go_says));
@@ -82,12 +85,19 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     routes
 }
 
-fn with_body<B>(request: http::Request<B>) -> http::Request<Body>
+/// Answers a call within its caller's deadline. Tonic's own server ends a late call with `Cancelled`, at the time at which
+/// `DeadlineExceeded` is due.
+async fn in_time<B, F>(
+    request: http::Request<B>,
+    answer: impl FnOnce(http::Request<Body>) -> F,
+) -> Result<http::Response<Body>, Infallible>
 where
     B: tonic::codegen::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
+    F: Future<Output = http::Response<Body>>,
 {
-    request.map(Body::new)
+    let limit = deadline::limit(request.headers());
+    deadline::within(limit, answer(request.map(Body::new)).map(Ok)).await
 }
 
 fn grpc<A: Message + 'static, Q: Message + Default + 'static>() -> Grpc<ProstCodec<A, Q>> {
