@@ -51,7 +51,7 @@ pub struct NodePolicy {
 
 /// The rules of collections, beside their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "as above")]
+#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
     /// The disk is measured once. Off: after the removals by age, and not at all after one that failed.
     pub measures_first: bool,
