@@ -1,5 +1,6 @@
-//! The rules of a node where the kubelet has a weakness (`docs/compatibility.md`): one value, chosen once from the
-//! configuration. No code asks for a mode.
+//! The rules of a node where the kubelet has a weakness: one value, chosen once from the configuration.
+//!
+//! `docs/compatibility.md` has the differences. No code asks for a mode.
 
 /// Each rule says what holds where it is on; off is what the kubelet does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
