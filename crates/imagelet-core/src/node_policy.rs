@@ -1,5 +1,6 @@
-//! The rules of a node where the kubelet has a weakness (`docs/compatibility.md`): one value, chosen once from the
-//! configuration. No code asks for a mode.
+//! The rules of a node where the kubelet has a weakness: one value, chosen once from the configuration.
+//!
+//! `docs/compatibility.md` has the differences. No code asks for a mode.
 
 /// Each rule says what holds where it is on; off is what the kubelet does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub struct NodePolicy {
 
 /// The rules of collections, beside their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "as above")]
+#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
     /// The disk is measured once. Off: after the removals by age, and not at all after one that failed.
     pub measures_first: bool,
