@@ -1,15 +1,22 @@
 //! Connections that send nothing, half a request, or do not read; shares of peers; and what makes room for the next one.
 
+use std::convert::Infallible;
+
 use axum::{
-    body::Bytes,
+    body::{Body, Bytes},
     routing::{get, post},
 };
+use http::header;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::{TcpSocket, TcpStream},
 };
 
-use super::*;
+use super::{
+    calls::{ANSWER_WITHIN, BODY_WITHIN, OPENING_WITHIN},
+    places::{HTTP_BODY_BYTES_MAX, Share},
+    *,
+};
 
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
 /// More than a connection buffers.

@@ -88,7 +88,7 @@ impl Handler for LocalNode {
         match command {
             EventsRequest::NAME => follow(self, body, &progress).await,
             PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
-            PullRequest::NAME => answer::<PullRequest>(self, body, progress).await,
+            PullRequest::NAME => Box::pin(answer::<PullRequest>(self, body, progress)).await,
             ListRequest::NAME => answer::<ListRequest>(self, body, progress).await,
             InspectRequest::NAME => answer::<InspectRequest>(self, body, progress).await,
             UsageRequest::NAME => answer::<UsageRequest>(self, body, progress).await,

@@ -143,13 +143,12 @@ impl Tracer {
 impl SpanSink {
     /// The span of a request; `None`: it is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
-        let (trace, parent, is_sampled) = match imagelet_runtime::cri::current_trace() {
-            Some(caller) => (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled),
-            None => {
-                let trace = RandomIdGenerator::default().new_trace_id();
-                let number = u128::from_be_bytes(trace.to_bytes());
-                (trace, SpanId::INVALID, number % MILLION < self.rate_per_million.into())
-            }
+        let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
+            (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled)
+        } else {
+            let trace = RandomIdGenerator::default().new_trace_id();
+            let number = u128::from_be_bytes(trace.to_bytes());
+            (trace, SpanId::INVALID, number % MILLION < self.rate_per_million.into())
         };
         is_sampled.then(|| {
             let mut span = OpenSpan::new(self, trace, parent, "ensure");

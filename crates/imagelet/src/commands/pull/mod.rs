@@ -150,7 +150,7 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
             steps(step);
         }
     };
-    let outcome = node.ask(request, Arc::new(steps)).await;
+    let outcome = Box::pin(node.ask(request, Arc::new(steps))).await;
     drop(shown);
     let removed = std::mem::take(&mut *lock(&removed));
     match outcome {
