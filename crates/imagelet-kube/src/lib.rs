@@ -6,10 +6,11 @@
 
 mod access;
 mod agent;
-mod api_client;
 mod api_error;
+mod client;
 mod credentials;
 mod look_ahead;
+mod metadata;
 mod names;
 mod node_events;
 mod pods;
@@ -20,7 +21,6 @@ mod watch;
 
 pub use access::ApiAccess;
 pub use agent::{NodeAgent, metric_families};
-pub use api_client::ApiClient;
 pub use api_error::ApiError;
 pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;

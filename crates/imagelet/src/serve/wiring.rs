@@ -99,7 +99,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let keyring = Arc::new(keyring(&settings, role));
     let kubernetes = settings.kubernetes.clone().filter(|_| role == Role::Daemon);
     let tokens: Arc<dyn TokenSource> = match &kubernetes {
-        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.clone())),
+        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
         None => Arc::new(Standalone),
     };
     let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), Arc::clone(&metrics)));
@@ -119,7 +119,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics))
+        let agent = NodeAgent::new(access.client(), node, Arc::clone(&inventory), Arc::clone(&metrics))
             .measuring(Arc::clone(&pod_starts));
         // The kubelet's behaviour to the letter has no pull that a pod did not request.
         let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
