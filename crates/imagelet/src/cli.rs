@@ -366,8 +366,8 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct EnsureArgs {
-    /// Manifests in YAML or JSON, any number in a file: Pods and all that has a pod template (Deployment, Job, …), with
-    /// the Secrets and ServiceAccounts they name; `-` reads stdin.
+    /// Manifests in YAML or JSON, any number in a file or folder: Pods and all that has a pod template (Deployment, Job, …),
+    /// with the Secrets and ServiceAccounts they name; `-` reads stdin.
     #[arg(short, long = "file", value_name = "POD.yaml", required = true)]
     pub(crate) files: Vec<PathBuf>,
     /// Manifests of Secrets that pods name in their `imagePullSecrets`, of type `kubernetes.io/dockerconfigjson` or
