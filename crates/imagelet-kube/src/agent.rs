@@ -27,7 +27,6 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 }
 
 /// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
-#[derive(Debug)]
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,

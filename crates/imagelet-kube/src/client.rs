@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
@@ -17,7 +17,7 @@ use kube::{Client, client::Body};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, service_fn};
 
-use crate::access::ApiAccess;
+use crate::{access::ApiAccess, api_error::ApiError};
 
 /// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
@@ -50,8 +50,8 @@ pub(crate) enum Answer {
 }
 
 /// The connection that all requests of a client share.
-struct Connection {
-    access: ApiAccess,
+struct Connection<C> {
+    connect: C,
     /// `None`: the next request connects.
     client: Mutex<Option<Client>>,
     /// When the last watch of each collection began.
@@ -61,21 +61,31 @@ struct Connection {
 impl ApiAccess {
     /// A client that connects with its first request. Its clones share the connection.
     pub fn client(&self) -> Client {
-        let connection = Connection { access: self.clone(), client: Mutex::default(), watches: Mutex::default() };
-        let connection = Arc::new(connection);
-        let service = service_fn(move |request| {
-            let connection = Arc::clone(&connection);
-            async move { connection.send(request).await }
-        });
-        Client::new(service, "default")
+        let access = self.clone();
+        lazy(move || {
+            let access = access.clone();
+            async move { access.connect().await }.boxed()
+        })
     }
 }
 
-impl Connection {
+/// A client that connects with its first request, and again after one that shows that this is needed.
+pub(crate) fn lazy(
+    connect: impl Fn() -> BoxFuture<'static, Result<Client, ApiError>> + Send + Sync + 'static,
+) -> Client {
+    let connection = Arc::new(Connection { connect, client: Mutex::default(), watches: Mutex::default() });
+    let service = service_fn(move |request| {
+        let connection = Arc::clone(&connection);
+        async move { connection.send(request).await }
+    });
+    Client::new(service, "default")
+}
+
+impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
     async fn send(
         &self,
         request: Request<Body>,
-    ) -> Result<Response<impl HttpBody<Data = Bytes, Error = BoxError> + use<>>, BoxError> {
+    ) -> Result<Response<impl HttpBody<Data = Bytes, Error = BoxError> + use<C>>, BoxError> {
         let watched = is_watch(&request).then(|| request.uri().path().to_owned());
         let last = watched.as_ref().and_then(|path| lock(&self.watches).get(path).copied());
         if let Some(last) = last {
@@ -97,7 +107,7 @@ impl Connection {
         if let Some(client) = lock(&self.client).clone() {
             return Ok(client);
         }
-        let client = self.access.connect().await?;
+        let client = (self.connect)().await?;
         Ok(lock(&self.client).insert(client).clone())
     }
 }
@@ -122,6 +132,12 @@ pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send +
         }
     });
     Client::new(service, "default")
+}
+
+/// A client of a server without a socket.
+#[cfg(test)]
+pub(crate) fn server(client: Client) -> Client {
+    lazy(move || std::future::ready(Ok(client.clone())).boxed())
 }
 
 fn is_watch(request: &Request<Body>) -> bool {

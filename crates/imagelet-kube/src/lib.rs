@@ -31,3 +31,15 @@ pub use prefetch::{
     controller_metric_families,
 };
 pub use watch::{WatchHealth, WatchReport};
+
+/// `Debug` of what holds a client, which has none.
+macro_rules! opaque {
+    ($($type:ty),*) => {$(
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($type))
+            }
+        }
+    )*};
+}
+opaque!(ClusterTokens, NodeAgent, PrefetchAgent, PrefetchApi, PrefetchController);

@@ -35,7 +35,6 @@ const SERIES_MAX: usize = 64;
 const BURST: f64 = 10.0;
 const REFILL: Duration = Duration::from_mins(1);
 
-#[derive(Debug)]
 pub(crate) struct NodeEvents {
     client: Client,
     node: String,

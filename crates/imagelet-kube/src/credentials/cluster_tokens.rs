@@ -19,7 +19,6 @@ const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 /// The service accounts of a cluster, uncached.
-#[derive(Debug)]
 pub struct ClusterTokens {
     client: Client,
 }

@@ -17,7 +17,6 @@ use crate::{api_error::ApiError, pods::BoundPod};
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
 /// Reads the pull secrets of pods by `get`, one by one.
-#[derive(Debug)]
 pub(crate) struct PullSecrets {
     client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,

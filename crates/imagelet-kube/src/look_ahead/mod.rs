@@ -52,7 +52,7 @@ pub struct LookAheadParts {
 }
 
 /// Fetches images ahead. Clones share the secrets.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LookAhead {
     parts: LookAheadParts,
     secrets: Arc<PullSecrets>,

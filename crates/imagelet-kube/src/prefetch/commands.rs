@@ -122,7 +122,6 @@ pub struct SetRow {
 }
 
 /// The requests of the command line.
-#[derive(Debug)]
 pub struct PrefetchApi {
     client: Client,
 }

@@ -23,7 +23,6 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// A holder that could not renew its lease for so long stops, before another one may begin.
 const RENEWED_MAX: Duration = Duration::from_secs(20);
 
-#[derive(Debug)]
 pub(super) struct Election {
     client: Client,
     namespace: String,

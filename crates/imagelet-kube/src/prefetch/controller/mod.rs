@@ -61,7 +61,6 @@ pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
 }
 
 /// The controller of a cluster. Several may run; the holder of the lease acts.
-#[derive(Debug)]
 pub struct PrefetchController {
     client: Client,
     namespace: String,

@@ -64,7 +64,6 @@ const TICK: Duration = Duration::from_secs(30);
 pub const PREFETCH_PRIORITY: i32 = i32::MIN;
 
 /// Prefetches the images of the sets that select one node.
-#[derive(Debug)]
 pub struct PrefetchAgent {
     client: Client,
     node: String,

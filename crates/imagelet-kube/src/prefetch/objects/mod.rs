@@ -19,7 +19,7 @@ pub use self::set_spec::SetRejection;
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
-    known_sets::{KnownSets, SetLimit, SharedSets},
+    known_sets::{SetLimit, SharedSets},
     node_images::{ImagePhase, ImageReport, NodeImages, SetPhase, SetReport},
     set_scope::SetScope,
     set_spec::{SetImage, SetPullPolicy},

@@ -7,7 +7,7 @@ use super::set_status::NodeCounts;
 use crate::metadata::{narrow, resource};
 
 /// The object, as far as it is read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeImages {
     #[serde(deserialize_with = "narrow")]
