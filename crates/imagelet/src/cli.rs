@@ -26,7 +26,7 @@ pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
     help::{command, print_help},
     image_filter::ImageFilter,
-    install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
+    install::{InstallArgs, PodCommand, PodInstallArgs, Role},
     serve::ServeArgs,
     template::{Template, TemplateError},
     usage_error::{format_of, has_lines, usage_failure},
@@ -286,7 +286,7 @@ impl Command {
 
     /// Whether it runs until it is stopped, and logs as a service does.
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Serve(_) | Self::Controller(_) | Self::Pod(PodCommand::Remove(_)))
+        matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
     /// What this command does to a store.

@@ -4,18 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use kube::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::service_account::read_account;
-use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-};
+use super::{object_cache::ObjectName, secret_api, service_account::read_account};
+use crate::api_error::ApiError;
 
-/// A pull waits for the token no longer than this.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The longest token; those of the API server have about a kilobyte.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
 /// The life of a token where the answer names none: the API server's default.
@@ -26,20 +21,19 @@ const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 /// The service accounts of a cluster, uncached.
 #[derive(Debug)]
 pub struct ClusterTokens {
-    api: ApiClient,
+    client: Client,
 }
 
 impl ClusterTokens {
-    /// The API server that is reached this way. No request is sent before the first need.
-    pub fn new(access: ApiAccess) -> Self {
-        Self { api: ApiClient::new(access).waiting(ANSWER_MAX).for_pods() }
+    pub fn new(client: Client) -> Self {
+        Self { client }
     }
 }
 
 #[async_trait]
 impl TokenSource for ClusterTokens {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        let answer = self.api.get_secret(&path(namespace, name)).await;
+        let answer = secret_api::get(&self.client, &path(namespace, name)).await;
         let account = answer.and_then(|json| read_account(&json)).map_err(|error| failed(&error))?.object;
         Ok(ServiceAccount { uid: account.uid, annotations: account.annotations })
     }
@@ -50,17 +44,17 @@ impl TokenSource for ClusterTokens {
             return Err(TokenSourceError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
-        let answer = self.api.send_for_secret(&path, &token_request(request)).await;
+        let answer = secret_api::post(&self.client, &path, &token_request(request).to_string()).await;
         answer.and_then(|json| read_token(&json)).map_err(|error| failed(&error))
     }
 }
 
 fn failed(error: &ApiError) -> TokenSourceError {
-    TokenSourceError::new(error.chain())
+    TokenSourceError::new(error.to_string())
 }
 
 fn path(namespace: &str, name: &str) -> String {
-    format!("/api/v1/namespaces/{}/serviceaccounts/{}", encoded(namespace), encoded(name))
+    ObjectName { namespace: namespace.into(), name: name.into() }.path("serviceaccounts")
 }
 
 /// A token for this audience alone, which ends with the pod. The API server rejects it where the account was created again.
@@ -127,6 +121,7 @@ mod tests {
     use imagelet_core::credentials::TokenCache;
 
     use super::*;
+    use crate::ApiAccess;
     use crate::testing::{ApiFault, FakeApi, FakeApiOptions};
 
     fn request(pod: &str) -> TokenRequest {
@@ -150,7 +145,7 @@ mod tests {
         async fn new() -> Self {
             let api = FakeApi::start(FakeApiOptions { token: Some("a-token".into()), tls: true }).await;
             let folder = tempfile::tempdir().unwrap();
-            let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path()))));
+            let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())).client()));
             let metadata = json!({"namespace": "shop", "name": "builder", "annotations": {"team": "shop"}});
             api.put_named("serviceaccounts", json!({"metadata": metadata}));
             Self { api, tokens, _folder: folder }
@@ -226,7 +221,7 @@ mod tests {
             (json!({"token": "hunter2"}), "line 1 column"),
             (json!("hunter2"), "line 1 column"),
         ] {
-            let error = read_token(answer(&json!({}), &status).as_bytes()).unwrap_err().chain();
+            let error = read_token(answer(&json!({}), &status).as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with("the API server sent an invalid token: ") && error.contains(why), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }

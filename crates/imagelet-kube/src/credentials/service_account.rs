@@ -50,7 +50,7 @@ struct WireName {
 /// # Errors
 /// Where the text is not that of one.
 pub(super) fn read_account(json: &[u8]) -> Result<Versioned<AccountObject>, ApiError> {
-    let WireAccount { metadata, image_pull_secrets } = serde_json::from_slice(json).map_err(ApiError::Decode)?;
+    let WireAccount { metadata, image_pull_secrets } = serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
     let names =
         image_pull_secrets.into_iter().flatten().map(|it| it.name).filter(|name| is_name(name, NAME_LENGTH_MAX));
     let pull_secrets = names.take(SECRETS_MAX).map(Arc::from).collect();

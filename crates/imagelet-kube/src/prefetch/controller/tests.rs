@@ -43,14 +43,14 @@ impl Cluster {
 
     fn start_agents(&mut self) {
         for (at, node) in self.nodes.iter().enumerate() {
-            let client = ApiClient::connected(self.fake.client());
+            let client = self.fake.client();
             let agent = PrefetchAgent::new(client, &format!("node-{at}"), Arc::new(node.clone()));
             self.agents.spawn(async move { agent.run().await });
         }
     }
 
     fn start_controller(&mut self, identity: &str) {
-        let client = ApiClient::connected(self.fake.client());
+        let client = self.fake.client();
         let controller = PrefetchController::new(client, "kube-system", identity, Arc::default());
         self.controllers.spawn(async move { controller.run().await });
     }

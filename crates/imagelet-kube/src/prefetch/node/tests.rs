@@ -28,7 +28,7 @@ impl TestAgent {
 
     fn restart(&mut self) {
         self.stop();
-        let client = ApiClient::connected(self.fake.client());
+        let client = self.fake.client();
         let agent = PrefetchAgent::new(client, "node-1", Arc::new(self.node.clone()));
         self.agent = Some(tokio::spawn(async move { agent.run().await }));
     }

@@ -1,6 +1,11 @@
 //! The two kinds of set: of a namespace, and of the cluster.
 
-use crate::watch::Collection;
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, core::DynamicResourceScope};
+
+use super::SetObject;
 
 /// Which of the two kinds a set is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,12 +25,36 @@ impl SetScope {
             Self::Cluster => "ClusterImageSet",
         }
     }
+}
 
-    pub(crate) fn collection(self) -> Collection {
-        let (name, path) = match self {
-            Self::Namespace => ("image sets", "/apis/imagelet.dev/v1alpha1/imagesets"),
-            Self::Cluster => ("image sets of the cluster", "/apis/imagelet.dev/v1alpha1/clusterimagesets"),
-        };
-        Collection::of(name, path)
+impl Resource for SetObject {
+    type DynamicType = SetScope;
+    type Scope = DynamicResourceScope;
+
+    fn kind(scope: &SetScope) -> Cow<'_, str> {
+        scope.kind().into()
+    }
+
+    fn group(_: &SetScope) -> Cow<'_, str> {
+        "imagelet.dev".into()
+    }
+
+    fn version(_: &SetScope) -> Cow<'_, str> {
+        "v1alpha1".into()
+    }
+
+    fn plural(scope: &SetScope) -> Cow<'_, str> {
+        match scope {
+            SetScope::Namespace => "imagesets".into(),
+            SetScope::Cluster => "clusterimagesets".into(),
+        }
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
     }
 }

@@ -32,10 +32,10 @@ pub(crate) async fn run(
         PrefetchCommand::Apply { files, namespace, access: given } => {
             // All files are read and checked before the first set is sent.
             let sets = files.iter().map(|file| read(file, &namespace)).collect::<Result<Vec<_>, Failure>>()?.concat();
-            apply(&PrefetchApi::new(access(&given, environment)?), &sets, format).await
+            apply(&PrefetchApi::new(access(&given, environment)?.client()), &sets, format).await
         }
         PrefetchCommand::Status { name, namespace, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?);
+            let api = PrefetchApi::new(access(&given, environment)?.client());
             let rows = api.sets(namespace.as_deref(), name.as_deref()).await.map_err(|error| failed(&error))?;
             if let (Some(name), true) = (&name, rows.is_empty()) {
                 return Err(Failure::new("NotFound", format!("no set `{}`", printable(name))));
@@ -45,7 +45,7 @@ pub(crate) async fn run(
             })?)
         }
         PrefetchCommand::Rm { name, namespace, cluster, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?);
+            let api = PrefetchApi::new(access(&given, environment)?.client());
             let namespace = Some(namespace.as_str()).filter(|_| !cluster);
             let shown = match namespace {
                 Some(namespace) => format!("ImageSet {namespace}/{name}"),
@@ -113,13 +113,13 @@ fn parse(text: &str) -> Result<Vec<Value>, String> {
 }
 
 fn failed(error: &ApiError) -> Failure {
-    let reason = match error {
-        ApiError::Rejected { code: 404, .. } => "NotFound",
-        ApiError::Rejected { code: 401 | 403, .. } => "Forbidden",
-        ApiError::Unreachable(_) | ApiError::Silent(_) => "Unavailable",
-        _ => "Failed",
+    let reason = match error.code() {
+        Some(404) => "NotFound",
+        Some(401 | 403) => "Forbidden",
+        Some(_) => "Failed",
+        None => "Unavailable",
     };
-    let failure = Failure::new(reason, error.chain());
+    let failure = Failure::new(reason, error.to_string());
     match reason {
         "NotFound" => failure.or_hint("install the kinds: `imagelet prefetch crds | kubectl apply -f -`"),
         "Forbidden" => failure.or_hint("`imagelet help prefetch` lists the rights"),
