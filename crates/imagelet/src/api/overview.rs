@@ -1,4 +1,4 @@
-//! The documents of `top`, the dashboard and the HTTP API: the disk with its history, the queue, running pulls.
+//! The documents of the dashboard and the HTTP API: the disk with its history, the queue, running pulls.
 
 use serde::{Deserialize, Serialize};
 

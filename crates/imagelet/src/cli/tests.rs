@@ -261,9 +261,7 @@ fn the_help_of_each_command_fits_a_screen_and_ends_with_an_example_that_is_accep
             continue;
         };
         let line = example.lines().next().expect("a line").replace('\'', "");
-        // A template of an example has blanks, which this split does not honour.
         let words = line.trim_start_matches("source <(").trim_end_matches(')').split(" <").next().expect("words");
-        let words = words.replace("{{.ID}} {{.Size}}", "{{.ID}}").replace("{{json .Config.Env}}", "{{.Config.Env}}");
         if let Err(error) = Cli::read(words.split_whitespace()) {
             wrong.push(format!("the example of `{path}`: {error}"));
         }

@@ -1,4 +1,4 @@
-//! What `top` and the dashboard show: the disk and what holds it, the queue, running pulls.
+//! What the dashboard and the HTTP API show: the disk and what holds it, the queue, running pulls.
 
 use std::{
     sync::Arc,
@@ -25,7 +25,7 @@ use crate::{
 
 /// A runtime that takes longer is reported as silent; the other answers of a view do not wait for it.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
-/// `top` requests the disk each second, and a pass lists all images and pods.
+/// A client may request the disk each second, and a pass lists all images and pods.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl Command for DiskRequest {
@@ -81,7 +81,7 @@ impl Command for QueueRequest {
     }
 }
 
-/// Records the present usage of the disk, for `top` and the dashboard.
+/// Records the present usage of the disk, for the dashboard.
 pub(crate) async fn sample_disk(node: &LocalNode) {
     match measured(node).await {
         Ok((_, Some(disk))) => {

@@ -81,7 +81,6 @@ mod story;
 mod takeover;
 mod terminal;
 mod testbed;
-mod top;
 mod trace;
 mod tree;
 mod units;
