@@ -78,7 +78,7 @@ BASELINE ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test release-check ci deb dist start-order dist-check publish-check chart-check semver-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test release-check ci deb dist dist-check publish-check chart-check semver-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -195,10 +195,6 @@ dist: ## Makes a release in target/packages: static program, Debian package, con
 	[ "$$($(CARGO) cyclonedx --version 2>/dev/null)" = "cargo-cyclonedx-cyclonedx $(CYCLONEDX_VERSION)" ] \
 	  || $(CARGO) install --quiet --locked cargo-cyclonedx --version $(CYCLONEDX_VERSION)
 	CARGO=$(CARGO) packaging/dist.sh target/packages $(DIST_TARGETS)
-
-start-order: ## Finds out which functions an idle daemon calls, and writes them to crates/imagelet/start-order.ld.
-	@CARGO_PROFILE_DIST_STRIP=none $(CARGO) build --locked --profile dist --package imagelet
-	python3 packaging/start_order.py "$(TARGET_DIRECTORY)/dist/imagelet" crates/imagelet/start-order.ld
 
 dist-check: dist ## Makes the release of the last commit once more, in another folder, and compares the two.
 	@CARGO=$(CARGO) packaging/reproduce.sh target/packages $(DIST_TARGETS)

@@ -30,32 +30,14 @@ struct Interface {
     shared: &'static [&'static str],
 }
 
-const INTERFACES: [Interface; 3] = [
-    Interface {
-        proto: "crates/imagelet-cri/proto/runtime.proto",
-        package: Some("runtime.v1"),
-        module: "crates/imagelet-cri/src/v1.rs",
-        purpose: "The wire types of the Container Runtime Interface.",
-        without_debug: &["runtime.v1.AuthConfig"],
-        shared: &[],
-    },
-    Interface {
-        proto: "crates/imagelet-containerd/proto",
-        package: None,
-        module: "crates/imagelet-containerd/src/v1.rs",
-        purpose: "The wire types of containerd's own interface.",
-        without_debug: &[],
-        shared: &[],
-    },
-    Interface {
-        proto: "crates/imagelet/proto/imagelet.proto",
-        package: Some("imagelet.v1"),
-        module: "crates/imagelet/src/api/v1.rs",
-        purpose: "The wire types of the daemon's own interface.",
-        without_debug: &[],
-        shared: &[".imagelet.v1.CallReply.result"],
-    },
-];
+const INTERFACES: [Interface; 1] = [Interface {
+    proto: "crates/imagelet/proto/imagelet.proto",
+    package: Some("imagelet.v1"),
+    module: "crates/imagelet/src/api/v1.rs",
+    purpose: "The wire types of the daemon's own interface.",
+    without_debug: &[],
+    shared: &[".imagelet.v1.CallReply.result"],
+}];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

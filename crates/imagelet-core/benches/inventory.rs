@@ -28,7 +28,8 @@ use imagelet_core::{
     disks::{DiskProbe, DiskUse},
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
+    node_policy::NodePolicy,
     runtime::{
         ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, LocalStore, Progress, PullRequest,
         RuntimeError, RuntimeManager,
@@ -209,9 +210,9 @@ async fn measure(images: u64, way: Way) -> Cost {
     let filesystems = fake.filesystem().await.expect("the fake answers");
     let prepared = Prepared { fake: fake.clone(), next: Arc::default(), filesystems };
     let manager = RuntimeManager::new(Arc::new(prepared.clone()), Arc::new(fake.clone()));
-    let rules = MemoryRules { is_steady: true, is_forgetful: way == Way::Kubelet };
-    let inventory =
-        Inventory::open(manager.clone(), None).expect("an inventory without files opens").with_memory(rules);
+    let inventory = Inventory::open(manager.clone(), None)
+        .expect("an inventory without files opens")
+        .forgetful(way == Way::Kubelet);
     let inventory = Arc::new(inventory);
     let gc = ImageGc::new(manager, Arc::clone(&inventory)).with_probe(Arc::new(Full));
     // Nobody can make an image older than it is.
@@ -219,9 +220,10 @@ async fn measure(images: u64, way: Way) -> Cost {
     let order = match way {
         Way::Default | Way::Churn => GcOrder::Cost,
         Way::Lru => GcOrder::Lru,
-        Way::Kubelet => GcOrder::Kubelet,
+        Way::Kubelet => GcOrder::ListedSizes,
     };
-    let policy = GcPolicy { order, ..policy };
+    let rules = if way == Way::Kubelet { NodePolicy::KUBELET } else { NodePolicy::IMAGELET }.gc;
+    let policy = GcPolicy { order, rules, ..policy };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // Sees everything for the first time.
     inventory.refresh(SystemTime::now()).await.expect("the fake answers");

@@ -42,7 +42,7 @@ pub struct EventCause {
     /// The error class.
     pub class: &'static str,
     /// The stage.
-    pub hop: &'static str,
+    pub stage: &'static str,
 }
 
 /// The severity of an event.
@@ -148,8 +148,8 @@ impl EventSink for LogEvents {
                 tracing::info!(reason = event.reason, subject = %event.subject, "{}", event.message);
             }
             EventKind::Warning => {
-                let (class, hop) = (event.cause.map(|cause| cause.class), event.cause.map(|cause| cause.hop));
-                tracing::warn!(reason = event.reason, subject = %event.subject, class, hop, "{}", event.message);
+                let (class, stage) = (event.cause.map(|cause| cause.class), event.cause.map(|cause| cause.stage));
+                tracing::warn!(reason = event.reason, subject = %event.subject, class, stage, "{}", event.message);
             }
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,8 +6,10 @@
 //! `NAME` aborts at the first time that step is reached, `NAME:N` at the N-th, `log:FILE` appends each step's name.
 
 use std::{
+    cell::RefCell,
     fs::File,
-    io::Write as _,
+    io::{self, Write as _},
+    path::Path,
     sync::{
         OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -42,6 +44,16 @@ crate::failpoints! {
     DecisionHalfWritten = "decision.half-written",
     /// The whole line is written.
     DecisionWritten = "decision.written",
+}
+
+/// Ends the process at this step when a test has armed it. Each step has a name of its own.
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {
+        if $crate::failpoint::COMPILED_IN {
+            $crate::failpoint::reach($name);
+        }
+    };
 }
 
 /// Names the steps of a crate: an enum `Step` with `ALL`, `name` and `reach`.
@@ -98,6 +110,34 @@ pub fn reach(name: &str) {
             let mut file = file;
             file.write_all(format!("{name}\n").as_bytes()).expect("a test's own file can be written");
         }
+    }
+}
+
+/// Observes one sync: of a folder, or with `None` of a whole file system.
+type SyncObserver = Box<dyn FnMut(Option<&Path>) -> io::Result<()>>;
+
+thread_local! {
+    static SYNCS: RefCell<Option<SyncObserver>> = const { RefCell::new(None) };
+}
+
+/// Lets a test observe each further sync of its thread, and make it fail.
+pub fn observe_syncs(observer: impl FnMut(Option<&Path>) -> io::Result<()> + 'static) {
+    SYNCS.set(Some(Box::new(observer)));
+}
+
+/// Reports a sync to the test that observes this thread; its error is that of the sync.
+#[doc(hidden)]
+pub fn synced(folder: Option<&Path>) -> io::Result<()> {
+    if !COMPILED_IN {
+        return Ok(());
+    }
+    SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
+}
+
+/// Reaches a step of a mechanism that several rooms share, each with a name of its own before it.
+pub(crate) fn reach_in(room: &str, step: &str) {
+    if COMPILED_IN {
+        reach(&format!("{room}.{step}"));
     }
 }
 

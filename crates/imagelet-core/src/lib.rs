@@ -4,18 +4,22 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod audit_log;
+pub mod backoff;
+pub mod bounded_map;
 pub mod credentials;
 pub mod disks;
+pub mod durable;
 pub mod events;
-pub mod eviction;
 pub mod failpoint;
 pub mod gc;
 pub mod hold;
 pub mod image;
 pub mod inventory;
 pub mod layer_folders;
+pub mod leases;
 pub mod manager;
 pub mod metrics;
+pub mod node_policy;
 pub mod printable;
 pub mod records;
 pub mod runtime;

@@ -42,7 +42,7 @@ impl NodeAgent {
     /// An agent of this node, which begins with [`Self::run`]. From now until its first list of pods all images count as
     /// leased, for the time of a lease at most.
     pub fn new(client: Client, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
-        inventory.expect_pods(SystemTime::now());
+        inventory.leases.expect_pods(SystemTime::now());
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
         Self { client, health, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None, starts: None }
     }

@@ -142,7 +142,7 @@ pub struct SignedClaim {
 }
 
 pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, String> {
-    let payload::Claim { digest, identity: name } = payload::parse(bytes)?;
+    let payload::SignedStatement { digest, identity: name } = payload::parse(bytes)?;
     let identities = [
         ("exact", Identity::Exact),
         ("digest or exact", Identity::RepositoryOfDigestOrExact),

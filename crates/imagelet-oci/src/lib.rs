@@ -7,12 +7,12 @@ mod admission;
 mod confine;
 mod engine;
 #[doc(hidden)]
-pub mod failpoint;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash;
 mod image_archive;
+mod layer_sink;
 mod manifest;
 mod mount;
 mod overlay;
@@ -29,6 +29,10 @@ mod unpack;
 pub use admission::Admission;
 pub use confine::Confinement;
 pub use engine::{Engine, EngineConfig, check_signature_policy};
+pub use layer_sink::{
+    ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
+    LayerImport, LayerSink, StagedTree, Taken,
+};
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,

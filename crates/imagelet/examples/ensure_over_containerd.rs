@@ -9,7 +9,7 @@ use imagelet_core::{
     records::{PullRecords, VerificationPolicy},
     runtime::{RuntimeManager, no_progress},
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
 /// Deadline of each call but a pull.
 const CALL_MAX: Duration = Duration::from_secs(10);

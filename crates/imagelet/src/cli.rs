@@ -7,7 +7,6 @@ mod install;
 mod kubelet_options;
 mod pages;
 mod serve;
-mod template;
 #[cfg(test)]
 mod tests;
 mod usage_error;
@@ -28,7 +27,6 @@ pub(crate) use self::{
     image_filter::ImageFilter,
     install::{InstallArgs, PodCommand, PodInstallArgs, Role},
     serve::ServeArgs,
-    template::{Template, TemplateError},
     usage_error::{format_of, has_lines, usage_failure},
     values::Since,
 };
@@ -93,17 +91,14 @@ pub(crate) enum Command {
     #[command(after_help = "Example: imagelet ensure -f pod.yaml --secret registry-secret.yaml")]
     Ensure(EnsureArgs),
     /// List images.
-    #[command(visible_aliases = ["list", "images"], after_help = "Example: imagelet ls --filter unused=true --format '{{.ID}} {{.Size}}'")]
+    #[command(visible_aliases = ["list", "images"], after_help = "Example: imagelet ls --filter unused=true")]
     Ls(LsArgs),
     /// Show one image.
-    #[command(after_help = "Example: imagelet inspect --format '{{json .Config.Env}}' busybox:1.36")]
+    #[command(after_help = "Example: imagelet inspect busybox:1.36")]
     Inspect {
         /// Print nothing of the image; exit 1 when it is absent.
         #[arg(short, long)]
         quiet: bool,
-        /// Print by a template: `{{.Id}}`, `{{json .Config}}`, or `json`.
-        #[arg(long, value_name = "TEMPLATE")]
-        format: Option<Template>,
         /// Name, id, or unique beginning of an id.
         #[arg(value_name = "REF")]
         image: String,
@@ -206,13 +201,6 @@ pub(crate) enum Command {
         #[arg(short, long)]
         verbose: bool,
     },
-    /// Show pulls, queue, disk and decisions live; `q` ends it. Without a terminal it prints one frame.
-    #[command(after_help = "Example: imagelet top --once -o json")]
-    Top {
-        /// Print one frame and end.
-        #[arg(long)]
-        once: bool,
-    },
     /// Prefetch images on the nodes of a cluster: create, show and delete `ImageSet` objects.
     #[command(subcommand, after_help = "Example: imagelet prefetch crds")]
     Prefetch(PrefetchCommand),
@@ -228,7 +216,7 @@ pub(crate) enum Command {
     /// What the containers of the Helm chart run.
     #[command(subcommand, hide = true)]
     Pod(PodCommand),
-    /// Print a script that completes commands, flags and the names of images in a shell.
+    /// Print a script that completes commands and flags in a shell.
     #[command(after_help = "Example: source <(imagelet completions bash)")]
     Completions {
         /// Which shell.
@@ -271,15 +259,6 @@ impl Command {
         match self {
             Self::Pull(arguments) => Some(("pull", &arguments.login)),
             Self::Doctor(arguments) => Some(("doctor", &arguments.login)),
-            _ => None,
-        }
-    }
-
-    fn format(&self) -> Option<&Template> {
-        match self {
-            Self::Ls(arguments) => arguments.format.as_ref(),
-            Self::Inspect { format, .. } => format.as_ref(),
-            Self::Events(arguments) => arguments.format.as_ref(),
             _ => None,
         }
     }
@@ -387,9 +366,6 @@ pub(crate) struct LsArgs {
     /// Only images with `reference=GLOB`, `dangling=true`, `unused=true`, `pinned=true`; repeatable.
     #[arg(short, long = "filter", value_name = "NAME=VALUE")]
     pub(crate) filters: Vec<ImageFilter>,
-    /// Print by a template, a line for each name: `{{.ID}}`, `table {{.Repository}}\t{{.Size}}`, or `json`.
-    #[arg(long, value_name = "TEMPLATE", conflicts_with = "quiet")]
-    pub(crate) format: Option<Template>,
     /// Understood, as in earlier versions; images without a tag are listed without it.
     #[arg(short, long, hide = true)]
     all: bool,
@@ -406,9 +382,6 @@ pub(crate) struct EventsArgs {
     /// Only what happened since then: `2h` ago, or an RFC 3339 time.
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<Since>,
-    /// Print each event by a template: `{{.reason}} {{.message}}`, or `json`.
-    #[arg(long, value_name = "TEMPLATE")]
-    pub(crate) format: Option<Template>,
 }
 
 #[derive(Debug, Args)]
@@ -542,9 +515,6 @@ impl Cli {
             (false, true) => cli.global.endpoint = None,
             (false, false) if cli.global.endpoint.is_some() => cli.global.store = None,
             (false, false) => {}
-        }
-        if cli.command.format().is_some() && typed("output") {
-            return conflict("the argument '--format <TEMPLATE>' cannot be used with '--output <FORMAT>'");
         }
         if let Command::Help { topic } = &cli.command
             && !help::is_topic(topic)

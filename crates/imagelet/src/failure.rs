@@ -84,13 +84,13 @@ impl Failure {
 
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let fault = error.fault();
-        let mut failure = Self::of(error).at(fault.class, fault.hop);
+        let mut failure = Self::of(error).at(fault.class, fault.stage);
         failure.reason = error.reason().into();
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
         // What a runtime's registry did is in the runtime's own words.
-        if fault.hop != Stage::Runtime
+        if fault.stage != Stage::Runtime
             && let Some(advice) = advice(fault.class)
         {
             failure = failure.or_hint(advice);
@@ -99,8 +99,8 @@ impl Failure {
     }
 
     #[must_use]
-    pub(crate) fn at(mut self, class: ErrorClass, hop: Stage) -> Self {
-        self.fault = Some(Box::new(FaultWords { class: class.word().into(), hop: hop.word().into() }));
+    pub(crate) fn at(mut self, class: ErrorClass, stage: Stage) -> Self {
+        self.fault = Some(Box::new(FaultWords { class: class.word().into(), hop: stage.word().into() }));
         self
     }
 

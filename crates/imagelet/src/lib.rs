@@ -53,11 +53,6 @@ pub fn run_process() -> ExitCode {
     secret_hygiene::forbid_core_dumps();
     secret_hygiene::raise_file_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
-    match commands::complete_word(&arguments) {
-        Ok(false) => {}
-        Ok(true) => return ExitCode::SUCCESS,
-        Err(failure) => return report(&failure, Format::default(), false),
-    }
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {

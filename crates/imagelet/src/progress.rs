@@ -121,7 +121,7 @@ fn line(said: &mut Said, step: &Step) -> Option<String> {
             let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
             Some(format!("{}, {total} to fetch at most", counted(resolved.len(), "layer")))
         }
-        Step::Silence { note } => Some(printable(note)),
+        Step::Notice { note } => Some(printable(note)),
         Step::Waiting { host, over } => {
             let (was, is) = unanswered(&mut said.unanswered, host, *over);
             (was == 0 && is == 1).then(|| waiting_for(host))
@@ -417,7 +417,7 @@ impl Bars {
                 return;
             }
             // The steps of a pod's images arrive one by one, each on a screen of its own.
-            Step::Silence { note } => {
+            Step::Notice { note } => {
                 drop(self.screen.println(printable(&note)));
                 return;
             }

@@ -4,7 +4,6 @@ mod activation;
 mod connection_limits;
 mod filesystems;
 mod images;
-mod imports;
 mod readiness;
 mod reload;
 mod socket;
@@ -14,8 +13,8 @@ mod wiring;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use imagelet_cri::{Handlers, RuntimeServer};
 use imagelet_oci::Access;
+use imagelet_runtime::cri::{Handlers, RuntimeServer};
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -133,7 +132,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let handler =
         Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let routes = api::serve_calls(imagelet_cri::routes(images, handlers, runtime), handler);
+    let routes = api::serve_calls(imagelet_runtime::cri::routes(images, handlers, runtime), handler);
     let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
     // A stop does not wait for the store.
     let mut opening = async || {
@@ -162,7 +161,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
         let http_listener = bind_http().await?;
-        let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| {
+        let listener = imagelet_runtime::cri::listen(&settings.socket).await.map_err(|error| {
             Failure::because(format!("could not listen on `{}`", settings.socket.display()), &error)
         })?;
         let guard = SocketGuard::new(&settings.socket);

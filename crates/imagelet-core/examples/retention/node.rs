@@ -14,6 +14,7 @@ use imagelet_core::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{HandedOut, Inventory},
+    node_policy::NodePolicy,
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
         LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
@@ -83,12 +84,12 @@ pub(crate) async fn live(
     let inventory = Arc::new(Inventory::open(runtime.clone(), None)?);
     let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(world.clone()));
     let policy = GcPolicy::new(HIGH, LOW, Duration::from_mins(2), None)?;
-    let order = match way {
-        Way::Kubelet => GcOrder::Kubelet,
-        Way::Lru => GcOrder::Lru,
-        Way::Cost | Way::Ahead => GcOrder::Cost,
+    let (order, rules) = match way {
+        Way::Kubelet => (GcOrder::ListedSizes, NodePolicy::KUBELET.gc),
+        Way::Lru => (GcOrder::Lru, policy.rules),
+        Way::Cost | Way::Ahead => (GcOrder::Cost, policy.rules),
     };
-    let policy = GcPolicy { order, ..policy };
+    let policy = GcPolicy { order, rules, ..policy };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
     let ahead = Foresight::of(&history.starts);
     let mut starts = history.starts.iter().peekable();

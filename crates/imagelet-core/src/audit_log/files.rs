@@ -3,35 +3,22 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, Write as _},
-    ops::ControlFlow,
     os::unix::fs::{DirBuilderExt as _, FileExt as _},
     path::{Path, PathBuf},
 };
 
-use super::record::Line;
+use super::record::{Act, Line};
 use crate::{failpoint::Step, image::ByteSize};
 
 /// The number of files of a full log; removing one loses a quarter of the history.
 const FILES: u64 = 4;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
-/// What a reader from the end reads at once, and more for a longer line.
-pub(super) const BLOCK_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct LogFiles {
-    pub(super) directory: PathBuf,
+    directory: PathBuf,
     bytes_max: u64,
-}
-
-/// The youngest file, locked against other writers.
-#[derive(Debug)]
-pub(super) struct Youngest {
-    _lock: File,
-    /// Increases with every file.
-    pub(super) number: u64,
-    file: File,
-    pub(super) length: u64,
 }
 
 /// Lines and files that a reader skipped.
@@ -48,45 +35,33 @@ impl LogFiles {
         Self { directory: directory.to_owned(), bytes_max }
     }
 
-    /// Limit of one file and of one append.
-    pub(super) fn file_bytes_max(&self) -> u64 {
-        self.bytes_max / FILES
-    }
-
-    /// Waits for the lock of the writing processes, and starts a new file when the youngest is full.
-    pub(super) fn youngest(&self) -> io::Result<Youngest> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(self.directory.join(LOCK))?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
-        let (number, length) = match list(&self.directory)?.pop() {
-            Some((number, path)) => (number, fs::metadata(path)?.len()),
-            None => (1, 0),
-        };
-        let number = number + u64::from(length >= self.file_bytes_max());
-        let path = self.directory.join(format!("{number:010}{SUFFIX}"));
-        let file = File::options().read(true).append(true).create(true).open(&path)?;
-        let length = file.metadata()?.len();
-        if length == 0 {
-            File::open(&self.directory)?.sync_all()?;
-        }
-        Ok(Youngest { _lock: lock, number, file, length })
-    }
-
-    /// Appends all lines or none, after removing as many of the oldest files as they need.
-    pub(super) fn append(&self, youngest: &mut Youngest, lines: &[Line]) -> io::Result<()> {
+    /// Appends all lines or none, under the lock of the writing processes: to a new file where the youngest is full, and
+    /// after removing as many of the oldest files as they need.
+    pub(super) fn append(&self, lines: &[Line], is_synced: bool) -> io::Result<()> {
         let mut text = Vec::new();
         for line in lines {
             serde_json::to_writer(&mut text, line).map_err(io::Error::other)?;
             text.push(b'\n');
         }
-        if text.len() as u64 > self.file_bytes_max() {
-            let (length, limit) = (ByteSize(text.len() as u64), ByteSize(self.file_bytes_max()));
+        let file_bytes_max = self.bytes_max / FILES;
+        if text.len() as u64 > file_bytes_max {
+            let (length, limit) = (ByteSize(text.len() as u64), ByteSize(file_bytes_max));
             return Err(io::Error::other(format!("lines of {length}; the limit is {limit}")));
         }
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let lock = File::options().create(true).truncate(false).write(true).open(self.directory.join(LOCK))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
         let mut older = list(&self.directory)?;
-        older.retain(|(number, _)| *number < youngest.number);
+        let (mut number, mut length) = (1, 0);
+        if let Some((youngest, path)) = older.pop() {
+            (number, length) = (youngest, fs::metadata(&path)?.len());
+            if length >= file_bytes_max {
+                older.push((youngest, path));
+                (number, length) = (youngest + 1, 0);
+            }
+        }
         let lengths: Vec<u64> = older.iter().map(|(_, path)| fs::metadata(path).map_or(0, |it| it.len())).collect();
-        let mut total = lengths.iter().sum::<u64>() + youngest.length + text.len() as u64;
+        let mut total = lengths.iter().sum::<u64>() + length + text.len() as u64;
         for ((_, path), length) in older.iter().zip(lengths) {
             if total <= self.bytes_max {
                 break;
@@ -94,128 +69,89 @@ impl LogFiles {
             fs::remove_file(path)?;
             total -= length;
         }
-        youngest.append(&text)
+        let path = self.directory.join(format!("{number:010}{SUFFIX}"));
+        let file = File::options().read(true).append(true).create(true).open(path)?;
+        if length == 0 {
+            File::open(&self.directory)?.sync_all()?;
+        }
+        append(&file, length, &text)?;
+        if is_synced { file.sync_data() } else { Ok(()) }
     }
 }
 
-impl Youngest {
-    fn append(&mut self, text: &[u8]) -> io::Result<()> {
-        let before = self.length;
-        let mut last = [b'\n'];
-        if before > 0 {
-            self.file.read_exact_at(&mut last, before - 1)?;
-        }
-        // Two writes, so that a test can end the process between them.
-        let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
-        // Terminates a torn line of a crash, which readers skip.
-        let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
-        let written = self
-            .file
-            .write_all(end)
-            .and_then(|()| self.file.write_all(&text[..half]))
-            .inspect(|()| Step::DecisionHalfWritten.reach())
-            .and_then(|()| self.file.write_all(&text[half..]));
-        if let Err(error) = written {
-            // If the truncation fails as well, readers skip the torn line.
-            drop(self.file.set_len(before));
-            return Err(error);
-        }
-        self.length += (end.len() + text.len()) as u64;
-        Step::DecisionWritten.reach();
-        Ok(())
+fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
+    let mut last = [b'\n'];
+    if before > 0 {
+        file.read_exact_at(&mut last, before - 1)?;
     }
-
-    pub(super) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    // Two writes, so that a test can end the process between them.
+    let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
+    // Terminates a torn line of a crash, which readers skip.
+    let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
+    let written = file
+        .write_all(end)
+        .and_then(|()| file.write_all(&text[..half]))
+        .inspect(|()| Step::DecisionHalfWritten.reach())
+        .and_then(|()| file.write_all(&text[half..]));
+    if let Err(error) = written {
+        // If the truncation fails as well, readers skip the torn line.
+        drop(file.set_len(before));
+        return Err(error);
     }
+    Step::DecisionWritten.reach();
+    Ok(())
 }
 
-/// Reads every line with the number of its file, oldest first. Takes no lock: a line in progress counts as damaged.
+/// Reads every line, oldest first. Takes no lock: a line in progress counts as damaged.
 ///
 /// # Errors
 /// When the directory cannot be read; an absent one is an empty log.
-pub(super) fn read(directory: &Path, mut take: impl FnMut(u64, Line)) -> io::Result<Damage> {
+pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
-    for (number, path) in list(directory)? {
-        match File::open(&path).and_then(|file| read_file(file, number, &mut damage, &mut take)) {
-            Ok(()) => {}
-            Err(error) => damage.files += u64::from(is_damaged(&path, &error)),
-        }
+    for (_, path) in list(directory)? {
+        read_file(&path, &mut damage, &mut take);
     }
     Ok(damage)
 }
 
-/// Reads lines from the last one backwards, until `take` breaks or `bytes_max` are read. Takes no lock, and skips what is
-/// damaged.
+/// The last acts, the latest first. Reads no more files than they need.
 ///
 /// # Errors
 /// As [`read`].
-pub(super) fn read_back(
-    directory: &Path,
-    bytes_max: u64,
-    mut take: impl FnMut(Line) -> ControlFlow<()>,
-) -> io::Result<()> {
-    let mut left = bytes_max;
+pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
+    let mut recent = Vec::new();
     for (_, path) in list(directory)?.into_iter().rev() {
-        match File::open(&path).and_then(|file| read_file_back(&file, &mut left, &mut take)) {
-            Ok(ControlFlow::Break(())) => break,
-            Ok(ControlFlow::Continue(())) => {}
-            Err(error) => {
-                let _ = is_damaged(&path, &error);
-            }
+        if recent.len() >= max {
+            break;
         }
+        let mut of_file = Vec::new();
+        read_file(&path, &mut Damage::default(), &mut |line| {
+            if let Line::Act(act) = line {
+                of_file.push(act);
+            }
+        });
+        recent.extend(of_file.into_iter().rev().take(max - recent.len()));
     }
-    Ok(())
+    Ok(recent)
 }
 
-fn read_file_back(
-    file: &File,
-    left: &mut u64,
-    take: &mut impl FnMut(Line) -> ControlFlow<()>,
-) -> io::Result<ControlFlow<()>> {
-    let mut start = file.metadata()?.len();
-    // What is read and not taken: the end of a line that begins before `start`.
-    let mut text = Vec::new();
-    while start > 0 {
-        // Doubled for a long line, so that it is not searched for its beginning once for each block.
-        let length = BLOCK_BYTES.max(text.len()).min(usize::try_from(start.min(*left)).unwrap_or(usize::MAX));
-        if length == 0 {
-            return Ok(ControlFlow::Break(()));
-        }
-        (start, *left) = (start - length as u64, *left - length as u64);
-        let mut block = vec![0; length];
-        file.read_exact_at(&mut block, start)?;
-        block.append(&mut text);
-        text = block;
-        while let Some(end) = text.iter().rposition(|byte| *byte == b'\n') {
-            if let Ok(line) = serde_json::from_slice(&text[end + 1..])
-                && take(line).is_break()
-            {
-                return Ok(ControlFlow::Break(()));
+fn read_file(path: &Path, damage: &mut Damage, take: &mut impl FnMut(Line)) {
+    let mut read = || {
+        for line in BufReader::new(File::open(path)?).split(b'\n') {
+            match serde_json::from_slice(&line?) {
+                Ok(line) => take(line),
+                Err(_) => damage.lines += 1,
             }
-            text.truncate(end);
         }
-    }
-    Ok(serde_json::from_slice(&text).map_or(ControlFlow::Continue(()), take))
-}
-
-/// Whether a file that cannot be read is damaged, which is logged: the writing process may have removed it meanwhile.
-fn is_damaged(path: &Path, error: &io::Error) -> bool {
-    let is_damaged = error.kind() != io::ErrorKind::NotFound;
-    if is_damaged {
+        Ok::<_, io::Error>(())
+    };
+    // The writing process may have removed it meanwhile.
+    if let Err(error) =
+        read().or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    {
         tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
+        damage.files += 1;
     }
-    is_damaged
-}
-
-fn read_file(file: File, number: u64, damage: &mut Damage, take: &mut impl FnMut(u64, Line)) -> io::Result<()> {
-    for line in BufReader::new(file).split(b'\n') {
-        match serde_json::from_slice(&line?) {
-            Ok(line) => take(number, line),
-            Err(_) => damage.lines += 1,
-        }
-    }
-    Ok(())
 }
 
 /// All files of the log, oldest first; none for an absent directory.

@@ -1,4 +1,4 @@
-//! The audit log: what was done to images, what was decided on them and why, as JSON lines on disk.
+//! The audit log: what was done to images and why, one JSON line on disk for each act, removal and refusal.
 //!
 //! ```text
 //! DIRECTORY/NNNNNNNNNN.jsonl   the youngest has the highest number; the oldest is removed when room is needed
@@ -6,20 +6,17 @@
 //! ```
 //!
 //! The directory may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
-//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. A
-//! collection is written as its differences from the previous one, and each file describes every image again, so that
-//! no file depends on an older one. Readers take no lock; other files in the directory are ignored.
+//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. Readers take
+//! no lock; other files in the directory are ignored.
 //!
 //! **Invariant:** writing never fails a caller and never makes it wait. A record that cannot be written, because the
 //! disk is full or slow, is counted, and the count is written after writing succeeds again.
 
 mod files;
 mod history;
-mod recent;
 mod record;
 #[cfg(test)]
 mod tests;
-mod write;
 
 use std::{
     io,
@@ -30,21 +27,22 @@ use std::{
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
+    time::SystemTime,
 };
 
 pub use self::{
     files::Damage,
-    history::{Happening, HappeningKind, History, ImageHistory},
-    recent::RecentHappening,
-    record::{Act, ActCode, Decision, Outcome, OutcomeResult, PullHost, Run, RunHead},
+    history::{History, ImageHistory},
+    record::{Act, ActCode, PullHost},
 };
-use self::{files::LogFiles, write::Writer};
+use self::{
+    files::LogFiles,
+    record::{Line, LostLine},
+};
 
-/// Limit of queued acts and collections; more are lost and counted.
+/// Limit of queued acts; more are lost and counted.
 const WAITING_MAX: usize = 256;
-/// How far the last happenings are searched back: a file of a log of the default size. The history of an image has the rest.
-const RECENT_BYTES_MAX: u64 = 4 << 20;
-/// A smaller log cannot hold one collection of an ordinary node.
+/// A smaller log would soon forget.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
 /// The audit log of a node, written by a separate thread that starts with the first line.
@@ -73,9 +71,8 @@ struct Worker {
 
 #[derive(Debug)]
 enum Message {
-    Act(Act),
-    Run(Box<Run>),
-    /// Answered after all earlier records are written.
+    Act(Box<Act>),
+    /// Answered after all earlier acts are written.
     Flush(SyncSender<()>),
 }
 
@@ -101,17 +98,7 @@ impl AuditLog {
 
     /// Queues an act without waiting.
     pub fn act(&self, act: Act) {
-        self.send(Message::Act(act));
-    }
-
-    /// Queues a collection without waiting.
-    pub fn run(&self, run: Run) {
-        self.send(Message::Run(Box::new(run)));
-    }
-
-    /// Whether the log is enabled.
-    pub fn is_on(&self) -> bool {
-        self.bytes_max > 0
+        self.send(Message::Act(Box::new(act)));
     }
 
     /// Blocks until all queued records are written or lost.
@@ -139,20 +126,17 @@ impl AuditLog {
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
     }
 
-    /// The last happenings of all images, the latest first. Reads no more of the log than they need, and at most the last
-    /// few MiB, so that older ones may be missing where collections that removed nothing fill these. Blocks.
+    /// The last acts on all images, the latest first. Blocks.
     ///
     /// # Errors
     /// As [`Self::history`].
-    pub fn recent(&self, max: usize) -> io::Result<Vec<RecentHappening>> {
+    pub fn recent(&self, max: usize) -> io::Result<Vec<Act>> {
         self.flush();
-        self.directory
-            .as_deref()
-            .map_or_else(|| Ok(Vec::new()), |directory| recent::recent(directory, max, RECENT_BYTES_MAX))
+        self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| files::recent(directory, max))
     }
 
     fn send(&self, message: Message) {
-        let (Some(directory), true) = (&self.directory, self.is_on()) else { return };
+        let (Some(directory), true) = (&self.directory, self.bytes_max > 0) else { return };
         let mut worker = self.lock();
         let running = worker.take().map_or_else(|| Worker::start(directory, self.bytes_max, &self.state), Ok);
         let sent = match running {
@@ -198,17 +182,36 @@ impl WriteState {
 impl Worker {
     fn start(directory: &Path, bytes_max: u64, state: &Arc<WriteState>) -> io::Result<Self> {
         let (queue, messages) = sync_channel(WAITING_MAX);
-        let writer = Writer::new(LogFiles::new(directory, bytes_max), Arc::clone(state));
-        let thread = std::thread::Builder::new().name("audit-log".into()).spawn(move || work(writer, &messages))?;
+        let (files, state) = (LogFiles::new(directory, bytes_max), Arc::clone(state));
+        let thread =
+            std::thread::Builder::new().name("audit-log".into()).spawn(move || work(&files, &state, &messages))?;
         Ok(Self { queue, thread })
     }
 }
 
-fn work(mut writer: Writer, messages: &Receiver<Message>) {
+fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
+    // Lost acts that the log does not report yet, and why.
+    let (mut lost, mut lost_for) = (0, String::new());
     while let Ok(message) = messages.recv() {
         match message {
-            Message::Act(act) => writer.act(act),
-            Message::Run(run) => writer.run(*run),
+            Message::Act(act) => {
+                // An unreachable registry causes many failed pulls, none of which changes an image.
+                let is_synced = !act.code.is_of_a_name();
+                let report = LostLine { at: SystemTime::now(), count: lost, error: lost_for.clone() };
+                let report = (lost > 0).then_some(Line::Lost(report));
+                let lines: Vec<Line> = report.into_iter().chain([Line::Act(*act)]).collect();
+                match files.append(&lines, is_synced) {
+                    Ok(()) => {
+                        lost = 0;
+                        state.succeeded();
+                    }
+                    Err(error) => {
+                        lost += 1;
+                        lost_for = error.to_string();
+                        state.failed(&lost_for);
+                    }
+                }
+            }
             // The waiting caller may have disconnected.
             Message::Flush(done) => drop(done.send(())),
         }

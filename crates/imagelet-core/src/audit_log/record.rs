@@ -1,8 +1,7 @@
-//! What is recorded, single acts and collections with what they decided, and the lines of the log.
+//! What is recorded: the lines of the log.
 //!
 //! ```text
-//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      something was done
-//! {"run":{"head":{"at":…,"by":"timer"},"decided":[…],…}}       images were collected
+//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal, or a refusal of one
 //! {"lost":{"at":…,"count":3,"error":…}}                        so much could not be written
 //! ```
 //!
@@ -12,7 +11,6 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// One act on an image or on the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +35,9 @@ pub struct Act {
     /// Duration in milliseconds, where recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
+    /// Of a removal by a collection, or its refusal: the stable code of the reason.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
     /// The reason as text, where the code is not enough.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -113,21 +114,21 @@ pub enum ActCode {
     PullFailed,
     /// The caller of a pull disconnected before the end; the act has names and no key.
     PullGivenUp,
-    /// A collection is about to remove the image. The collection records the outcome unless the process ends first.
-    Removing,
-}
-
-impl Act {
-    /// Whether the act is a pull without an image: names and no key.
-    pub(super) fn is_of_a_name(&self) -> bool {
-        matches!(self.code, ActCode::PullFailed | ActCode::PullGivenUp)
-    }
+    /// A collection removed the image.
+    Removed,
+    /// A collection did not remove an image that it had chosen: the runtime refused, or a check after the plan did.
+    Refused,
 }
 
 impl ActCode {
-    /// Whether the image was present at the time of the act.
-    pub(super) fn shows_presence(self) -> bool {
-        matches!(self, Self::Pulled | Self::Imported | Self::Adopted | Self::Removing)
+    /// Whether the act is a pull without an image: names and no key.
+    pub(super) fn is_of_a_name(self) -> bool {
+        matches!(self, Self::PullFailed | Self::PullGivenUp)
+    }
+
+    /// Whether the names of the act are patterns.
+    pub(super) fn is_of_pins(self) -> bool {
+        matches!(self, Self::Pinned | Self::Unpinned)
     }
 
     /// The stable code.
@@ -142,117 +143,16 @@ impl ActCode {
             Self::Adopted => "adopted",
             Self::PullFailed => "pull_failed",
             Self::PullGivenUp => "pull_given_up",
-            Self::Removing => "removing",
+            Self::Removed => "removed",
+            Self::Refused => "refused",
         }
     }
-}
-
-/// A collection. The log has it by its differences from the previous one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Run {
-    /// Times, requester and totals.
-    pub head: RunHead,
-    /// One decision per listed image; in the log those that changed, or whose image has other names or another size.
-    #[serde(default, rename = "decided", skip_serializing_if = "Vec::is_empty")]
-    pub decisions: Vec<Decision>,
-    /// Images that are no longer listed; the writer finds them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gone: Vec<String>,
-    /// The attempted removals, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub outcomes: Vec<Outcome>,
-    /// Number of decisions omitted because the log has no room.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub left_out: u64,
-}
-
-/// Times, requester and totals of a collection.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunHead {
-    /// Start of the collection.
-    #[serde(with = "moment")]
-    pub at: SystemTime,
-    /// End of the collection; images are listed between the two.
-    #[serde(with = "moment")]
-    pub until: SystemTime,
-    /// The requester: `timer`, `command`, `pull`, `pressure`.
-    pub by: String,
-    /// Decisions without removals.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shadow: bool,
-    /// Listed bytes of the removed images.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub claimed: u64,
-    /// Bytes that became available on the disk, where measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<u64>,
-    /// Errors of the collection.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failures: Vec<String>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-/// The decision on one image.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
-    /// The image's key.
-    pub key: String,
-    /// Its names.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub names: Vec<String>,
-    /// The listed size in bytes.
-    pub size: u64,
-    /// Whether the image is to be removed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub goes: bool,
-    /// The stable code of the reason.
-    pub code: String,
-    /// The inputs of the reason.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub inputs: Value,
-    /// The reason as text.
-    pub text: String,
-}
-
-/// The result of one removal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The image's key.
-    pub key: String,
-    /// Its names.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub names: Vec<String>,
-    /// Result of the removal.
-    pub result: OutcomeResult,
-}
-
-/// Result of a removal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OutcomeResult {
-    /// Removed; the listed size in bytes.
-    Removed(u64),
-    /// The runtime failed to remove it; its error.
-    Failed(String),
-    /// A check after the plan prevented the removal.
-    Spared {
-        /// The stable code of the check.
-        code: String,
-        /// The check's result as text.
-        text: String,
-    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Act(Act),
-    Run(Run),
     Lost(LostLine),
 }
 
@@ -273,11 +173,11 @@ pub(super) mod moment {
     use jiff::Timestamp;
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _, ser::Error as _};
 
-    pub(in super::super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&Timestamp::try_from(*time).map_err(S::Error::custom)?)
     }
 
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse::<Timestamp>().map(SystemTime::from).map_err(D::Error::custom)
     }

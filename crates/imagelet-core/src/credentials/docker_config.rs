@@ -121,8 +121,8 @@ impl DockerConfig {
         Ok(config)
     }
 
-    /// Without what the kubelet does not read.
-    pub(super) fn for_kubelet(mut self) -> Self {
+    /// Without identity tokens, which the kubelet does not read.
+    pub(super) fn without_tokens(mut self) -> Self {
         self.entries.values_mut().for_each(|entry| entry.identity_token = None);
         self
     }
@@ -347,7 +347,7 @@ mod tests {
                             };
                             (key.clone(), entry)
                         });
-                        let parsed = parsed.map(|read| read.for_kubelet().entries);
+                        let parsed = parsed.map(|read| read.without_tokens().entries);
                         assert_eq!(parsed, Ok(entries.collect()), "{}", case["name"]);
                     }
                 }

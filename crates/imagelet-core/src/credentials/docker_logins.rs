@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,6 +23,7 @@ use super::{
     provider::{CredentialHelpers, HelperError},
 };
 use crate::{
+    durable::{MachineDisk, replace_file_on},
     image::{ByteSize, DOCKER_HUB, is_docker_hub, shown_name},
     printable::printable_start,
 };
@@ -210,12 +211,7 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
         return Err(io::Error::other(format!("it would be longer than {limit}")));
     }
     let beside = folder.join(format!(".config.json.{}", std::process::id()));
-    let written = write(&beside, &document, owner.as_ref()).and_then(|()| fs::rename(&beside, &target));
-    if written.is_err() {
-        drop(fs::remove_file(&beside));
-    }
-    written?;
-    lock.sync_all()?;
+    replace_file_on(&MachineDisk, &target, &beside, "state", |file| write(file, &document, owner.as_ref()))?;
     Ok(true)
 }
 
@@ -238,15 +234,12 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a JSON object with an object `auths`")
 }
 
-/// A new file that only its owner reads; the owner of the file before keeps it.
-fn write(path: &Path, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
-    drop(fs::remove_file(path));
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+/// The owner of the file before keeps it.
+fn write(file: &mut File, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
     if let Some(owner) = owner.filter(|owner| owner.uid() != file.metadata().map_or(owner.uid(), |own| own.uid())) {
-        fchown(&file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;
+        fchown(&*file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;
     }
-    file.write_all(document)?;
-    file.sync_all()
+    file.write_all(document)
 }
 
 #[cfg(test)]

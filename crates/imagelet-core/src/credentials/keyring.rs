@@ -111,21 +111,22 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one.
-    pub(crate) fn from_secrets(secrets: &[PullSecret], is_kubelet: bool) -> (Self, Vec<KeyringError>) {
+    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one. The kubelet
+    /// reads no identity tokens.
+    pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
-        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, is_kubelet).err()).collect();
+        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, with_tokens).err()).collect();
         (keyring, unreadable)
     }
 
-    fn add_secret(&mut self, secret: &PullSecret, is_kubelet: bool) -> Result<(), KeyringError> {
+    fn add_secret(&mut self, secret: &PullSecret, with_tokens: bool) -> Result<(), KeyringError> {
         if secret.document.expose().is_empty() {
             return Ok(());
         }
         let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
             KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
         })?;
-        let document = if is_kubelet { document.for_kubelet() } else { document };
+        let document = if with_tokens { document } else { document.without_tokens() };
         self.add(&CredentialSource::Secret(secret.identity.clone()), document);
         Ok(())
     }
@@ -323,7 +324,7 @@ mod tests {
                     None => CredentialSource::Node,
                 };
                 let document = DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable");
-                keyring.add(&source, document.for_kubelet());
+                keyring.add(&source, document.without_tokens());
             }
             let keys: Vec<&str> = keyring.keys().collect();
             let expected: Vec<String> = serde_json::from_value(case["expected"]["index"].clone()).unwrap_or_default();
@@ -421,7 +422,7 @@ mod tests {
         let document = r#"{"auths": {"a.azurecr.io": {"auth": "MDAwMDAwMDAtMDAwMC0wMDAwLTAwMDAtMDAwMDAwMDAwMDAwOg==",
             "identitytoken": "eyJhbGciOi"}, "b.azurecr.io": {"username": "<token>", "IdentityToken": "other"},
             "c.azurecr.io": {"username": "u", "password": "p", "identitytoken": ""}}}"#;
-        let (keyring, unreadable) = Keyring::from_secrets(&[secret("s", document)], false);
+        let (keyring, unreadable) = Keyring::from_secrets(&[secret("s", document)], true);
         assert_eq!(unreadable.len(), 0);
         let kind = |host: &str| keyring.lookup(&format!("{host}/app")).remove(0).credential.kind;
         assert_eq!(kind("a.azurecr.io"), CredentialKind::IdentityToken(Secret::new("eyJhbGciOi")));
@@ -464,7 +465,7 @@ mod tests {
     #[test]
     fn the_login_for_docker_hub_is_not_for_a_host_without_a_dot() {
         let document = LOGIN.replace("reg.io", "https://index.docker.io/v1/");
-        let (keyring, _) = Keyring::from_secrets(&[secret("s", &document)], false);
+        let (keyring, _) = Keyring::from_secrets(&[secret("s", &document)], true);
         for (repository, at_host, to_kubelet) in [
             ("docker.io/library/app", 1, 1),
             ("mirror/library/app", 0, 1),
@@ -474,7 +475,7 @@ mod tests {
             assert_eq!(keyring.lookup_at(repository).len(), at_host, "{repository}");
             assert_eq!(keyring.lookup(repository).len(), to_kubelet, "{repository}");
         }
-        let (mut keyring, _) = Keyring::from_secrets(&[secret("s", &LOGIN.replace("reg.io", "mirror"))], false);
+        let (mut keyring, _) = Keyring::from_secrets(&[secret("s", &LOGIN.replace("reg.io", "mirror"))], true);
         assert_eq!(keyring.lookup_at("mirror/library/app").len(), 1, "its own entry");
         for _ in 0..2 {
             let document = LOGIN.replace("reg.io", "mirror");
@@ -487,7 +488,7 @@ mod tests {
     #[test]
     fn a_keyring_does_not_print_what_it_holds() {
         let secret = secret("s", LOGIN);
-        let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret), false);
+        let (keyring, _) = Keyring::from_secrets(std::slice::from_ref(&secret), true);
         let found = keyring.lookup("reg.io/a");
         assert_eq!(found.len(), 1);
         assert!(!format!("{secret:?} {keyring:?} {found:?}").contains("hunter2"));
@@ -497,7 +498,7 @@ mod tests {
     fn each_readable_secret_of_a_pod_is_tried_and_each_other_one_is_named() {
         let second = LOGIN.replace("hunter2", "other");
         let secrets = [secret("a", LOGIN), secret("bad", "hunter2"), secret("empty", ""), secret("b", &second)];
-        let (keyring, unreadable) = Keyring::from_secrets(&secrets, false);
+        let (keyring, unreadable) = Keyring::from_secrets(&secrets, true);
         let tried: Vec<String> = keyring
             .lookup("reg.io/a")
             .into_iter()

@@ -197,7 +197,7 @@ fn read_files(files: &[NodeFile], reads_all: bool) -> Option<NodeCredentials> {
                 helpers.push((document.helpers.clone(), refused));
                 match spelling {
                     Some(spelling) => keyring.add_spelled(*spelling, &CredentialSource::Node, document),
-                    None => keyring.add(&CredentialSource::Node, document.for_kubelet()),
+                    None => keyring.add(&CredentialSource::Node, document.without_tokens()),
                 }
                 if !reads_all {
                     break;

@@ -3,14 +3,16 @@
 use std::{
     collections::HashMap,
     fmt,
-    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 
+use crate::bounded_map::make_room;
+
 use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use crate::backoff::random;
 
 /// Tokens with a longer lifetime are renewed after this time too.
 const AGE_MAX: Duration = Duration::from_hours(24);
@@ -37,11 +39,7 @@ impl TokenCache {
     fn keep(&self, request: &TokenRequest, token: IssuedToken, now: SystemTime) {
         let mut tokens = self.tokens();
         tokens.retain(|_, token| !is_expired(token, now));
-        if tokens.len() >= TOKENS_MAX
-            && let Some(soonest) = tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
-        {
-            tokens.remove(&soonest);
-        }
+        make_room(&mut tokens, request, TOKENS_MAX, |token| token.expires);
         tokens.insert(request.clone(), token);
     }
 
@@ -107,7 +105,7 @@ fn is_expired(token: &IssuedToken, now: SystemTime) -> bool {
 }
 
 fn jitter() -> Duration {
-    Duration::from_secs(RandomState::new().hash_one(()) % JITTER_SECONDS)
+    Duration::from_secs(random() % JITTER_SECONDS)
 }
 
 impl fmt::Debug for TokenCache {

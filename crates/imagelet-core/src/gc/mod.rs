@@ -14,7 +14,6 @@ mod remove_on_request;
 mod report;
 mod run;
 mod run_health;
-mod shadow;
 
 #[cfg(test)]
 mod tests;
@@ -30,7 +29,6 @@ pub use self::{
     remove_on_request::{OrderError, UsedImages},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, RunTrigger},
     run_health::{GcRuns, RunMessage},
-    shadow::{Shadow, ShadowCounts},
 };
 use crate::{
     audit_log::AuditLog,
@@ -56,7 +54,6 @@ pub struct ImageGc {
 }
 
 impl ImageGc {
-    /// A collector of this runtime's images with the usage data of this inventory.
     pub fn new(runtime: RuntimeManager, inventory: Arc<Inventory>) -> Self {
         Self {
             runtime,
@@ -84,7 +81,6 @@ impl ImageGc {
         Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }
     }
 
-    /// Replaces the operating system's disk probe.
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
         Self { probe, ..self }

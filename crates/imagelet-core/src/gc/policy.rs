@@ -5,27 +5,26 @@ use std::time::Duration;
 use crate::{
     disks::DiskUse,
     image::{ByteSize, Percent},
+    node_policy::{GcRules, NodePolicy},
     runtime::Freed,
 };
 
-/// When to collect, and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
     /// Usage of the disk at which collecting starts and stops.
     pub bytes: GcMarks,
-    /// The same for inodes; `None`: inodes are ignored. The kubelet's order ignores them, too.
+    /// The same for inodes; `None`: inodes are ignored.
     pub inodes: Option<GcMarks>,
     /// The least time since the first sight or the last request.
     pub age_min: Duration,
     /// The longest idle time; `None`: age alone removes nothing.
     pub age_max: Option<Duration>,
-    /// The collection algorithm.
     pub order: GcOrder,
-    /// `None`: an unreachable goal removes nothing. The kubelet's order then removes all candidates.
+    /// `None`: an unreachable goal removes nothing.
     pub relief: Option<ReliefMarks>,
+    pub rules: GcRules,
 }
 
-/// The collection algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcOrder {
     /// Least recently used first; the whole plan is made before the first removal.
@@ -33,18 +32,15 @@ pub enum GcOrder {
     Lru,
     /// Lowest expected cost per exclusively used byte first; planned in the same way.
     Cost,
-    /// The kubelet's, exactly (`docs/spec/gc.md §6-§8`). A never used image is infinitely old.
-    Kubelet,
+    /// Least recently used first, removal by removal, until the listed sizes are enough; the next one follows a failed one
+    /// (`docs/spec/gc.md §6-§8`). Inodes and relief do not count.
+    ListedSizes,
 }
 
-/// A collection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcRequest {
-    /// Thresholds and ages.
     pub policy: GcPolicy,
-    /// How far to go.
     pub goal: GcGoal,
-    /// Decide and report without removing.
     pub dry_run: bool,
 }
 
@@ -53,9 +49,7 @@ pub struct GcRequest {
 pub enum GcGoal {
     /// Old images; then, above the high threshold, down to the low one.
     Threshold,
-    /// This many bytes, whatever the disk usage.
     Free(ByteSize),
-    /// Everything unused.
     AllUnused,
 }
 
@@ -76,13 +70,11 @@ impl GcMarks {
 /// Limits for removals when the goal is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
-    /// Least idle time of an image to remove.
     pub idle_min: Duration,
     /// Disk usage in percent from which other images are removed as well.
     pub critical: Percent,
 }
 
-/// Why the numbers are not a policy, in the kubelet's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GcPolicyError(String);
@@ -110,15 +102,14 @@ impl GcPolicy {
             age_max: age_max.filter(|age| !age.is_zero()),
             order: GcOrder::default(),
             relief: None,
+            rules: NodePolicy::IMAGELET.gc,
         })
     }
 
-    /// The high threshold.
     pub fn high(&self) -> Percent {
         self.bytes.high
     }
 
-    /// The low threshold.
     pub fn low(&self) -> Percent {
         self.bytes.low
     }
@@ -129,9 +120,9 @@ impl GcPolicy {
         Level { free: level.free.saturating_sub(bytes.0.into()), ..level }.is_at(self.high())
     }
 
-    /// Whether the kubelet's algorithm applies.
-    pub fn is_kubelet(&self) -> bool {
-        self.order == GcOrder::Kubelet
+    /// Whether a whole plan by exclusively used bytes is made before the first removal, and again where one is prevented.
+    pub(crate) fn is_planned(&self) -> bool {
+        self.order != GcOrder::ListedSizes
     }
 
     /// Whether periodic collection is disabled (`docs/spec/gc.md §9`); inode thresholds do not enable it.
@@ -177,7 +168,6 @@ impl Level {
         Self { all: disk.capacity.0.into(), free: disk.available.0.into() }
     }
 
-    /// `None`: no inode counts.
     fn inodes(disk: &DiskUse) -> Option<Self> {
         Some(Self { all: disk.inodes.filter(|all| *all > 0)?.into(), free: disk.inodes_free?.into() })
     }

@@ -36,11 +36,10 @@ impl Pruning {
 impl ImageGc {
     pub(super) async fn prune_records(&self, request: &GcRequest, report: &GcReport, mark: Option<PruneMark>) {
         let (Some(pruning), Some(mark), Some(present)) = (&self.pruning, mark, &report.present) else { return };
-        // The kubelet prunes in its hooks, by a list smaller than the present images.
-        let is_due = if request.policy.is_kubelet() {
-            report.hook.is_some()
-        } else {
+        let is_due = if request.policy.rules.prunes_by_present {
             pruning.trusts(present.len(), report.removed().count())
+        } else {
+            report.hook.is_some()
         };
         if !is_due {
             return;

@@ -19,7 +19,6 @@ pub enum Reason {
     Pinned(Vec<String>),
     /// Stays: these pods are bound to the node, and their containers of it do not exist yet.
     PodWaits(Vec<String>),
-    /// Stays: matches this keep rule.
     Rule(String),
     /// Stays: this label rule may match, and the labels are unknown.
     LabelsUnknown(String),
@@ -36,7 +35,6 @@ pub enum Reason {
     Awaited(Option<SystemTime>),
     /// Stays: in use at the last pass but one; a list may have missed its user.
     Released,
-    /// Stays: it was used since the collection began.
     JustUsed,
     /// Stays: no space was needed, or earlier removals free enough.
     NotNeeded,
@@ -44,47 +42,33 @@ pub enum Reason {
     InVain,
     /// Stays: the goal is out of reach, and it was not idle long enough to be removed in that case.
     Recent {
-        /// Its idle time.
         idle: Idle,
-        /// The required idle time.
         idle_min: Duration,
     },
-    /// Absent before its removal.
     Gone,
     /// Stays: the collection ended early, for this cause.
     Aborted(String),
     /// Stays: the runtime refused the removal with this error, because of a user that only the runtime sees.
     Refused(String),
-    /// Stays: the removal failed with this error.
     Failed(String),
     /// Stays: it cannot be removed, or was still there after its removal, for this reason.
     Remains(String),
-    /// Removed: idle for too long.
     Old {
-        /// Its idle time.
         idle: Idle,
-        /// The maximum idle time.
         age_max: Duration,
     },
-    /// Removed: space is wanted.
     Room {
-        /// Its idle time.
         idle: Idle,
         /// Bytes freed after the previous removals.
         frees: ByteSize,
     },
-    /// Removed: the goal is all unused images.
     Unused(Idle),
 }
 
-/// The purpose of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcPhase {
-    /// Idle for too long.
     Age,
-    /// Space is wanted.
     Space,
-    /// All unused images are removed.
     All,
 }
 
@@ -98,10 +82,8 @@ impl GcPhase {
     }
 }
 
-/// The idle time of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// Since its last use.
     Used(Duration),
     /// Never used; since its first sight.
     Never(Duration),
@@ -132,7 +114,6 @@ impl Reason {
         Self::Awaited(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)))
     }
 
-    /// The stable machine-readable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::InUse(_) => "in_use",
@@ -196,7 +177,6 @@ impl Reason {
     }
 }
 
-/// RFC 3339 in UTC.
 fn moment(at: SystemTime) -> String {
     Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
 }

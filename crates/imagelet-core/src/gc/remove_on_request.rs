@@ -7,27 +7,22 @@ use tokio::time::Instant;
 use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::RemovalBlocker,
+    leases::RemovalBlocker,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-/// How a removal treats an image in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedImages {
-    /// Keep it.
     Stay,
     /// Remove it as far as the store permits, without listing its users.
     Go,
 }
 
-/// Why a requested removal failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The image is in use.
     #[error("image `{image}` is in use by {}", by.join(", "))]
     InUse {
-        /// The requested name.
         image: String,
         /// Containers, mounts, or running work on the image.
         by: Vec<String>,
@@ -35,7 +30,6 @@ pub enum OrderError {
     /// The users could not be listed, or the list is not trusted.
     #[error(transparent)]
     Unknown(#[from] GcError),
-    /// The store did not find or remove the image.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
@@ -61,7 +55,7 @@ impl ImageGc {
         let by_id = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         let prepared = self.runtime.prepare_removal(&by_id).await;
         let now = now + waiting.elapsed();
-        let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
+        let ordered = self.inventory.check_requested_removal(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
             Ok(removal) => removal,

@@ -8,7 +8,7 @@ use super::{
     reason::{GcPhase, Reason},
 };
 use crate::{
-    audit_log::{Decision, Outcome, OutcomeResult, Run, RunHead},
+    audit_log::{Act, ActCode},
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
@@ -31,16 +31,12 @@ pub struct GcReport {
     pub claimed: ByteSize,
     /// Bytes freed according to known shared layers; see `certainty`.
     pub freed: Freed,
-    /// Bytes that all candidates would free.
     pub could_free: ByteSize,
-    /// The certainty of `freed` and `could_free`.
     pub certainty: Certainty,
     /// Gain of available bytes on the disk, including concurrent writes and removals; `None` without removals or a
     /// measurement. May lag where the runtime frees asynchronously.
     pub measured: Option<ByteSize>,
-    /// Errors that did not end the collection, in order.
     pub failures: Vec<GcError>,
-    /// Events to record on the node.
     pub events: Vec<GcEvent>,
     /// Ids of all present images; `None` in a dry run or after a failed listing.
     pub present: Option<Vec<ImageId>>,
@@ -58,7 +54,6 @@ impl GcReport {
         (!texts.is_empty()).then(|| aggregate(&texts))
     }
 
-    /// The removed images, in order.
     pub fn removed(&self) -> impl Iterator<Item = &GcDecision> {
         self.decisions.iter().filter(|it| it.outcome == GcOutcome::Removed)
     }
@@ -69,14 +64,10 @@ impl GcReport {
     }
 }
 
-/// The decision on one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcDecision {
-    /// The inventory's entry.
     pub entry: Arc<ImageEntry>,
-    /// The outcome.
     pub outcome: GcOutcome,
-    /// The reason of the outcome.
     pub reason: Reason,
     /// The purpose of the planned removal; `None`: no removal was planned.
     pub phase: Option<GcPhase>,
@@ -85,28 +76,21 @@ pub struct GcDecision {
 }
 
 impl GcDecision {
-    /// The image's key.
     pub fn key(&self) -> ImageKey {
         self.entry.key()
     }
 }
 
-/// The outcome of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
-    /// Not selected.
     Kept,
     /// Selected, but a later check prevented the removal.
     Spared,
-    /// Dry run: selected.
     Chosen,
-    /// Removed.
     Removed,
-    /// The removal failed, with this error of the runtime.
     Failed(String),
 }
 
-/// A warning event on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
     /// The event reason that alerts match.
@@ -115,23 +99,18 @@ pub struct GcEvent {
     pub message: String,
 }
 
-/// Why a collection failed in whole or in part.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
-    /// The inventory could not be refreshed.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// The runtime does not report where its images are.
     #[error(transparent)]
     Filesystem(RuntimeError),
-    /// The runtime reports no image file system.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
     /// The disk could not be measured. The kubelet's text includes the cause.
     #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
     Probe(std::io::Error),
-    /// A disk without capacity, or an invisible one.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Removals of old images or for space failed, in the kubelet's words.
@@ -144,18 +123,9 @@ pub enum GcError {
          by active images, logs, volumes, or other data.",
         size_text(capacity.0)
     )]
-    NotEnough {
-        /// Disk usage at the start.
-        used_percent: u8,
-        /// Disk capacity.
-        capacity: ByteSize,
-        /// Bytes freed.
-        freed: u64,
-    },
-    /// All candidates together do not free enough.
+    NotEnough { used_percent: u8, capacity: ByteSize, freed: u64 },
     #[error("{text}")]
     OutOfReach {
-        /// What holds the space.
         shortfall: Shortfall,
         /// The text of the event. It begins like the kubelet's, which alerts match.
         text: String,
@@ -163,7 +133,6 @@ pub enum GcError {
     /// The runtime lists no containers after it listed some; the list is not trusted.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
     ContainersVanished,
-    /// The users could not be checked again before a removal.
     #[error("could not ask what is in use before removing an image")]
     Recheck(#[source] InventoryError),
 }
@@ -185,62 +154,37 @@ impl GcError {
     }
 }
 
-/// Limit of recorded failures per collection, and of bytes per text from outside.
-const FAILURES_MAX: usize = 16;
+/// Most bytes of a recorded text from outside.
 const TEXT_LENGTH_MAX: usize = 1024;
 
-/// The trigger of a collection, and whether it runs in shadow mode.
 #[derive(Clone, Debug)]
 pub struct RunTrigger {
-    /// `timer`, `command`, `pull`, `pressure`.
+    /// `timer`, `command`, `pull`.
     pub by: String,
-    /// The collection only reports what it would remove.
     pub shadow: bool,
 }
 
-impl GcReport {
-    /// The record of a collection between these two times.
-    pub fn to_audit(&self, asked: &RunTrigger, (at, until): (SystemTime, SystemTime)) -> Run {
-        Run {
-            head: RunHead {
-                at,
-                until,
-                by: asked.by.clone(),
-                shadow: asked.shadow,
-                claimed: self.claimed.0,
-                measured: self.measured.map(|bytes| bytes.0),
-                failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
-            },
-            decisions: self.decisions.iter().map(decision).collect(),
-            gone: Vec::new(),
-            outcomes: self.decisions.iter().filter_map(outcome).collect(),
-            left_out: 0,
-        }
-    }
-}
-
-fn outcome(decision: &GcDecision) -> Option<Outcome> {
-    let result = match &decision.outcome {
-        GcOutcome::Kept | GcOutcome::Chosen => return None,
-        GcOutcome::Removed => OutcomeResult::Removed(decision.entry.image.size.0),
-        GcOutcome::Failed(error) => OutcomeResult::Failed(cut(error)),
-        GcOutcome::Spared => {
-            OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) }
-        }
-    };
-    Some(Outcome { key: decision.key().to_string(), names: decision.entry.image.names().to_vec(), result })
-}
-
-fn decision(decided: &GcDecision) -> Decision {
-    Decision {
-        key: decided.key().to_string(),
-        names: decided.entry.image.names().to_vec(),
-        size: decided.entry.image.size.0,
-        // A failed attempt is recorded with its reason, too.
-        goes: !matches!(decided.outcome, GcOutcome::Kept | GcOutcome::Spared),
-        code: decided.reason.code().into(),
-        inputs: decided.reason.inputs(),
-        text: cut(&decided.reason.to_string()),
+impl GcDecision {
+    /// The line of a removal or its refusal in the audit log; `None` where none was tried.
+    pub(super) fn act(&self, at: SystemTime) -> Option<Act> {
+        let (code, why) = match &self.outcome {
+            GcOutcome::Kept | GcOutcome::Chosen => return None,
+            GcOutcome::Removed => (ActCode::Removed, self.reason.to_string()),
+            GcOutcome::Spared => (ActCode::Refused, self.reason.to_string()),
+            GcOutcome::Failed(error) => (ActCode::Refused, error.clone()),
+        };
+        Some(Act {
+            at,
+            code,
+            keys: vec![self.key().to_string()],
+            names: self.entry.image.names().to_vec(),
+            by: "collection".to_owned(),
+            bytes: (code == ActCode::Removed).then_some(self.entry.image.size.0),
+            took_ms: None,
+            reason: self.reason.code().to_owned(),
+            why: cut(&why),
+            hosts: Vec::new(),
+        })
     }
 }
 

@@ -20,15 +20,15 @@ use super::{
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
 use crate::{
-    audit_log::{Act, ActCode},
     disks::{self, DiskUse},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{ImageEntry, Removal, RemovalBlocker, Snapshot},
+    inventory::{ImageEntry, Snapshot},
+    leases::{Removal, RemovalBlocker},
+    node_policy::GcRules,
     runtime::{Freed, LayerGraph, RuntimeErrorKind},
     text::{aggregate, duration_text, split_grpc_error},
 };
 
-/// Bound of new plans after prevented removals.
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
@@ -47,7 +47,7 @@ impl ImageGc {
         let _turn = if request.dry_run { None } else { Some(self.turn.lock().await) };
         let now = now + waiting.elapsed();
         let began = Instant::now();
-        if request.policy.is_kubelet() && request.goal == GcGoal::AllUnused {
+        if !request.policy.rules.own_texts && request.goal == GcGoal::AllUnused {
             tracing::info!("Attempting to delete unused images");
         }
         let mark = self.pruning.as_ref().map(|pruning| pruning.records.mark(now));
@@ -81,22 +81,6 @@ impl ImageGc {
     /// Waits for the end of a running collection, whose removals a plan of now would count again.
     pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
-    }
-
-    /// Records the removal before it starts, in case the process ends before the collection.
-    fn record_removal(&self, entry: &ImageEntry, reason: &Reason, at: SystemTime) {
-        let Some(log) = &self.decisions else { return };
-        log.act(Act {
-            at,
-            code: ActCode::Removing,
-            keys: vec![entry.key().to_string()],
-            names: entry.image.names().to_vec(),
-            by: String::new(),
-            bytes: Some(entry.image.size.0),
-            took_ms: None,
-            why: reason.to_string(),
-            hosts: Vec::new(),
-        });
     }
 
     /// The layers of images, of which those on another file system than the measured one free nothing.
@@ -142,7 +126,6 @@ struct Run<'a> {
     /// The amount wanted by the first plan with a known disk.
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
-    /// Images excluded from new plans, and why.
     spared: BTreeMap<ImageKey, Reason>,
     aged: Freed,
     freed: Freed,
@@ -150,7 +133,6 @@ struct Run<'a> {
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
-    /// Why no further removal is attempted.
     aborted: Option<String>,
     /// A removal was planned, so the reasons of the other images are worth logging.
     is_active: bool,
@@ -161,8 +143,12 @@ impl<'a> Run<'a> {
         self.request.dry_run
     }
 
-    fn is_kubelet(&self) -> bool {
-        self.request.policy.is_kubelet()
+    fn rules_of_node(&self) -> GcRules {
+        self.request.policy.rules
+    }
+
+    fn is_planned(&self) -> bool {
+        self.request.policy.is_planned()
     }
 
     fn clock(&self) -> SystemTime {
@@ -170,11 +156,11 @@ impl<'a> Run<'a> {
     }
 
     async fn collect(&mut self, mut snapshot: Arc<Snapshot>) -> Result<(), GcError> {
-        if self.is_kubelet() && self.request.goal == GcGoal::Threshold && !self.dry_run() {
-            // The kubelet measures the disk after the removals by age, and only if none failed.
+        let measures_first = self.rules_of_node().measures_first;
+        if !measures_first && self.request.goal == GcGoal::Threshold && !self.dry_run() {
             self.pass(&snapshot, None, true).await;
         }
-        if self.age_failures.is_empty() || !self.is_kubelet() {
+        if self.age_failures.is_empty() || measures_first {
             let disk = self.measure().await;
             let measured = disk.as_ref().ok().cloned();
             self.report.disk_before = measured.clone().unwrap_or_default();
@@ -229,8 +215,7 @@ impl<'a> Run<'a> {
             // Removals are counted; the goal refers to the disk at the start.
             disk,
             freed: self.freed,
-            // The kubelet measures the disk after the removals by age.
-            aged: if self.is_kubelet() { Freed::default() } else { self.aged },
+            aged: if self.rules_of_node().measures_first { self.aged } else { Freed::default() },
             entries: &snapshot.entries,
             ruled: &ruled,
             layers: layers.as_ref(),
@@ -244,11 +229,11 @@ impl<'a> Run<'a> {
         } else {
             self.act(&plan, &input, is_last).await
         };
-        if self.is_kubelet() {
+        if !self.rules_of_node().prunes_by_present {
             self.note_hook(&plan, &input);
         }
         self.last = Some((Arc::clone(snapshot), plan));
-        is_disturbed && self.aborted.is_none() && !self.is_kubelet()
+        is_disturbed && self.aborted.is_none() && self.is_planned()
     }
 
     /// The first plan with a known disk sets the wanted amount.
@@ -264,7 +249,7 @@ impl<'a> Run<'a> {
             }
         }
         self.wanted = self.wanted.or(plan.wanted);
-        if self.is_kubelet()
+        if !self.rules_of_node().own_texts
             && let (Some(disk), Some(_)) = (&input.disk, plan.wanted)
             && input.goal == GcGoal::Threshold
         {
@@ -292,12 +277,12 @@ impl<'a> Run<'a> {
     /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed.
     ///
     /// With shared layers, a skipped step may leave others without effect: the rest waits for a new plan, unless this
-    /// is the last. The kubelet's policy continues with the next image in order.
+    /// is the last. The order of listed sizes continues with the next image.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
         let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
         for step in plan.steps.iter().chain(&plan.reserve) {
-            if self.is_kubelet() && self.has_enough(plan) {
+            if !self.is_planned() && self.has_enough(plan) {
                 break;
             }
             if self.remove(&input.entries[step.place], step).await {
@@ -305,7 +290,7 @@ impl<'a> Run<'a> {
             } else {
                 is_whole = false;
             }
-            let waits = !is_last && step.phase != GcPhase::Age && input.layers.is_some() && !self.is_kubelet();
+            let waits = !is_last && step.phase != GcPhase::Age && input.layers.is_some() && self.is_planned();
             if !is_whole && waits {
                 break;
             }
@@ -323,7 +308,7 @@ impl<'a> Run<'a> {
         *freed = freed.plus(frees);
     }
 
-    /// The kubelet stops after a removal for space once the listed sizes are enough.
+    /// The order of listed sizes stops after a removal for space once they are enough.
     fn has_enough(&self, plan: &Plan) -> bool {
         let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
@@ -352,11 +337,10 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Removes one image. Returns whether it did.
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
         // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
-        let spec = if self.is_kubelet() { ImageSpec::default() } else { entry.image.spec.clone() };
+        let spec = if self.is_planned() { entry.image.spec.clone() } else { ImageSpec::default() };
         let spec = ImageSpec { image: id.clone(), ..spec };
         let is_over = self.aborted.is_some() || self.containers_vanished;
         let prepared = if is_over { Ok(()) } else { self.gc.runtime.prepare_removal(&spec).await };
@@ -372,7 +356,6 @@ impl<'a> Run<'a> {
             return self.spare(entry, step, Reason::Remains(why));
         }
         let began = self.clock();
-        self.gc.record_removal(entry, &step.reason, began);
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's log line with its field names; the image names are an addition.
         let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
@@ -392,7 +375,7 @@ impl<'a> Run<'a> {
                 true
             }
             // A user that only the store sees, or a use since the check: another image is removed instead.
-            Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
+            Err(error) if error.kind() == RuntimeErrorKind::InUse && self.is_planned() => {
                 self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
             }
             Err(error) if error.kind() == RuntimeErrorKind::Remains => {
@@ -422,7 +405,13 @@ impl<'a> Run<'a> {
 
     fn decide(&mut self, entry: &Arc<ImageEntry>, step: &Step, outcome: GcOutcome, reason: Reason) {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
-        self.report.decisions.push(GcDecision { entry, outcome, reason, phase, frees });
+        let decision = GcDecision { entry, outcome, reason, phase, frees };
+        if let Some(log) = &self.gc.decisions
+            && let Some(act) = decision.act(self.clock())
+        {
+            log.act(act);
+        }
+        self.report.decisions.push(decision);
     }
 
     fn abort(&mut self, error: GcError) -> Reason {
@@ -460,7 +449,8 @@ impl<'a> Run<'a> {
 
     fn report_failures(&mut self) {
         let (policy, goal) = (self.request.policy, self.request.goal);
-        let is_old_alone = self.is_kubelet() && !self.age_failures.is_empty();
+        let GcRules { measures_first, own_texts, .. } = self.rules_of_node();
+        let is_old_alone = !measures_first && !self.age_failures.is_empty();
         if !self.age_failures.is_empty() {
             let age_max = policy.age_max.unwrap_or_default();
             let (age_max, errors) = (duration_text(age_max), aggregate(&self.age_failures));
@@ -469,13 +459,13 @@ impl<'a> Run<'a> {
             self.fail(GcError::Removals(text));
         }
         let amount = match goal {
-            GcGoal::Threshold if self.is_kubelet() => policy.excess(&self.report.disk_before),
+            GcGoal::Threshold if !own_texts => policy.excess(&self.report.disk_before),
             _ => self.wanted.map_or(i64::MAX, |wanted| i64::try_from(wanted.bytes.0).unwrap_or(i64::MAX)),
         };
         let for_space = self.removed_for_space.unwrap_or_default().0;
         if !self.space_failures.is_empty() {
             let errors = aggregate(&self.space_failures);
-            let text = if self.is_kubelet() {
+            let text = if !own_texts {
                 // Of all unused images the kubelet wants the largest number of bytes.
                 let freed = for_space;
                 format!(
@@ -494,7 +484,7 @@ impl<'a> Run<'a> {
         }
         let disk = &self.report.disk_before;
         let (used_percent, capacity) = (disk.used_percent(), disk.capacity);
-        if self.is_kubelet() {
+        if !self.is_planned() {
             let is_short = self.wanted.is_some() && i128::from(for_space) < i128::from(amount);
             if is_short
                 && goal == GcGoal::Threshold

@@ -10,7 +10,6 @@ pub struct GcRuns {
     failed: bool,
 }
 
-/// The log message of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
     /// `ERROR` for a failed run, `INFO` for the first success after one (the kubelet's verbosity 1), `DEBUG` for any
@@ -18,12 +17,10 @@ pub struct RunMessage {
     pub level: Level,
     /// The kubelet's exact text.
     pub text: &'static str,
-    /// The event to record on the node.
     pub event: Option<GcEvent>,
 }
 
 impl GcRuns {
-    /// Records the result of a run.
     pub fn ended(&mut self, result: Result<(), &str>) -> RunMessage {
         let failed_before = std::mem::replace(&mut self.failed, result.is_err());
         let (level, text, event) = match (result, failed_before) {

@@ -13,7 +13,7 @@ mod reference;
 use std::cmp::Ordering;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
-pub(crate) use docker_hub::DOCKER_HUB_NAMES;
+pub use docker_hub::DOCKER_HUB_NAMES;
 pub use docker_hub::{DOCKER_HUB, DOCKER_HUB_HOST, is_docker_hub};
 pub(crate) use glob::GLOB_LENGTH_MAX;
 pub use glob::{Glob, GlobError};

@@ -2,45 +2,42 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use crate::image::{Image, ImageKey};
 use crate::inventory::{
-    ImageEntry, InventoryState, PullCost, Snapshot,
-    boot_clock::{AgeClock, moved},
+    ImageEntry, InventoryState, Snapshot,
     detect::{Survey, in_order_of_keys, users},
+    observation_window::settling,
     usage_history::image_usage::{ImageUsage, PassTimes},
 };
-
-/// A smaller difference between the clocks is reading delay, not a clock change.
-const SHIFT_MIN: i128 = 10_000_000;
+use crate::{
+    image::{Image, ImageId, ImageKey},
+    leases::Leases,
+};
 
 impl InventoryState {
     /// `asked_at` and `wall` are the two clocks of `docs/spec/gc.md §5`.
-    pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, wall: SystemTime) -> Arc<Snapshot> {
-        #[cfg(test)]
-        self.mutate_before_pass();
-        #[cfg(test)]
-        {
-            survey = self.mutate_survey(survey);
-        }
-        let now = self.adjust_clock(wall);
+    pub(super) fn apply(
+        &mut self,
+        mut survey: Survey,
+        asked_at: SystemTime,
+        now: SystemTime,
+        leases: &mut Leases,
+    ) -> Arc<Snapshot> {
+        leases.tidy(now);
         self.clamp(now);
         let pass = PassTimes {
-            detected_at: moved(asked_at, -self.shift),
+            detected_at: asked_at,
             now,
-            settling: self.settling(),
+            settling: settling(leases.lasts),
             is_doubtful: !survey.missing_are_gone,
         };
-        let (mut users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
-        for fresh in users.values_mut().flat_map(|uses| &mut uses.fresh) {
-            fresh.created = fresh.created.map(|at| moved(at, -self.shift));
-        }
+        let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
         let images = by_key(std::mem::take(&mut survey.images).into_images());
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now);
         let changed = self.memory.apply(&images, &users, &pass);
         self.dirty |= changed || containers > 0;
-        self.serve_leases(&survey);
-        let snapshot = Arc::new(self.draw(images, now));
+        self.serve_leases(&survey, leases);
+        let snapshot = Arc::new(self.draw(images, now, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
         // Ids replace names.
@@ -49,27 +46,8 @@ impl InventoryState {
         snapshot
     }
 
-    /// Updates the offset of the wall clock and returns the boot-clock time.
-    fn adjust_clock(&mut self, wall: SystemTime) -> SystemTime {
-        if let Some(correction) = self.clock.correct(wall) {
-            let watch = &mut self.watch;
-            for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
-                *time = correction.apply(*time);
-            }
-            self.memory.map_times(|time| correction.apply(time));
-            self.dirty = true;
-        }
-        let steady = self.clock.now(wall);
-        let shift = AgeClock::shift(steady, wall);
-        if (shift - self.shift).abs() >= SHIFT_MIN {
-            self.shift = shift;
-        }
-        steady
-    }
-
-    /// Moves future times to now, whatever a ledger or an earlier clock reported.
+    /// Moves future times to now: after a clock set back no age is negative, and no wait gets longer.
     fn clamp(&mut self, now: SystemTime) {
-        self.leases.tidy(now);
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
             return;
         }
@@ -78,36 +56,54 @@ impl InventoryState {
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
+    /// Ends the leases of pods whose containers are listed.
+    fn serve_leases(&self, survey: &Survey, leases: &mut Leases) {
+        let pods = leases.open_pods();
+        let mut served = Vec::new();
+        for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
+            for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
+                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
+            }
+        }
+        for (id, pod, created_at) in served {
+            leases.serve(&id, &pod, created_at);
+        }
+    }
+
     /// `images` are those of the usage history, in the same order.
-    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime) -> Snapshot {
-        let reported = |time: SystemTime| moved(time, self.shift);
+    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
-        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now)));
+        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now, leases)));
         Snapshot {
-            taken_at: reported(now),
+            taken_at: now,
             entries: entries.collect(),
-            watched_since: reported(self.watch.since.unwrap_or(now)),
+            watched_since: self.watch.since.unwrap_or(now),
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some(),
         }
     }
 
-    fn entry(&self, image: Arc<Image>, key: &ImageKey, usage: &ImageUsage, now: SystemTime) -> ImageEntry {
-        let reported = |time: SystemTime| moved(time, self.shift);
-        let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
+    fn entry(
+        &self,
+        image: Arc<Image>,
+        key: &ImageKey,
+        usage: &ImageUsage,
+        now: SystemTime,
+        leases: &Leases,
+    ) -> ImageEntry {
         ImageEntry {
-            first_seen: reported(usage.first_seen.unwrap_or(now)),
-            last_used: usage.last_used.map(reported),
-            leased_at: usage.requested_at.map(reported),
-            leased_until: self.leases.until(key.id(), now).map(reported),
+            first_seen: usage.first_seen.unwrap_or(now),
+            last_used: usage.last_used,
+            leased_at: usage.requested_at,
+            leased_until: leases.until(key.id(), now),
             awaited_by: self.pod_leases.pods_of(&image),
-            released_at: usage.released_at.map(reported),
+            released_at: usage.released_at,
             last_user: usage.user.clone(),
-            pulled: usage.pulled.map(|cost| PullCost { at: reported(cost.at), ..cost }),
+            pulled: usage.pulled,
             origin: usage.origin,
             prefetched: usage.prefetched,
             history: usage.history.clone(),
-            in_use_by: usage.used_by.iter().cloned().chain(works).collect(),
+            in_use_by: usage.used_by.clone(),
             pinned_by: self.pinned_by(&image),
             image,
         }

@@ -4,9 +4,7 @@
 //! counts as new, which keeps it longer and never loses it.
 
 mod apply_survey;
-mod boot_clock;
 mod detect;
-mod leases;
 mod ledger;
 mod node_status;
 mod observation_window;
@@ -19,6 +17,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod usage_history;
+mod waiting_pods;
 
 use std::{
     collections::BTreeMap,
@@ -34,36 +33,32 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub(crate) use self::leases::RemovalBlocker;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use self::ledger::rewritten_ledger;
 #[cfg(test)]
-pub(crate) use self::testing::{ModelDisk, Mutation, step};
+pub(crate) use self::testing::{ModelDisk, step};
 use self::{
-    boot_clock::AgeClock,
     detect::Survey,
-    leases::{LeaseFile, Leases, PodLeases},
-    ledger::{Ledger, LedgerFile, files::StateDir},
+    ledger::{Ledger, LedgerFile},
     node_status::ImageCache,
     observation_window::ObservationWindow,
     pins::{change::parse_patterns, of_sets},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, image_usage::UseReport},
+    waiting_pods::PodLeases,
 };
 pub use self::{
-    leases::{
-        WaitingPod,
-        service::{Hold, Removal},
-    },
-    ledger::MemoryRules,
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
     usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
+    waiting_pods::WaitingPod,
 };
 use crate::{
+    durable::{MachineDisk, StateDir},
     image::{ByteSize, Image, ImageKey},
+    leases::{LeaseFile, LeaseService},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
@@ -89,26 +84,17 @@ pub struct Inventory {
     passes_begun: AtomicU64,
     /// The last list for the Node's status.
     cache: ImageCache,
-    lease_file: LeaseFile,
-    /// Notified at the end of each removal.
-    removals: tokio::sync::Notify,
+    /// Locked after the state, where both are.
+    pub leases: LeaseService,
 }
 
 #[derive(Debug, Default)]
 struct InventoryState {
     memory: UsageHistory,
-    clock: AgeClock,
-    /// Nanoseconds to add to a steady time to convert it to the wall clock.
-    shift: i128,
-    /// The steady time at the last ledger write.
-    anchor: Option<boot_clock::Anchor>,
     /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
-    leases: Leases,
     pod_leases: PodLeases,
-    #[cfg(test)]
-    mutation: Option<testing::Mutation>,
     pins: Vec<PinPattern>,
     /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
@@ -253,7 +239,7 @@ impl Inventory {
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = InventoryState::default();
-        let lease_file = LeaseFile::of(directory.clone());
+        let leases = LeaseService::new(LeaseFile::of(directory.clone(), Arc::new(MachineDisk)));
         let mut ledger = None;
         if let Some(opened) = &directory {
             let failed = |source| InventoryError::File { path: opened.path.clone(), source };
@@ -271,8 +257,7 @@ impl Inventory {
             pass: tokio::sync::Mutex::new(0),
             passes_begun: AtomicU64::new(0),
             cache: ImageCache::default(),
-            lease_file,
-            removals: tokio::sync::Notify::new(),
+            leases,
         })
     }
 
@@ -295,9 +280,9 @@ impl Inventory {
         let survey = self.survey().await?;
         self.reload_default_sandbox_images().await?;
         self.reload_pins().await;
-        self.reload_leases(now + began.elapsed()).await;
+        self.leases.reload(now + began.elapsed()).await;
         let former = self.snapshot();
-        let snapshot = self.lock().apply(survey, now, now + began.elapsed());
+        let snapshot = self.lock().apply(survey, now, now + began.elapsed(), &mut self.leases.lock());
         // To free the images of a large node takes as long as to sort them, so neither the lock nor the caller waits for it.
         // No task awaits it: it has no result, and it only takes memory back.
         tokio::task::spawn_blocking(move || drop(former));
@@ -325,12 +310,32 @@ impl Inventory {
     /// Records an image that a caller got. A prefetch is no use of it.
     pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
         let mut state = self.lock();
-        let at = state.clock.now(now);
-        state.seen_at = state.seen_at.max(Some(at));
-        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at });
+        state.seen_at = state.seen_at.max(Some(now));
+        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at: now });
         let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
-        state.memory.used(&handed.key, reported, uses, at);
+        state.memory.used(&handed.key, reported, uses, now);
         state.dirty = true;
+    }
+
+    /// Leases the image that `ask` finds to a pod, by uid or empty, as [`LeaseService::leased`] does. A pod's manager has
+    /// recorded the use itself.
+    ///
+    /// # Errors
+    /// The error of `ask`.
+    pub async fn leased<T, E, F>(
+        &self,
+        pod: &str,
+        now: SystemTime,
+        ask: impl FnMut() -> F,
+        key: impl Fn(&T) -> Option<ImageKey>,
+    ) -> Result<T, E>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let granted = |key, at| {
+            self.record(&HandedOut { key, user: None, pulled: None }, u64::from(pod.is_empty()), false, at);
+        };
+        self.leases.leased(pod, now, ask, key, granted).await
     }
 
     /// Whether a returned image is not listed by a pass yet.
@@ -384,8 +389,6 @@ impl Inventory {
                 Err(error) if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) => {
                     Ok((id, Vec::new()))
                 }
-                #[cfg(test)]
-                Err(_) if self.lock().ignores_mount_errors() => Ok((id, Vec::new())),
                 Err(error) => Err(InventoryError::Mounts(error)),
             }
         };
@@ -449,7 +452,6 @@ impl InventoryState {
         if self.watch.vanished_at.take().is_some() {
             self.watch.containers = self.watch.containers.max(1);
         }
-        self.anchor.clone_from(&ledger.anchor);
         self.memory.restore(ledger);
     }
 }

@@ -38,3 +38,8 @@ impl ObservationWindow {
         self.containers = containers;
     }
 }
+
+/// How long a list without an image's last container is not trusted.
+pub(super) fn settling(lease: Duration) -> Duration {
+    VANISHED_WAIT.min(lease)
+}

@@ -5,29 +5,29 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use crate::inventory::{
-    ImageEntry, Inventory, InventoryError, Removal,
+    ImageEntry, Inventory, InventoryError,
     detect::{Survey, users},
-    leases::RemovalBlocker,
-    observation_window::VANISHED_WAIT,
+    observation_window::{VANISHED_WAIT, settling},
 };
 use crate::{
     image::{Image, ImageSpec},
+    leases::{Removal, RemovalBlocker},
     runtime::{Pod, RuntimeErrorKind},
 };
 
 impl Inventory {
     /// Checks the users of an image before a requested removal, which may proceed while the result lives. Pins and leases
-    /// do not count; with `takes_used` only work in this process counts.
-    pub(crate) async fn clear_ordered(
+    /// do not count; with `takes_used` users do not either.
+    pub(crate) async fn check_requested_removal(
         &self,
         image: &Image,
         takes_used: bool,
         now: SystemTime,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         // Started before the listing: a later request for the image waits until the removal ends.
-        let removal = self.order_removal(&image.id).await;
-        if takes_used || removal.is_err() {
-            return Ok(removal);
+        let removal = self.leases.order_removal(&image.id).await;
+        if takes_used {
+            return Ok(Ok(removal));
         }
         let pods = match self.runtime.pods().await {
             // A store that runs no containers has no users.
@@ -37,7 +37,7 @@ impl Inventory {
         let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
         let containers = seen.map_or(0, |seen| seen.containers);
         let blocker = self.blocked_by_users(&Arc::new(image.clone()), pods, containers).await?;
-        Ok(blocker.map_or(removal, Err))
+        Ok(blocker.map_or(Ok(removal), Err))
     }
 
     /// The users of an image in these pods, of which some had this many containers before.
@@ -51,8 +51,6 @@ impl Inventory {
         let sandboxes = self.sandbox_images(&pods).await?;
         let images = [Arc::clone(image)].into_iter().collect();
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
-        #[cfg(test)]
-        let survey = self.lock().mutate_survey(survey);
         if containers > 0 && survey.runtime_containers() == 0 {
             return Ok(Some(RemovalBlocker::Doubtful));
         }
@@ -71,7 +69,7 @@ impl Inventory {
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         let began = Instant::now();
         let found = self.recheck(entry, containers).await?;
-        self.reload_leases(now + began.elapsed()).await;
+        self.leases.reload(now + began.elapsed()).await;
         Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
@@ -88,13 +86,44 @@ impl Inventory {
         };
         // Tags may have moved since: both the old and the new names count.
         let image = Arc::new(merged(&entry.image, found));
-        #[cfg(test)]
-        let image = self.lock().mutate_names(&entry.image, image);
         if let Some(blocker) = self.blocked_by_users(&image, pods, containers).await? {
             return Ok(Err(blocker));
         }
         self.reload_pins().await;
         Ok(Ok(image))
+    }
+}
+
+impl Inventory {
+    /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used
+    /// since. The checks hold the lock of the state until the removal is marked, because each can change until then.
+    fn begin_removal(&self, entry: &ImageEntry, image: &Image, now: SystemTime) -> Result<Removal<'_>, RemovalBlocker> {
+        let key = &entry.key();
+        let state = self.lock();
+        // A concurrent pass may have seen the container and ended its lease.
+        let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
+        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.in_use_by.is_empty()) {
+            return Err(RemovalBlocker::InUse(entry.in_use_by.clone()));
+        }
+        // A release that is too recent to trust.
+        let released_at = state.memory.images.get(key).and_then(|usage| usage.released_at);
+        let settling = settling(self.leases.lock().lasts);
+        if let Some(released_at) = released_at.filter(|at| now.duration_since(*at).unwrap_or_default() < settling) {
+            return Err(RemovalBlocker::Released(released_at));
+        }
+        let pinned_by = state.pinned_by(image);
+        if !pinned_by.is_empty() {
+            return Err(RemovalBlocker::Pinned(pinned_by));
+        }
+        let awaited_by = state.pod_leases.pods_of(image);
+        if !awaited_by.is_empty() {
+            return Err(RemovalBlocker::Awaited(awaited_by));
+        }
+        if state.memory.requested_at(key) > entry.leased_at {
+            return Err(RemovalBlocker::Touched);
+        }
+        self.leases.begin_removal(key.id(), now)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
-use super::remove_oldest;
+use crate::bounded_map::make_room;
 
 /// Beyond this the oldest keys are dropped, which only permits an earlier retry. A node has some hundred pods.
 const KEYS_MAX: usize = 16_384;
@@ -43,9 +43,10 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
             Some(held) if !held.is_expired(self.max, now) => held.window.saturating_mul(2).min(self.max),
             _ => self.first,
         };
-        if self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&key) {
-            self.make_room(now);
+        if self.keys.len() >= KEYS_MAX {
+            self.forget_expired(now);
         }
+        make_room(&mut self.keys, &key, KEYS_MAX, |held| held.since);
         self.keys.insert(key, BackoffEntry { window, since: now, failure });
     }
 
@@ -69,13 +70,6 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
 
     pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &BackoffEntry)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
-    }
-
-    fn make_room(&mut self, now: Instant) {
-        self.forget_expired(now);
-        if self.keys.len() >= KEYS_MAX {
-            remove_oldest(&mut self.keys, |held| held.since);
-        }
     }
 }
 

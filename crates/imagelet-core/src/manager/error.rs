@@ -2,7 +2,6 @@
 
 use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
-use super::request::Compatibility;
 use crate::{
     credentials::KeyringError,
     image::{ReferenceError, shown_name},
@@ -17,7 +16,8 @@ use crate::{
 pub struct EnsureError {
     image: String,
     cause: Cause,
-    compatibility: Compatibility,
+    /// See [`NodePolicy::stable_reasons`](crate::node_policy::NodePolicy::stable_reasons).
+    is_stable: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -70,25 +70,24 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 impl EnsureError {
-    pub(super) fn new(image: &str, cause: Cause, compatibility: Compatibility) -> Self {
-        Self { image: image.to_owned(), cause, compatibility }
+    pub(super) fn new(image: &str, cause: Cause, is_stable: bool) -> Self {
+        Self { image: image.to_owned(), cause, is_stable }
     }
 
-    /// An absent image under the policy `Never`.
     pub fn never_pull(image: &str) -> Self {
-        Self::new(image, Cause::NeverPull, Compatibility::default())
+        Self::new(image, Cause::NeverPull, true)
     }
 
     /// Classifies a failed pull: by the store's kind, else by the prefix of a runtime's text.
     ///
     /// The kubelet knows no kinds, and accepts any text with that prefix.
-    pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
+    pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
         let begins = |word: &str| match text.strip_prefix(word) {
-            Some(rest) => compatibility.is_kubelet() || !rest.starts_with(char::is_alphanumeric),
+            Some(rest) => !is_stable || !rest.starts_with(char::is_alphanumeric),
             None => false,
         };
-        let is = |kind| !compatibility.is_kubelet() && source.kind() == kind;
+        let is = |kind| is_stable && source.kind() == kind;
         let cause = if is(RuntimeErrorKind::RegistryUnavailable) || begins(REGISTRY_UNAVAILABLE) {
             Cause::RegistryUnavailable(source)
         } else if is(RuntimeErrorKind::SignatureInvalid) || begins(SIGNATURE_VALIDATION_FAILED) {
@@ -96,17 +95,17 @@ impl EnsureError {
         } else {
             Cause::Pull(source)
         };
-        Self::new(image, cause, compatibility)
+        Self::new(image, cause, is_stable)
     }
 
     /// The waiting reason in the pod status.
     ///
     /// For an unreadable pull secret or a failed record the kubelet shows the raw error text. This is `ErrImagePull`
-    /// instead, except in the compatible mode: a reason is one of a few known words.
+    /// instead where reasons are stable: one of a few known words.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match &self.cause {
-            Cause::Credentials(error) if self.compatibility.is_kubelet() => return error.source.to_string().into(),
-            Cause::Intent(error) if self.compatibility.is_kubelet() => return raw_intent_text(error).into(),
+            Cause::Credentials(error) if !self.is_stable => return error.source.to_string().into(),
+            Cause::Intent(error) if !self.is_stable => return raw_intent_text(error).into(),
             Cause::InvalidName(_) => "InvalidImageName",
             Cause::Inspect(_) => "ImageInspectError",
             Cause::NeverPull => "ErrImageNeverPull",
@@ -117,9 +116,8 @@ impl EnsureError {
         })
     }
 
-    /// The waiting message in the pod status.
     pub fn message(&self) -> String {
-        let (image, is_kubelet) = (&self.image, self.compatibility.is_kubelet());
+        let (image, is_stable) = (&self.image, self.is_stable);
         let name = quoted(image);
         match &self.cause {
             Cause::InvalidName(source) => {
@@ -127,13 +125,13 @@ impl EnsureError {
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
             // The kubelet prints an empty name here: it quotes the missing result.
-            Cause::Inspect(source) if is_kubelet => format!("Failed to inspect image \"\": {}", source.chain()),
+            Cause::Inspect(source) if !is_stable => format!("Failed to inspect image \"\": {}", source.chain()),
             Cause::Inspect(source) => format!("Failed to inspect image {name}: {}", source.chain()),
             Cause::NeverPull => format!("Container image {name} is not present with pull policy of Never"),
-            Cause::Credentials(error) if is_kubelet => error.source.to_string(),
+            Cause::Credentials(error) if !is_stable => error.source.to_string(),
             Cause::Credentials(error) => error_chain(error),
             Cause::Intent(error) => {
-                let text = if is_kubelet { raw_intent_text(error) } else { error_chain(&**error) };
+                let text = if is_stable { error_chain(&**error) } else { raw_intent_text(error) };
                 format!("Failed to record image pull intent for container image {name}: {text}")
             }
             Cause::HeldBack(failure) if failure.is_empty() => format!("Back-off pulling image {name}"),
@@ -150,7 +148,6 @@ impl EnsureError {
         }
     }
 
-    /// The remedy for the user.
     pub fn hint(&self) -> Option<&str> {
         match &self.cause {
             Cause::InvalidName(error) => error.hint(),
@@ -158,19 +155,17 @@ impl EnsureError {
         }
     }
 
-    /// The error class, in a stable word (`docs/errors.md`).
     pub fn class(&self) -> ErrorClass {
         self.fault().class
     }
 
-    /// The stage of the error, in a stable word.
-    pub fn hop(&self) -> Stage {
-        self.fault().hop
+    pub fn stage(&self) -> Stage {
+        self.fault().stage
     }
 
     /// Class, stage and the registry's requested wait.
     pub fn fault(&self) -> Fault {
-        let (class, hop) = match &self.cause {
+        let (class, stage) = match &self.cause {
             Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),
             Cause::NeverPull => (ErrorClass::NotPresent, Stage::Policy),
             Cause::Credentials(_) => (ErrorClass::CredentialsUnreadable, Stage::Credentials),
@@ -179,16 +174,15 @@ impl EnsureError {
             Cause::Inspect(source) => {
                 let fault = source.fault();
                 // A lookup asks no registry: an unclassified error is the store's own.
-                return if fault.class == ErrorClass::Other { Fault { hop: Stage::Store, ..fault } } else { fault };
+                return if fault.class == ErrorClass::Other { Fault { stage: Stage::Store, ..fault } } else { fault };
             }
             Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
                 return source.fault();
             }
         };
-        Fault::new(class, hop)
+        Fault::new(class, stage)
     }
 
-    /// The kind of the store's error below this, if any.
     pub fn kind(&self) -> Option<RuntimeErrorKind> {
         self.runtime_error().map(RuntimeError::kind)
     }
@@ -248,7 +242,7 @@ mod tests {
             while let Some(case) = run.next_case() {
                 let text = |field: &str| case.input[field].as_str().expect("a text");
                 let source = Arc::new(RuntimeError::other(text("cri_error")));
-                let error = EnsureError::from_pull(text("image"), source, way.compatibility());
+                let error = EnsureError::from_pull(text("image"), source, way.node_policy().stable_reasons);
                 run.compare(&case, &json!({"reason": error.reason(), "message": error.message()}));
             }
             run.end();
@@ -260,12 +254,12 @@ mod tests {
         let source =
             RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "could not reach `reg.io`").with_hint("h");
         let source = Arc::new(source);
-        let of_kubelet = EnsureError::from_pull("reg.io/a", Arc::clone(&source), Compatibility::Kubelet);
+        let of_kubelet = EnsureError::from_pull("reg.io/a", Arc::clone(&source), false);
         assert_eq!(
             (of_kubelet.reason().as_ref(), of_kubelet.message().as_str()),
             ("ErrImagePull", "could not reach `reg.io`")
         );
-        let error = EnsureError::from_pull("reg.io/a", source, Compatibility::Imagelet);
+        let error = EnsureError::from_pull("reg.io/a", source, true);
         assert_eq!(error.reason(), "RegistryUnavailable");
         assert_eq!(
             error.message(),
@@ -282,7 +276,7 @@ mod tests {
             ("RegistryUnavailableX: no", "ErrImagePull"),
         ] {
             let source = Arc::new(RuntimeError::other(text));
-            assert_eq!(EnsureError::from_pull("reg.io/a", source, Compatibility::Imagelet).reason(), reason, "{text}");
+            assert_eq!(EnsureError::from_pull("reg.io/a", source, true).reason(), reason, "{text}");
         }
     }
 }

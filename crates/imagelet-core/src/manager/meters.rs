@@ -46,7 +46,7 @@ pub(super) fn checked(metrics: &Metrics, result: CheckResult) {
 }
 
 pub(super) fn failed(metrics: &Metrics, fault: &Fault) {
-    metrics.increment(&FAILURES, &[fault.class.word(), fault.hop.word()]);
+    metrics.increment(&FAILURES, &[fault.class.word(), fault.stage.word()]);
 }
 
 pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {

@@ -12,9 +12,7 @@ mod startup_latency;
 mod status;
 
 use std::{
-    collections::HashMap,
     fmt,
-    hash::Hash,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -26,16 +24,14 @@ use backoff::Backoff;
 use ensure::Ensuring;
 pub use ensure::StaleUse;
 pub use error::EnsureError;
-pub use pod::{PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
+pub use pod::{PodImage, PodOutcome, PodRequest, PodRole};
 use puller::Puller;
 pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
     throttle::PullRate,
 };
-pub use request::{
-    Caller, Compatibility, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings,
-};
-pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
+pub use request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings};
+pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
@@ -45,31 +41,25 @@ use crate::{
     image::{ImageKey, Reference},
     inventory::Inventory,
     metrics::{Family, Metrics},
+    node_policy::NodePolicy,
     records::PullRecords,
     runtime::{Progress, PullEstimate, RuntimeManager},
 };
 
-/// Every metric of the manager.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    meters::FAMILIES.iter().chain(pod::FAMILIES).copied().chain([&startup_latency::POD_IMAGES])
+    meters::FAMILIES.iter().copied().chain([&startup_latency::POD_IMAGES])
 }
 
 /// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
 #[derive(Debug)]
 pub struct ManagerParts {
-    /// The image store and the runtime.
     pub runtime: RuntimeManager,
-    /// The pull records.
     pub records: Arc<PullRecords>,
-    /// The settings of pulls.
     pub settings: PullSettings,
-    /// The node's own credentials.
     pub keyring: Arc<NodeKeyring>,
     /// Further credentials, after the node's.
     pub providers: Arc<dyn CredentialProvider>,
-    /// The sink of events.
     pub events: Arc<dyn EventSink>,
-    /// The metrics of pulls.
     pub metrics: Arc<Metrics>,
     /// Records the use of images, and leases the images of pods until their containers are created.
     pub inventory: Option<Arc<Inventory>>,
@@ -77,7 +67,6 @@ pub struct ManagerParts {
     pub recorder: Option<Arc<dyn PullRecorder>>,
     /// The use of images under `Always` during an outage; `None`: no image is used.
     pub stale: Option<StaleUse>,
-    /// The decision log of pulls.
     pub decisions: Arc<AuditLog>,
 }
 
@@ -112,7 +101,7 @@ struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
     canonical: Reference,
-    /// The credentials' hashes, so that a changed secret permits an attempt at once. Empty in the compatible mode.
+    /// The credentials' hashes, so that a changed secret permits an attempt at once. Empty where a back-off is the image's.
     credentials: Vec<String>,
 }
 
@@ -123,7 +112,6 @@ impl BackoffKey {
 }
 
 impl ImageManager {
-    /// Builds a manager.
     pub fn new(parts: ManagerParts) -> Self {
         meters::declare(&parts.metrics, parts.stale.is_some());
         parts.records.export_to(Arc::clone(&parts.metrics));
@@ -160,7 +148,6 @@ impl ImageManager {
         ensured.inspect_err(|error| meters::failed(&self.parts.metrics, &error.fault()))
     }
 
-    /// The running pulls and the keys in back-off.
     pub fn status(&self) -> ManagerStatus {
         let now = Instant::now();
         let mut held_back: Vec<HeldBack> = self
@@ -182,19 +169,13 @@ impl ImageManager {
         self.parts.keyring.keyring().await
     }
 
-    fn compatibility(&self) -> Compatibility {
-        self.parts.settings.compatibility
+    fn policy(&self) -> NodePolicy {
+        self.parts.settings.node_policy
     }
 
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Removes the entry of a full table that has the earliest time.
-fn remove_oldest<K: Clone + Eq + Hash, V, T: Ord>(table: &mut HashMap<K, V>, time: impl Fn(&V) -> T) {
-    let oldest = table.iter().min_by_key(|(_, entry)| time(entry)).map(|(key, _)| key.clone());
-    oldest.and_then(|oldest| table.remove(&oldest));
 }
 
 impl fmt::Debug for ImageManager {

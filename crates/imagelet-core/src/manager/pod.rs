@@ -7,30 +7,16 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 
-use super::{Compatibility, EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
+use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind},
-    image::{ImageSpec, Reference},
-    metrics::{Family, MetricKind, families},
+    image::Reference,
     runtime::Progress,
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
 const LANES_MAX: usize = 16;
 
-families! {
-    REQUESTED = "kubelet_image_volume_requested_total", "Number of requested image volumes.",
-        MetricKind::Counter, &[];
-    SUCCEEDED = "kubelet_image_volume_mounted_succeed_total", "Number of successful image volume mounts.",
-        MetricKind::Counter, &[];
-    FAILED = "kubelet_image_volume_mounted_errors_total", "Number of failed image volume mounts.",
-        MetricKind::Counter, &[];
-}
-
-/// The prefix of a runtime's error for an image that could not be mounted.
-const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
-
-/// A pod, and every image it names.
 #[derive(Clone, Debug)]
 pub struct PodRequest {
     /// The common part: pod, secrets, annotations, handler. Image, policy and field are per image.
@@ -41,18 +27,13 @@ pub struct PodRequest {
     pub secrets_unread: Vec<String>,
 }
 
-/// An image that a pod names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImage {
-    /// The use of the image.
     pub role: PodRole,
-    /// The container's or the volume's name.
     pub name: String,
     /// Its index among those of its role, for use without a name.
     pub position: usize,
-    /// As the user spelled it.
     pub image: String,
-    /// The pull policy.
     pub policy: PullPolicy,
     /// Names of the pod's volumes that the container mounts, in order.
     pub mounts: Vec<String>,
@@ -61,18 +42,14 @@ pub struct PodImage {
 /// The use of an image in a pod, in the kubelet's order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodRole {
-    /// A volume.
     Volume,
-    /// An ephemeral container.
     Ephemeral,
     /// An init container or a sidecar.
     Init,
-    /// An ordinary container.
     Container,
 }
 
 impl PodRole {
-    /// The pod's field for this role.
     pub fn field(self) -> &'static str {
         match self {
             Self::Volume => "volumes",
@@ -99,38 +76,33 @@ impl PodImage {
     }
 }
 
-/// The result for one image of a pod.
 #[derive(Clone, Debug)]
 pub enum PodOutcome {
-    /// Present.
     Ensured(Ensured),
-    /// Failed.
     Failed(EnsureError),
     /// Not requested, as in the kubelet: another image failed before.
     Blocked {
-        /// Its index in the request.
         by: usize,
     },
-}
-
-/// Receives the progress of the images of a pod. Must not block.
-pub trait PodWatch: Send + Sync {
-    /// The progress sink of one image, whose request begins now.
-    fn progress(&self, image: usize) -> Progress;
-
-    /// One image has its result.
-    fn finished(&self, image: usize, outcome: &PodOutcome);
 }
 
 impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
     /// All start in parallel, so that later pulls run during an init container. Two spellings of one image run in
-    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. The
-    /// compatible mode runs all in sequence, and does not request images that a failed init container or volume blocks.
+    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. Without
+    /// [`NodePolicy::parallel_pod_images`](crate::node_policy::NodePolicy::parallel_pod_images) all run in sequence, and
+    /// images that a failed init container or volume blocks are not requested.
+    ///
+    /// `progress` makes the sink of an image whose request begins, and `finished` receives each result; neither blocks.
     ///
     /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
-    pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
+    pub async fn ensure_pod(
+        &self,
+        request: &PodRequest,
+        progress: &(dyn Fn(usize) -> Progress + Sync),
+        finished: &(dyn Fn(usize, &PodOutcome) + Sync),
+    ) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
             let names = request.secrets_unread.join(", ");
             let text = format!(
@@ -140,14 +112,14 @@ impl ImageManager {
         }
         let results = Mutex::new(vec![None; request.images.len()]);
         let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
-        let compatibility = self.compatibility();
-        stream::iter(plan(&request.images, compatibility))
+        let in_parallel = self.policy().parallel_pod_images;
+        stream::iter(plan(&request.images, in_parallel))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {
-                    let blocked = blocked_by(&request.images, &lock(), step[0], compatibility);
+                    let blocked = blocked_by(&request.images, &lock(), step[0], in_parallel);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
-                        None => self.ensure_one(request, step[0], watch).await,
+                        None => self.ensure_one(request, step[0], progress(step[0])).await,
                     };
                     for image in step {
                         lock()[image] = Some(outcome.clone());
@@ -155,7 +127,7 @@ impl ImageManager {
                             let field = request.images[container].subject_field();
                             self.report(request, field, "Failed", format!("Error: {reason}"));
                         }
-                        watch.finished(image, &outcome);
+                        finished(image, &outcome);
                     }
                 }
             })
@@ -164,7 +136,7 @@ impl ImageManager {
         results.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
     }
 
-    async fn ensure_one(&self, request: &PodRequest, image: usize, watch: &dyn PodWatch) -> PodOutcome {
+    async fn ensure_one(&self, request: &PodRequest, image: usize, progress: Progress) -> PodOutcome {
         let wanted = &request.images[image];
         let asked = EnsureRequest {
             image: wanted.image.clone(),
@@ -174,7 +146,7 @@ impl ImageManager {
             priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
             ..request.common.clone()
         };
-        match self.ensure(&asked, watch.progress(image)).await {
+        match self.ensure(&asked, progress).await {
             Ok(ensured) => PodOutcome::Ensured(ensured),
             Err(error) => PodOutcome::Failed(error),
         }
@@ -190,11 +162,10 @@ impl ImageManager {
 /// The images that share one request, which is made for the first of them.
 type Step = Vec<usize>;
 
-/// The sequences of steps that run in parallel.
-fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<Vec<Step>> {
+fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
-    if compatibility == Compatibility::Kubelet {
+    if !in_parallel {
         return vec![order.into_iter().map(|image| vec![image]).collect()];
     }
     let mut sequences: Vec<Vec<Step>> = Vec::new();
@@ -226,13 +197,8 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
 ///
 /// The kubelet requests a container's image at its start: after every init container has run, and with the container's
 /// volumes, of which the last failure is reported.
-fn blocked_by(
-    images: &[PodImage],
-    outcomes: &[Option<PodOutcome>],
-    image: usize,
-    compatibility: Compatibility,
-) -> Option<usize> {
-    if compatibility == Compatibility::Imagelet || images[image].role == PodRole::Volume {
+fn blocked_by(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize, in_parallel: bool) -> Option<usize> {
+    if in_parallel || images[image].role == PodRole::Volume {
         return None;
     }
     let after_init = images[image].role >= PodRole::Init;
@@ -284,64 +250,6 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     }
     let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
-}
-
-/// An image to mount into a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeImage {
-    /// The volume's name.
-    pub volume: String,
-    /// The image by its id, with the pod's handler and annotations.
-    pub image: ImageSpec,
-    /// As the user spelled it.
-    pub user_specified: String,
-}
-
-impl PodRequest {
-    /// The images that a container mounts, in the order of its mounts, after all images of the pod have results.
-    ///
-    /// Other mounts are skipped.
-    ///
-    /// # Errors
-    /// When a volume's image failed; the last failure of several, as in the kubelet.
-    ///
-    /// # Panics
-    /// When `container` is not an image of the pod, or `outcomes` are those of another request.
-    pub fn volumes_of(&self, container: usize, outcomes: &[PodOutcome]) -> Result<Vec<VolumeImage>, EnsureError> {
-        let found = |mount: &str| {
-            let volume = self.images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
-            match &outcomes[volume] {
-                PodOutcome::Ensured(ensured) => Some(Ok(VolumeImage {
-                    volume: mount.to_owned(),
-                    image: ImageSpec {
-                        image: ensured.id.to_string(),
-                        runtime_handler: self.common.runtime_handler.clone(),
-                        annotations: self.common.annotations.clone(),
-                    },
-                    user_specified: self.images[volume].image.clone(),
-                })),
-                PodOutcome::Failed(error) => Some(Err(error.clone())),
-                PodOutcome::Blocked { .. } => None,
-            }
-        };
-        let (images, mut failures) = walk(&self.images[container].mounts, found);
-        failures.pop().map_or(Ok(images), Err)
-    }
-}
-
-impl ImageManager {
-    /// Counts the start of a container: its image volumes, and the runtime's error if it was not created.
-    ///
-    /// For a client that starts containers; once per attempt.
-    pub fn count_volume_mounts(&self, volumes: usize, failure: Option<&str>) {
-        let outcome = match failure {
-            Some(text) if text.starts_with(MOUNT_FAILED) => &FAILED,
-            _ => &SUCCEEDED,
-        };
-        for family in [&REQUESTED, outcome] {
-            (0..volumes).for_each(|_| self.parts.metrics.increment(family, &[]));
-        }
-    }
 }
 
 fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {

@@ -14,6 +14,7 @@ use crate::{
     credentials::{Credential, CredentialQuery, PullSecret},
     events::EventSubject,
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Platform, Reference, ReferenceError},
+    node_policy::NodePolicy,
     runtime::{EncodedPod, Patience, SandboxConfig},
 };
 
@@ -22,21 +23,16 @@ const REASON_LENGTH_MAX: usize = 2048;
 
 const POLICY_LENGTH_MAX: usize = 24;
 
-/// How pulls are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// How many run at once; `None`: any number. With [`Compatibility::Imagelet`] a few small pulls may run beside.
+    /// How many run at once; `None`: any number. With [`NodePolicy::prioritized_queue`] a few small pulls may run beside.
     pub slots: Option<NonZeroUsize>,
-    /// How many may begin in a time; `None`: any.
     pub rate: Option<PullRate>,
-    /// The first back-off of an image that failed.
     pub backoff_first: Duration,
-    /// The longest back-off.
     pub backoff_max: Duration,
     /// How long a running pull goes on after its last client went away, for another one to join. Zero: it ends at once.
     pub grace: Duration,
-    /// Whose behaviour applies where the kubelet's has a weakness.
-    pub compatibility: Compatibility,
+    pub node_policy: NodePolicy,
 }
 
 impl Default for PullSettings {
@@ -48,52 +44,22 @@ impl Default for PullSettings {
             backoff_first: Duration::from_secs(10),
             backoff_max: Duration::from_mins(5),
             grace: Duration::ZERO,
-            compatibility: Compatibility::default(),
+            node_policy: NodePolicy::IMAGELET,
         }
     }
 }
 
-/// Whose behaviour applies where the kubelet's has a weakness (`docs/compatibility.md`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Compatibility {
-    /// The kubelet's, to the letter.
-    Kubelet,
-    /// The better one: stable reasons, errors that name the image, waiting in place of refusals.
-    #[default]
-    Imagelet,
-}
-
-impl Compatibility {
-    /// The word in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Kubelet => "kubelet",
-            Self::Imagelet => "imagelet",
-        }
-    }
-
-    /// Whether the kubelet's behaviour applies.
-    pub fn is_kubelet(self) -> bool {
-        self == Self::Kubelet
-    }
-}
-
-/// When an image is pulled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PullPolicy {
-    /// Each time.
     Always,
-    /// When it is not here.
     #[default]
     IfNotPresent,
-    /// Not at all.
     Never,
     /// A word that is none of these, cut: it comes from outside and becomes a label. The kubelet pulls without looking, as
     /// if the image were absent.
     Other(Arc<str>),
 }
 
-/// The text is no pull policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no pull policy; there are `Always`, `IfNotPresent` and `Never`")]
 pub struct PullPolicyError(String);
@@ -110,7 +76,6 @@ impl PullPolicy {
         text.parse().unwrap_or_else(|_| Self::Other(text[..text.floor_char_boundary(POLICY_LENGTH_MAX)].into()))
     }
 
-    /// The name in a pod spec.
     pub fn name(&self) -> &str {
         match self {
             Self::Always => "Always",
@@ -141,16 +106,12 @@ impl fmt::Display for PullPolicy {
 /// Which pod asks. All empty: none does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodIdentity {
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
-    /// Its uid.
     pub uid: Arc<str>,
 }
 
 impl PodIdentity {
-    /// The subject of its events.
     pub(super) fn subject(&self, field_path: Arc<str>) -> EventSubject {
         let Self { namespace, name, uid } = self.clone();
         EventSubject::Pod { namespace, name, uid, field_path }
@@ -160,7 +121,6 @@ impl PodIdentity {
 /// The kind of client, and so which side decides when to ask and how often to retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
-    /// A pod: decided here.
     #[default]
     Pod,
     /// The node, for a pod that did not request the image yet. It never is the probe of an open circuit, and its failures
@@ -193,24 +153,18 @@ impl Caller {
         matches!(self, Self::Client { .. })
     }
 
-    /// Whether it is for no container.
     pub(crate) fn is_prefetch(self) -> bool {
         matches!(self, Self::Prefetch { .. })
     }
 }
 
-/// That an image shall be there.
 #[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
-    /// The image as the user spelled it.
     pub image: String,
-    /// When to pull it.
     pub policy: PullPolicy,
-    /// The pod that needs it.
     pub pod: PodIdentity,
     /// What else the client's interface says of the pod, for a runtime that speaks the same.
     pub encoded_pod: Option<EncodedPod>,
-    /// The kind of client.
     pub caller: Caller,
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
@@ -226,7 +180,7 @@ pub struct EnsureRequest {
     pub secrets: Vec<PullSecret>,
     /// For which kind of machine; `None`: this one.
     pub platform: Option<Platform>,
-    /// The higher goes first where pulls wait. Without effect with [`Compatibility::Kubelet`].
+    /// The higher goes first where pulls wait. Without effect in a queue by arrival.
     pub priority: i32,
     /// How long a pull retries at a registry that serves nothing.
     pub patience: Patience,
@@ -263,6 +217,7 @@ impl EnsureRequest {
             bytes: None,
             took_ms: u64::try_from(took.as_millis()).ok(),
             why,
+            reason: String::new(),
             hosts: Vec::new(),
         }
     }
@@ -288,16 +243,13 @@ impl EnsureRequest {
     }
 }
 
-/// An image that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ensured {
-    /// Its id.
     pub id: ImageId,
     /// In whose store it is, by what the runtime says of it: many keep one for all handlers, whichever it was pulled for.
     pub handler: String,
     /// The name the runtime was asked for: the image with its default tag.
     pub reference: String,
-    /// How it came to be there.
     pub origin: Origin,
     /// What the kubelet says of it; empty after a pull.
     pub message: String,
@@ -309,7 +261,6 @@ impl Ensured {
     }
 }
 
-/// Where an ensured image came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// It was here, and the client may use it.
@@ -319,7 +270,6 @@ pub enum Origin {
         /// How long ago the registry last named it.
         verified: Duration,
     },
-    /// It was fetched.
     Pulled {
         /// How long the pull took, without waiting for its turn.
         took: Duration,

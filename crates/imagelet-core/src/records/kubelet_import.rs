@@ -16,8 +16,8 @@ use rustix::fs::OFlags;
 
 use super::{
     PulledRecord,
-    cached_dir::disk::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
     file::{RecordFile as _, file_name},
+    folder::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
 };
 use crate::image::ImageId;
 

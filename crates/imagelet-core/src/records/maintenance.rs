@@ -100,7 +100,7 @@ impl PullRecords {
                 first_failure = first_failure.or(self.close_record(&image.id, now).err());
             }
         }
-        for begun in self.intents.list().whole {
+        for begun in self.intents.list().0 {
             if self.is_running(&begun.image) {
                 continue;
             }
@@ -128,7 +128,7 @@ impl PullRecords {
             Absent::Removed => 0,
             Absent::RemovedAfterChecks => LOOKS_MAX,
         };
-        let _turn = self.intents.lock(&begun.image);
+        let _turn = self.intents.turn();
         if self.is_running(&begun.image) {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl PullRecords {
     /// Records that a pull brought these images, for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         ids.iter().try_for_each(|id| self.close_record(id, now))?;
-        let _turn = self.intents.lock(&begun.image);
+        let _turn = self.intents.turn();
         // A new pull of the same spelling uses the same intent.
         if self.is_running(&begun.image) {
             self.state().left.remove(&begun.image);
@@ -162,7 +162,7 @@ impl PullRecords {
     /// Writes a record that permits no client, unless one exists. An unreadable record also rejects every client, and a
     /// repair may restore it.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
-        let _turn = self.records.lock(id.as_str());
+        let _turn = self.records.turn();
         if matches!(self.records.find(id.as_str()), Ok(None)) {
             let record = PulledRecord { updated: Some(now), ..empty(id) };
             self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
@@ -184,10 +184,10 @@ impl PullRecords {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
         let (mut removed, mut failures, mut last) = (0, Vec::new(), None);
         {
-            let _turn = self.records.lock_all();
-            let listed = self.records.list_locked();
-            failures.extend(listed.failures.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
-            for record in listed.whole {
+            let _turn = self.records.turn();
+            let (records, unreadable) = self.records.list();
+            failures.extend(unreadable.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
+            for record in records {
                 let id = ImageId::new(&record.image_ref);
                 let is_younger = record.updated.is_some_and(|updated| updated >= mark.until)
                     || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
@@ -203,7 +203,7 @@ impl PullRecords {
                 }
             }
         }
-        // One sync for all of them, after the locks: pulls do not wait for it.
+        // One sync for all of them, after the turn: pulls do not wait for it.
         if let Some(last) = last
             && let Err(source) = self.records.sync_removals()
         {
@@ -231,7 +231,7 @@ impl PullRecords {
         }
         // A name may move to another image before the next start; an id cannot.
         if self.guards_images() {
-            let _turn = self.intents.lock(id.as_str());
+            let _turn = self.intents.turn();
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {
                 tracing::debug!(image, %error, "an image without a record is known by its name alone");
             }

@@ -10,8 +10,8 @@
 //! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
 //! process owns the folder; memory mirrors it, so a lookup reads no disk.
 
-mod cached_dir;
 mod file;
+mod folder;
 mod gauges;
 mod intent_match;
 mod kubelet_import;
@@ -28,13 +28,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-pub(crate) use cached_dir::create_folder;
-use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
 pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use file::{rewritten_intent, rewritten_record};
+use folder::{RecordFolder, Unreadable};
 use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
@@ -46,6 +45,7 @@ pub(crate) use verify::{AccessProof, CheckResult, Verdict};
 pub use verify::{Allowlist, AllowlistError, VerificationPolicy};
 
 use crate::{
+    durable::{Disk, MachineDisk},
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
     metrics::Metrics,
 };
@@ -64,8 +64,8 @@ pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
-    intents: CachedDir<PullIntent>,
-    records: CachedDir<PulledRecord>,
+    intents: RecordFolder<PullIntent>,
+    records: RecordFolder<PulledRecord>,
     /// Locked for moments, never during disk I/O.
     state: Mutex<RecordsState>,
     metrics: OnceLock<Arc<Metrics>>,
@@ -132,7 +132,7 @@ pub enum RecordsError {
 impl PullRecords {
     /// Opens or makes the folders below a data root, and reads them.
     pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::from_folders(root, settings.into(), false)
+        Self::open_on(Arc::new(MachineDisk), root, settings.into(), false)
     }
 
     /// Reads the records below a read-only data root. Changes end with the process.
@@ -140,20 +140,22 @@ impl PullRecords {
     /// # Errors
     /// When a folder exists and cannot be read: without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::from_folders(root, settings.into(), true)
+        Self::open_on(Arc::new(MachineDisk), root, settings.into(), true)
     }
 
-    fn from_folders(root: &Path, settings: RecordsSettings, is_read_only: bool) -> Result<Self, RecordsError> {
-        let open = |name: &str| {
-            let folder = Folder::open(root.join("image_manager").join(name), is_read_only);
-            folder.map_err(|source| failed("read", name, source))
-        };
+    pub(crate) fn open_on(
+        disk: Arc<dyn Disk>,
+        root: &Path,
+        settings: RecordsSettings,
+        is_read_only: bool,
+    ) -> Result<Self, RecordsError> {
+        let root = root.join("image_manager");
+        let intents = RecordFolder::open(root.join("pulling"), is_read_only, Arc::clone(&disk));
+        let records = RecordFolder::open(root.join("pulled"), is_read_only, disk);
         Ok(Self {
-            intents: CachedDir::open(open("pulling")?, settings.intents_max, settings.stripes),
-            records: CachedDir::open(open("pulled")?, settings.records_max, settings.stripes),
-            settings: Some(settings),
-            state: Mutex::default(),
-            metrics: OnceLock::new(),
+            intents: intents.map_err(|source| failed("read", "pulling", source))?,
+            records: records.map_err(|source| failed("read", "pulled", source))?,
+            ..Self::in_memory_with(settings)
         })
     }
 
@@ -164,11 +166,10 @@ impl PullRecords {
 
     /// As [`Self::in_memory`], with other settings.
     pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
-        let settings = settings.into();
         Self {
-            intents: CachedDir::in_memory(settings.intents_max),
-            records: CachedDir::in_memory(settings.records_max),
-            settings: Some(settings),
+            intents: RecordFolder::in_memory(),
+            records: RecordFolder::in_memory(),
+            settings: Some(settings.into()),
             state: Mutex::default(),
             metrics: OnceLock::new(),
         }
@@ -184,16 +185,12 @@ impl PullRecords {
         self.settings.is_some()
     }
 
-    pub(crate) fn is_durable(&self) -> bool {
-        self.is_on() && self.records.is_durable()
-    }
-
     /// Runs blocking disk work off the async threads. Dropping the future does not cancel the work.
     pub(crate) async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Self>) -> T + Send + 'static,
     ) -> T {
-        if !self.is_durable() {
+        if !self.is_on() || !self.records.takes_time() {
             return work(self);
         }
         let records = Arc::clone(self);
@@ -213,7 +210,6 @@ impl PullRecords {
 
     #[cfg(test)]
     pub(crate) fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
-        let _turn = self.records.lock(id.as_str());
         self.records.find(id.as_str()).ok().flatten()
     }
 
@@ -222,7 +218,7 @@ impl PullRecords {
         if !self.is_on() {
             return Ok(intent);
         }
-        let turn = self.intents.lock(image);
+        let turn = self.intents.turn();
         // An interrupted pull left this intent and may have brought an image; the end of this pull does not resolve it.
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
@@ -241,7 +237,7 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// Looks up what is recorded about a present image. May wait for a disk; a hit in memory costs no copy and no read.
+    /// Looks up what is recorded about a present image, without a wait for pulls that write their records.
     pub(crate) fn look_up(&self, image: &str, found: &Image) -> Evidence {
         let id = found.id.as_str();
         if !self.is_on() {
@@ -250,14 +246,17 @@ impl PullRecords {
         if id.is_empty() {
             return Evidence::Absent;
         }
-        let _turn = self.records.lock(id);
-        let known = match self.records.find(id) {
-            Ok(Some(record)) => Ok(Evidence::Record(record)),
-            Ok(None) if self.is_unrecorded(&found.id) => Ok(Evidence::Begun(true)),
-            Ok(None) => self.begun_for(image, found).map(Evidence::Begun),
-            Err(error) => Err(error),
+        let known = || {
+            if let Some(record) = self.records.find(id)? {
+                return Ok(Evidence::Record(record));
+            }
+            if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
+                return Ok(Evidence::Begun(true));
+            }
+            // A pull that ended meanwhile had written its record before it removed its intent.
+            Ok(self.records.find(id)?.map_or(Evidence::Begun(false), Evidence::Record))
         };
-        known.unwrap_or_else(|error| {
+        known().unwrap_or_else(|error: Arc<Unreadable>| {
             tracing::warn!(image, id, %error, "a pull record cannot be read; its image asks for credentials");
             Evidence::Unreadable
         })
@@ -299,7 +298,7 @@ impl PullRecords {
         if !self.is_on() {
             return Ok(());
         }
-        let turn = self.records.lock(id.as_str());
+        let turn = self.records.turn();
         self.state().touched.touch(id);
         let learned = trim_tag_and_digest(image)
             .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
@@ -325,12 +324,9 @@ impl PullRecords {
         learned
     }
 
-    /// Whether an open intent may have pulled this image. Called with the record's lock held.
-    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Unreadable> {
-        let is_begun = |name: &str| {
-            let _turn = self.intents.lock(name);
-            Ok::<_, Unreadable>(self.intents.find(name)?.is_some())
-        };
+    /// Whether an open intent may have pulled this image.
+    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
+        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }
@@ -370,7 +366,7 @@ impl PullRecords {
 
     /// Ends one pull of an image; the last one removes the intent, unless another was interrupted.
     fn release(&self, image: &str) -> Result<(), RecordsError> {
-        let turn = self.intents.lock(image);
+        let turn = self.intents.turn();
         if self.is_last(image) {
             self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
         }
@@ -394,7 +390,8 @@ impl PullRecords {
 
     fn show(&self) {
         if let Some(metrics) = self.metrics.get() {
-            gauges::show(metrics, self.intents.filling(), self.records.filling());
+            metrics.set(&gauges::INTENTS, &[], self.intents.count() as f64);
+            metrics.set(&gauges::RECORDS, &[], self.records.count() as f64);
         }
     }
 

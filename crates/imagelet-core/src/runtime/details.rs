@@ -169,7 +169,7 @@ impl ImageDetails {
 
 /// The chain id of each layer: the diff id of the lowest; for others the digest of the chain id below and the diff id
 /// (OCI image specification, layer ChainID).
-pub(crate) fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
+pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
     let mut chains: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
         let stack = chains.last().map(|below| Digest::of(format!("{below} {diff_id}").as_bytes()));
@@ -207,33 +207,34 @@ impl fmt::Debug for JsonText {
 
 /// The members of a JSON object of a verbose report, of which any part may be missing or of another type; each is decoded when it is asked for. Nothing else of the object is copied, as it may hold
 /// passwords.
-#[derive(Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Members<'a>(#[serde(borrow)] BTreeMap<String, &'a RawValue>);
+pub struct Members<'a>(#[serde(borrow)] BTreeMap<String, &'a RawValue>);
 
 impl<'a> Members<'a> {
     /// `None`: the text is not a JSON object.
-    pub(super) fn of(text: &'a str) -> Option<Self> {
+    pub fn of(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
 
     /// A member, where it has this type.
-    pub(super) fn get<T: Deserialize<'a>>(&self, name: &str) -> Option<T> {
+    pub fn get<T: Deserialize<'a>>(&self, name: &str) -> Option<T> {
         self.0.get(name).and_then(|member| serde_json::from_str(member.get()).ok())
     }
 
     /// A member that is an object; an empty one in place of anything else.
-    pub(super) fn object(&self, name: &str) -> Self {
+    #[must_use]
+    pub fn object(&self, name: &str) -> Self {
         self.get(name).unwrap_or_default()
     }
 
     /// All members of this type.
-    pub(super) fn all<T: Deserialize<'a>>(self) -> impl Iterator<Item = (String, T)> {
+    pub fn all<T: Deserialize<'a>>(self) -> impl Iterator<Item = (String, T)> {
         self.0.into_iter().filter_map(|(name, member)| Some((name, serde_json::from_str(member.get()).ok()?)))
     }
 
     /// The names of all members.
-    pub(super) fn names(self) -> impl Iterator<Item = String> {
+    pub fn names(self) -> impl Iterator<Item = String> {
         self.0.into_keys()
     }
 }

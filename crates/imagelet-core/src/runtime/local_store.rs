@@ -152,10 +152,6 @@ pub struct PullEstimate {
     pub bytes_missing: ByteSize,
     /// Number of missing layers.
     pub layers_missing: usize,
-    /// Unpacked bytes of the missing layers. `None`: not known.
-    pub bytes_unpacked: Option<ByteSize>,
-    /// Inodes of the missing layers. `None`: not known.
-    pub inodes: Option<u64>,
 }
 
 /// The place of an archive of images.

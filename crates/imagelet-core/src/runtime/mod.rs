@@ -4,7 +4,6 @@ mod containers;
 mod details;
 mod error;
 mod image_service;
-mod import;
 mod layers;
 mod listing;
 mod local_store;
@@ -12,6 +11,7 @@ mod manager;
 mod presence;
 mod pull_observer;
 mod pull_request;
+mod pull_route;
 mod removal;
 mod space_request;
 mod verify_report;
@@ -20,17 +20,10 @@ pub use containers::{
     CombinedContainers, Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage,
     default_sandbox_image,
 };
-pub(crate) use details::chain_ids;
-pub use details::{ImageDetails, JsonText, LayerDetails, PulledLayer, PulledManifest};
+pub use details::{ImageDetails, JsonText, LayerDetails, Members, PulledLayer, PulledManifest, chain_ids};
 pub(crate) use error::error_chain;
 pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
-pub use import::{
-    ForwardReason, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding, ImportedBytes,
-    ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
-    RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace, StagedTree, Taken,
-    WayTaken,
-};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
 pub use local_store::{
@@ -43,11 +36,12 @@ pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{
     EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, RegistryHost, SandboxConfig, no_progress,
 };
+pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
 /// Every metric of runtime calls and imports.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    manager::FAMILIES.into_iter().chain([&import::PULLS])
+    manager::FAMILIES.into_iter().chain([&PULLS])
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{PullWay, RemovedImage};
+use super::{PullRoute, RemovedImage};
 use crate::{
     audit_log::PullHost,
     credentials::Credential,
@@ -115,7 +115,7 @@ pub fn no_progress() -> Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
     /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
-    Way(PullWay),
+    Route(PullRoute),
     /// The manifest is known.
     Resolved {
         /// The manifest chosen for the platform.

@@ -81,7 +81,10 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
     if images.reports_progress {
         let events = events.lock().expect("no other user");
         assert!(
-            matches!(events.iter().find(|event| !matches!(event, PullEvent::Way(_))), Some(PullEvent::Resolved { .. })),
+            matches!(
+                events.iter().find(|event| !matches!(event, PullEvent::Route(_))),
+                Some(PullEvent::Resolved { .. })
+            ),
             "progress begins with the manifest: {events:?}"
         );
     }

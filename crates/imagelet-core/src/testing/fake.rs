@@ -519,8 +519,6 @@ impl LocalStore for FakeRuntime {
             bytes_total: offer.size,
             bytes_missing: if is_here { ByteSize::ZERO } else { offer.size },
             layers_missing: usize::from(!is_here),
-            bytes_unpacked: None,
-            inodes: None,
         }))
     }
 

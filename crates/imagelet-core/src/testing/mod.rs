@@ -13,3 +13,5 @@ pub mod interleavings;
 pub use debug_text::debug_text;
 pub use fake::FakeRuntime;
 pub use way::WaySettings;
+#[cfg(test)]
+pub(crate) use way::in_order;

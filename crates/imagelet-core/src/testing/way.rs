@@ -5,7 +5,8 @@ use std::{num::NonZeroUsize, time::Duration};
 use crate::{
     gc::{GcMarks, GcOrder, GcPolicy, ReliefMarks},
     image::Percent,
-    manager::{Compatibility, PullRate, PullSettings},
+    manager::{PullRate, PullSettings},
+    node_policy::NodePolicy,
     records::Guard,
 };
 
@@ -14,9 +15,8 @@ pub trait WaySettings: Copy {
     /// Whether it is the shipped one.
     fn is_shipped(self) -> bool;
 
-    /// The `compatibility` setting.
-    fn compatibility(self) -> Compatibility {
-        if self.is_shipped() { Compatibility::default() } else { Compatibility::Kubelet }
+    fn node_policy(self) -> NodePolicy {
+        if self.is_shipped() { NodePolicy::IMAGELET } else { NodePolicy::KUBELET }
     }
 
     /// The daemon's pull settings.
@@ -25,7 +25,7 @@ pub trait WaySettings: Copy {
             slots: NonZeroUsize::new(1),
             rate: Some(PullRate { qps: 5.0, burst: 10 }),
             grace: Duration::from_secs(2),
-            compatibility: self.compatibility(),
+            node_policy: self.node_policy(),
             ..PullSettings::default()
         }
     }
@@ -39,13 +39,20 @@ pub trait WaySettings: Copy {
     #[must_use]
     fn collecting(self, policy: GcPolicy) -> GcPolicy {
         if !self.is_shipped() {
-            return GcPolicy { order: GcOrder::Kubelet, ..policy };
+            return GcPolicy { order: GcOrder::ListedSizes, rules: NodePolicy::KUBELET.gc, ..policy };
         }
         let percent = |value| Percent::new(value).expect("a percentage");
         let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
         let inodes = GcMarks::new(percent(95), percent(90));
         GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), relief: Some(relief), ..policy }
     }
+}
+
+/// This policy in an order, with the kubelet's rules where the order is the kubelet's.
+#[cfg(test)]
+pub(crate) fn in_order(order: GcOrder, policy: GcPolicy) -> GcPolicy {
+    let rules = if order == GcOrder::ListedSizes { NodePolicy::KUBELET } else { NodePolicy::IMAGELET }.gc;
+    GcPolicy { order, rules, ..policy }
 }
 
 #[cfg(test)]

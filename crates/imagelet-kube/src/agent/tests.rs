@@ -150,7 +150,7 @@ impl TestNode {
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(FullDisk));
         let metrics = Arc::new(Metrics::new());
-        inventory.start_leases(Duration::from_mins(10), SystemTime::now());
+        inventory.leases.start(Duration::from_mins(10), SystemTime::now());
         let agent = NodeAgent::new(client.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
         let health = agent.health();
         let agent = tokio::spawn(async move { agent.run().await });

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::bounded_map::make_room;
 use tokio::{sync::Mutex, time::Instant};
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -101,12 +102,7 @@ impl<T> ObjectCache<T> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
-        if slots.len() >= OBJECTS_MAX
-            && !slots.contains_key(name)
-            && let Some(oldest) = slots.iter().min_by_key(|(_, slot)| slot.used_at).map(|(name, _)| name.clone())
-        {
-            slots.remove(&oldest);
-        }
+        make_room(&mut slots, name, OBJECTS_MAX, |slot| slot.used_at);
         let empty = || Arc::new(Mutex::new(CachedObject { version: String::new(), read: None }));
         let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: empty() });
         slot.used_at = now;

@@ -123,7 +123,7 @@ impl LookAhead {
             }
             Err(error) => {
                 // The sink logs it.
-                let (what, at) = ("could not fetch an image ahead", (error.class(), error.hop()));
+                let (what, at) = ("could not fetch an image ahead", (error.class(), error.stage()));
                 let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
                 self.parts.events.record(failure_event("LookAheadFailed", message, what, image, at));
                 "failed"

@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    manager::{PodImages, PodStarts},
+    manager::PodStarts,
     metrics::{Family, MetricKind, Metrics},
 };
 
@@ -70,7 +70,7 @@ impl StartTracker {
             return;
         };
         self.starting.remove(&uid);
-        let pulls: Vec<Interval> = self.pulls.of_pod(&uid).map(|images| intervals(&images)).unwrap_or_default();
+        let pulls = self.pulls.pulls_of(&uid);
         let StartDurations { start, pulling } = split((created.0.into(), now), &pulls, &init_intervals(pod));
         self.metrics.observe(&START, &[], start.as_secs_f64());
         self.metrics.observe(&PULLING, &[], pulling.as_secs_f64());
@@ -108,10 +108,6 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
         ended.started_at.zip(ended.finished_at)
     });
     ended.collect()
-}
-
-fn intervals(images: &PodImages) -> Vec<Interval> {
-    images.sessions.iter().map(|(from, to)| (images.began + *from, images.began + *to)).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +173,22 @@ mod tests {
             let expected = StartDurations { start: Duration::from_secs(start), pulling: Duration::from_secs(pulling) };
             assert_eq!(found, expected, "{whole:?} {pulls:?} {inits:?}");
         }
+    }
+
+    #[test]
+    fn every_vector_of_a_total_of_pulls_holds() {
+        let mut cases = 0;
+        for case in imagelet_vectors::vectors("pull-startup-latency.json") {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            let Some(sessions) = input["sessions_s"].as_array().filter(|_| input["op"] == "total") else { continue };
+            let seconds = |value: &Value| at(value.as_u64().expect("seconds"));
+            let ended = sessions.iter().filter(|one| !one[1].is_null());
+            let pulls: Vec<Interval> = ended.map(|one| (seconds(&one[0]), seconds(&one[1]))).collect();
+            let total = covered((at(0), at(1_000_000)), &pulls).as_secs();
+            assert_eq!(Some(total), expected["pulling_time_s"].as_u64(), "{}", case["name"]);
+            cases += 1;
+        }
+        assert!(cases > 0);
     }
 
     struct Pod(Value);
@@ -287,15 +299,15 @@ mod tests {
         let created = jiff::Timestamp::try_from(now - Duration::from_secs(5)).unwrap().to_string();
         let object = |pod: Pod| pod.with("metadata", "creationTimestamp", created.as_str().into()).read();
         tracker.observe(&object(Pod::new()), now);
-        pulls.pull_started(&pod, "a");
+        pulls.pull_started(&pod);
         tokio::time::advance(Duration::from_secs(3)).await;
         pulls.image_finished(&pod, ImageEnd::Pulled);
         pod.uid = "u2".into();
-        pulls.pull_started(&pod, "a");
+        pulls.pull_started(&pod);
         tokio::time::advance(Duration::from_mins(2)).await;
         pulls.image_finished(&pod, ImageEnd::Pulled);
         // Over, it is still known.
-        pulls.close_finished();
+        pulls.count_finished();
         tracker.observe(&object(Pod::new().running()), now + Duration::from_secs(5));
         let [count, _, pulling] = measured(&metrics);
         assert_eq!([count, pulling], ["1", "3"]);

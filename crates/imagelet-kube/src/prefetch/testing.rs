@@ -53,7 +53,7 @@ impl FakeNode {
 
     /// Pulls of this image fail with this class, or with `None` no more.
     pub(crate) fn fail(&self, image: &str, class: Option<ErrorClass>) {
-        let failure = |class| FetchFailure { class, hop: Stage::Token, message: "denied".into() };
+        let failure = |class| FetchFailure { class, stage: Stage::Token, message: "denied".into() };
         match class {
             Some(class) => self.lock().failing.insert(image.into(), failure(class)),
             None => self.lock().failing.remove(image),

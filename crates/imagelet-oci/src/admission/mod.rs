@@ -9,11 +9,10 @@ mod reservations;
 mod tests;
 
 pub(crate) use self::{
-    expansion_ratio::{Expansions, Expected},
+    expansion_ratio::expected,
     refusal_message::refusal,
     reservations::{OpenReservations, Reservation, Reservations, WrittenBytes},
 };
-use crate::manifest::Compression;
 
 /// What a pull holds against others, and asks for at a time.
 const STEP_SECONDS: u64 = 60;
@@ -120,6 +119,7 @@ pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
+    /// The pull says by itself how its layers expand.
     pub(crate) is_measured: bool,
     pub(crate) keeps_blobs: bool,
 }

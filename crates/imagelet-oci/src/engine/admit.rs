@@ -13,8 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{Engine, EngineConfig};
 use crate::{
     admission::{
-        self, Admission, Amount, Demand, Expansions, Expected, Fit, MissingSpace, OpenReservations, Space, grant,
-        helps_to_wait, refusal,
+        self, Admission, Amount, Demand, Fit, MissingSpace, OpenReservations, Space, grant, helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
     pipeline::{LayerLimits, reported},
@@ -222,10 +221,8 @@ impl Engine {
 
     /// Space as a collection counts it, estimated and certain: inodes converted to the bytes they use here on average.
     fn in_bytes(&self, missing: &MissingSpace) -> (ByteSize, ByteSize) {
-        let sizes = self.store.layer_sizes();
-        let entries: u64 = sizes.iter().map(|layer| layer.entries).sum();
-        let bytes: u64 = sizes.iter().map(|layer| layer.on_disk).sum();
-        let of_inodes = |inodes: u64| inodes.saturating_mul(bytes.div_ceil(entries.max(1)));
+        let whole = self.store.takes();
+        let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));
         (
             ByteSize(missing.bytes.max(of_inodes(missing.inodes))),
             ByteSize(missing.bytes_least.max(of_inodes(missing.inodes_least))),
@@ -252,20 +249,20 @@ fn reserve_layers(
     if config.admission == Admission::Off {
         return Ok(Ok(Some(reservations.open().reserve(tenant, [], u64::MAX))));
     }
-    let (learned, mut seen) = (learned(store), HashSet::new());
-    let absent: Vec<(&Wanted, Expected)> = wanted
+    let mut seen = HashSet::new();
+    let absent: Vec<(&Wanted, Amount)> = wanted
         .iter()
         .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
         .filter(|layer| seen.insert(&layer.id))
-        .map(|layer| (layer, learned.expect(layer.compression, layer.packed, config.keep_blobs)))
+        .map(|layer| (layer, admission::expected(layer.compression, layer.packed, config.keep_blobs)))
         .collect();
     let page = reservations.open();
     let own: Vec<_> = absent.iter().filter(|(layer, _)| !page.brings(&layer.id)).collect();
     let demand = Demand {
         layers: own.len(),
         compressed: own.iter().map(|(layer, _)| layer.packed).fold(0, u64::saturating_add),
-        amount: own.iter().map(|(_, expected)| expected.amount).fold(Amount::default(), Amount::plus),
-        is_measured: own.iter().all(|(_, expected)| expected.is_measured),
+        amount: own.iter().map(|(_, expected)| *expected).fold(Amount::default(), Amount::plus),
+        is_measured: false,
         keeps_blobs: config.keep_blobs,
     };
     let step = demand.amount.step(0);
@@ -273,7 +270,7 @@ fn reserve_layers(
         Ok(granted) => granted,
         Err(no_space) => return Ok(Err(no_space)),
     };
-    let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, expected.amount));
+    let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, *expected));
     Ok(Ok(Some(page.reserve(tenant, layers, granted))))
 }
 
@@ -322,17 +319,9 @@ fn granted(
     Ok(granted.map_err(|(missing, now)| NoSpace { missing, now, demand, space }))
 }
 
-pub(super) fn learned(store: &Store) -> Expansions {
-    let mut learned = Expansions::default();
-    for layer in store.layer_sizes() {
-        learned.learn(compression(&layer.media_type, layer.is_artifact), layer.packed, layer.on_disk, layer.entries);
-    }
-    learned
-}
-
 /// By media type alone: the first bytes, which decide, are not fetched yet. The files of an artifact are stored as they
 /// are, also those with the type of an archive.
-pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
+fn compression(media_type: &str, is_artifact: bool) -> Compression {
     if is_artifact {
         return Compression::Stored;
     }

@@ -33,7 +33,7 @@ impl Engine {
             Ok(true) => Ok(Some(Resolved { session: session.clone(), root, chosen, manifest, is_named })),
             Ok(false) => Ok(None),
             // A token service answers both in the same words.
-            Err(error) if error.is_outage() || error.fault().hop == Stage::Token => Err(error),
+            Err(error) if error.is_outage() || error.fault().stage == Stage::Token => Err(error),
             Err(_) => Ok(None),
         }
     }

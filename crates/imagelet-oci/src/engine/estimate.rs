@@ -13,16 +13,8 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::{
-    Engine,
-    admit::{compression, learned},
-    parse_reference,
-    sharing::only_from,
-};
-use crate::{
-    admission::Amount,
-    registry::{Resolved, about},
-};
+use super::{Engine, parse_reference, sharing::only_from};
+use crate::registry::{Resolved, about};
 
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
@@ -136,21 +128,11 @@ impl Engine {
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, repository) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
-        let learned = learned(&self.store);
-        let is_artifact = resolved.manifest.artifact_kind().is_some();
-        let expected =
-            missing.iter().map(|layer| learned.expect(compression(&layer.media_type, is_artifact), layer.size, false));
-        let expected: Vec<_> = expected.collect();
-        let is_measured = expected.iter().all(|layer| layer.is_measured);
-        let amount = expected.iter().map(|layer| layer.amount).fold(Amount::default(), Amount::plus);
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),
             bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
             bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
             layers_missing: missing.len(),
-            // An assumed size is not reported.
-            bytes_unpacked: is_measured.then_some(ByteSize(amount.bytes)),
-            inodes: is_measured.then_some(amount.inodes),
         }
     }
 }

@@ -43,7 +43,7 @@ use crate::{
     admission::Admission,
     confine::Confinement,
     mount::{self, MountUses},
-    pipeline::{LayerLimits, Places},
+    pipeline::{LayerLimits, PullSlots},
     registry::{Registry, RegistryConfig, about},
     scarce,
     store::{Access, Durability, LockWait, StagedLayer, Store, StoreOptions, progress_of_owner},
@@ -128,7 +128,7 @@ pub struct Engine {
     /// One entry per layer being fetched: a second pull waits for the first.
     fetching: LayerSingleFlight<StagedLayer>,
     turns: LayerTurns,
-    places: Arc<Places>,
+    places: Arc<PullSlots>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
     pulls: AtomicU64,

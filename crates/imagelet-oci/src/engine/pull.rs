@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
-    pipeline::{Allowance, Claim, LayerJob},
+    pipeline::{Allowance, LayerJob, SlotRequest},
     registry::{Resolved, about},
     store::{
         ArtifactRecord, DiskUsage, DocumentBytes, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption,
@@ -40,7 +40,7 @@ pub(super) struct LayerFetches {
     /// Ends with an error that leaves nothing of the pull.
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
-    claim: Claim,
+    claim: SlotRequest,
     _early_syncs: Option<AbortOnDropHandle<()>>,
 }
 
@@ -122,7 +122,7 @@ impl Engine {
         // Held until the image is committed or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted, Arc::clone(&tenant), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
-        let claim = Claim {
+        let claim = SlotRequest {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,
             pull: self.pulls.fetch_add(1, Ordering::Relaxed),

@@ -19,7 +19,7 @@ use crate::{
     unpack::{LayerMemory, TarKind, read_head},
 };
 
-/// ArchiveFiles of an archive: an image has at most a few thousand files of any format.
+/// Files of an archive: an image has at most a few thousand files of any format.
 const ENTRIES_MAX: usize = 100_000;
 /// Bytes of all names together, and of one.
 const NAMES_BYTES_MAX: usize = 8 << 20;

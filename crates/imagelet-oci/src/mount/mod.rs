@@ -21,13 +21,13 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     image::{Digest, ImageId},
     runtime::{MountOptions, MountedImage, RuntimeError, RuntimeErrorKind},
 };
 use rustix::{io::Errno, mount::MountFlags};
 
 use crate::{
-    failpoint::Step,
     overlay::{self, KERNEL_MIN, OverlayFolder},
     store::{Store, storage_error},
 };
@@ -116,9 +116,9 @@ fn attach(
 ) -> io::Result<MountedImage> {
     let trees: Vec<PathBuf> = layers.iter().map(|layer| store.layer_tree(layer)).collect();
     folder.create(&trees)?;
-    Step::MountPrepared.reach();
+    failpoint!("mount.prepared");
     parents::build(store, layers, &folder.upper())?;
-    Step::MountParents.reach();
+    failpoint!("mount.parents");
     let mount = folder.mount_detached(trees.len(), &note::source_of(folder), flags(options))?;
     let device = rustix::fs::fstat(&mount)?.st_dev;
     let note = Note {
@@ -130,9 +130,9 @@ fn attach(
         device: Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))),
     };
     note::write(folder, &note)?;
-    Step::MountNoted.reach();
+    failpoint!("mount.noted");
     overlay::attach(&mount, target)?;
-    Step::MountShown.reach();
+    failpoint!("mount.shown");
     Ok(MountedImage { id: note.image, directory: target.to_owned(), writable: note.writable, remains: true })
 }
 

@@ -10,12 +10,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::image::{ByteSize, Digest, ImageId};
+use imagelet_core::{
+    failpoint,
+    image::{ByteSize, Digest, ImageId},
+};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    failpoint::Step,
     overlay::OverlayFolder,
     store::{digest_named, remove_tree, replace_file},
 };
@@ -123,7 +125,7 @@ pub(super) fn write(folder: &OverlayFolder, note: &Note) -> io::Result<()> {
 
 pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
-    Step::UnmountNote.reach();
+    failpoint!("unmount.note");
     remove_tree(&folder.0)?;
     // The last note of a store removes its folder; an error means that others remain.
     if let Some(store) = folder.0.parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{MountedImage, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    failpoint,
+    runtime::{MountedImage, RuntimeError, RuntimeErrorKind},
+};
 use rustix::{
     io::Errno,
     mount::{UnmountFlags, unmount},
@@ -19,10 +22,7 @@ use super::{
     state::{self, MountState, TableRow, UpperFolder},
     upper_folder,
 };
-use crate::{
-    failpoint::Step,
-    store::{Store, storage_error},
-};
+use crate::store::{Store, storage_error};
 
 /// How many times, and at which interval, an overlay is probed before it counts as alive.
 const BUSY_LOOKS: usize = 20;
@@ -58,13 +58,13 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
         let error = failed(error.into());
         if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
     })?;
-    Step::UnmountHidden.reach();
+    failpoint!("unmount.hidden");
     let shown = read_table()?.iter().any(|row| state::is_shown_by(mounted, row));
     let remains = shown || stays_busy(mounted);
     if !remains {
         discard(&mounted.folder);
     }
-    Step::UnmountDone.reach();
+    failpoint!("unmount.done");
     Ok(mounted_image(mounted, place, true).unmounted(remains))
 }
 

@@ -14,7 +14,7 @@ use imagelet_core::image::{ByteSize, Digest};
 use crate::hash::Hash;
 use crate::{
     admission::WrittenBytes,
-    unpack::{Claim, LayerMemory},
+    unpack::{LayerMemory, MemoryReservation},
 };
 
 /// Large enough to make a queue operation cheap, small enough for the L2 cache.
@@ -81,7 +81,7 @@ impl Drop for Expansion {
 pub(crate) struct BlockWriter {
     queue: SyncSender<Block>,
     returned: Receiver<Vec<u8>>,
-    claim: Claim,
+    claim: MemoryReservation,
 }
 
 /// The reader hashes by `hash`; consumed bytes count as written.
@@ -89,7 +89,7 @@ pub(crate) fn queue(memory: &Arc<LayerMemory>, hash: Hash, written_bytes: Writte
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
     let reader = BlockReader { blocks, home, hash, written_bytes, current: Vec::new(), position: 0, ended: false };
-    (BlockWriter { queue, returned, claim: Claim::on(memory) }, reader)
+    (BlockWriter { queue, returned, claim: MemoryReservation::on(memory) }, reader)
 }
 
 impl BlockWriter {

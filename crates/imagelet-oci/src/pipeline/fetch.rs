@@ -14,7 +14,7 @@ use imagelet_core::{
 };
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{LayerJob, Place, frames::Frame, pace::Checks, panicked, places::GivenWay};
+use super::{LayerJob, Place, frames::Frame, pace::Checks, panicked, pull_slots::GivenWay};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
@@ -101,7 +101,7 @@ impl LayerJob {
             let bytes = match next {
                 Ok(bytes) => bytes?,
                 Err(GivenWay::Parked) => {
-                    stream.rest();
+                    stream.pause();
                     let again = place.again(&self.descriptor, progress);
                     match checks.run(again, |_| memory.is_wanted().then_some(())).await {
                         Ok(again) => again?,
@@ -159,7 +159,7 @@ impl LayerJob {
                     stream = &mut opening => stream?,
                 };
                 // The content is there now; the host's slot is for a layer with a place.
-                stream.rest();
+                stream.pause();
                 again.await.map(|()| Some(stream))
             };
             match checks.run(again, |_| memory.is_wanted().then_some(())).await {
@@ -195,7 +195,7 @@ impl LayerJob {
                     }
                     // Layers that wait for memory must not have the host's slots that one with memory needs.
                     if let Some(stream) = &mut stream {
-                        stream.rest();
+                        stream.pause();
                     }
                 }
                 // What it has unpacked waits as well, and cannot be parked.

@@ -10,7 +10,7 @@ mod fetch;
 pub(crate) mod frames;
 pub(crate) mod inflate;
 mod pace;
-mod places;
+mod pull_slots;
 mod unpacking;
 mod zstd_window;
 
@@ -36,7 +36,7 @@ use tokio::{
 pub(crate) use self::{
     buffer_pool::Allowance,
     pace::{LayerPace, reported},
-    places::{Claim, Place, Places},
+    pull_slots::{Place, PullSlots, SlotRequest},
 };
 use self::{
     buffer_pool::Expansion,
@@ -113,7 +113,7 @@ pub(crate) struct LayerJob {
     pub(crate) confinement: Confinement,
     pub(crate) view: Arc<SyncView>,
     pub(crate) written_bytes: WrittenBytes,
-    pub(crate) claim: Claim,
+    pub(crate) claim: SlotRequest,
     pub(crate) hold: HoldPolicy,
 }
 

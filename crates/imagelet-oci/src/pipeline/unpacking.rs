@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     image::Digest,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
@@ -14,7 +15,6 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{LayerJob, buffer_pool::BlockReader, unconfined};
 use crate::{
-    failpoint::Step,
     store::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
     },
@@ -43,7 +43,7 @@ impl LayerJob {
             Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
-        Step::UnpackTree.reach();
+        failpoint!("unpack.tree");
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
@@ -73,7 +73,7 @@ impl LayerJob {
         let unpacked = self.confinement.run(Some(root), move || {
             let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
             let report = unpack_layer(&mut reader, root, &options, manifest)?;
-            Step::UnpackEnd.reach();
+            failpoint!("unpack.end");
             Ok((report, reader.drain()))
         });
         let (report, drained) = unpacked.map_err(unconfined)?.map_err(|error| self.in_layer(unpack_error(error)))?;
@@ -90,7 +90,7 @@ impl LayerJob {
                 ),
             ));
         }
-        Step::UnpackVerified.reach();
+        failpoint!("unpack.verified");
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);
         if let Some(list) = list {
             let (digest, bytes) = list.finish().map_err(unlisted)?;
@@ -108,7 +108,7 @@ impl LayerJob {
             sums.insert("ownership.json".into(), Digest::of(&bytes));
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
-            Step::UnpackOwnership.reach();
+            failpoint!("unpack.ownership");
         }
         let mut implicit = report.implicit_directories;
         if self.end == LayerEnd::Sink {
@@ -119,7 +119,7 @@ impl LayerJob {
             let digest = write_implicit(staging.path(), &implicit)
                 .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
             sums.insert("implicit.json".into(), digest);
-            Step::UnpackImplicit.reach();
+            failpoint!("unpack.implicit");
         }
         let record = LayerRecord {
             diff_id: self.diff_id.clone(),

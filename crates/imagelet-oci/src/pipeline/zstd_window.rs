@@ -17,7 +17,7 @@ use zstd::{
 };
 
 use super::frames::FrameReader;
-use crate::unpack::{Claim, LayerMemory, MemoryError};
+use crate::unpack::{LayerMemory, MemoryError, MemoryReservation};
 
 /// As a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
@@ -32,7 +32,7 @@ pub(crate) struct ZstdReader<'a> {
     source: &'a mut FrameReader,
     // Before `claim`: the memory is freed before its claim.
     decoder: Decoder<'static>,
-    claim: Claim,
+    claim: MemoryReservation,
     /// The window of the frame, and how far it is filled.
     window: u64,
     filled: u64,
@@ -53,7 +53,7 @@ impl<'a> ZstdReader<'a> {
     ) -> io::Result<Self> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        let claim = Claim::on(memory);
+        let claim = MemoryReservation::on(memory);
         Ok(Self {
             source,
             decoder,

@@ -4,15 +4,20 @@
 //! wait that it requests, and a host in bad health the delay that it is likely to cost. So every other host is tried
 //! before the same one again.
 
-use std::{hash::BuildHasher as _, time::Duration};
+use std::time::Duration;
 
-use imagelet_core::runtime::{Party, RuntimeError};
+use imagelet_core::{
+    backoff::{grown, random_share, scattered},
+    runtime::{Party, RuntimeError},
+};
 use tokio::time::Instant;
 
 use super::error::{Failure, Retry};
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// The random share of a wait that it may be shorter by.
+const JITTER: f64 = 0.25;
 /// What an attempt at a host in bad health is expected to cost.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 
@@ -102,7 +107,7 @@ impl Attempts {
     pub(crate) fn failed(&mut self, host: usize, failure: Failure, now: Instant) -> Option<Instant> {
         let jitter = self.jitter;
         let candidate = self.hosts.iter_mut().find(|candidate| candidate.host == host)?;
-        let backoff = shortened(backoff(candidate.failures), jitter);
+        let backoff = scattered(backoff(candidate.failures), JITTER, jitter);
         let wait = match failure.retry {
             Retry::Never => None,
             Retry::Again { times } if candidate.again >= times => None,
@@ -155,23 +160,8 @@ impl Attempts {
     }
 }
 
-pub(crate) fn backoff(failures: u32) -> Duration {
-    BACKOFF_FIRST.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX)
-}
-
-/// 75 to 100 % of a wait, so that pulls do not retry at the same moment.
-pub(crate) fn jittered(wait: Duration) -> Duration {
-    shortened(wait, random_share())
-}
-
-/// A wait without a share of its last quarter.
-fn shortened(wait: Duration, share: f64) -> Duration {
-    wait.saturating_sub((wait / 4).mul_f64(share))
-}
-
-/// A number from 0 to below 1.
-fn random_share() -> f64 {
-    (std::hash::RandomState::new().hash_one(()) % 256) as f64 / 256.0
+fn backoff(failures: u32) -> Duration {
+    grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, failures)
 }
 
 #[cfg(test)]
@@ -254,7 +244,6 @@ mod tests {
     #[test]
     fn waits_double_up_to_a_bound_and_begin_anew_after_progress() {
         assert_eq!([0, 1, 2, 40].map(backoff), [200, 400, 800, 10_000].map(Duration::from_millis));
-        assert!((0..100).all(|_| (150..=200).contains(&jittered(backoff(0)).as_millis())));
         let now = Instant::now();
         let mut attempts = Attempts::new([0]);
         let wait = |attempts: &Attempts| attempts.next(now, |_| Standing::default()).unwrap().wait;

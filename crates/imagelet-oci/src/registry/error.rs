@@ -35,11 +35,11 @@ pub(crate) enum Retry {
 
 impl Failure {
     /// Records the stage of a failure of which only the cause is known.
-    pub(crate) fn at(self, hop: Stage) -> Self {
+    pub(crate) fn at(self, stage: Stage) -> Self {
         let fault = self.error.fault();
         // A fault that names its own stage keeps it.
-        let has_stage = matches!(fault.hop, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
-        let fault = if has_stage { fault } else { Fault { hop, ..fault } };
+        let has_stage = matches!(fault.stage, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
+        let fault = if has_stage { fault } else { Fault { stage, ..fault } };
         Self { error: self.error.with_fault(fault), retry: self.retry }
     }
 
@@ -68,17 +68,17 @@ pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
 }
 
-pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration>) -> Fault {
+pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
         403 => ErrorClass::Forbidden,
-        404 if hop == Stage::Blob => ErrorClass::BlobUnknown,
+        404 if stage == Stage::Blob => ErrorClass::BlobUnknown,
         404 => ErrorClass::ImageUnknown,
         429 => ErrorClass::RateLimited,
         408 | 425 | 500..=599 => ErrorClass::RegistryFailed,
         _ => ErrorClass::AnswerInvalid,
     };
-    Fault { retry_after, ..Fault::new(class, hop) }
+    Fault { retry_after, ..Fault::new(class, stage) }
 }
 
 /// Prefixes an error with its context; kind and hint stay.

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::runtime::{ErrorClass, Fault, Party};
+use imagelet_core::{
+    backoff::grown,
+    runtime::{ErrorClass, Fault, Party},
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -281,7 +284,7 @@ struct HealthLine {
 }
 
 fn probe_wait(strikes: u32) -> Duration {
-    PROBE_FIRST.saturating_mul(1 << strikes.saturating_sub(1).min(16)).min(PROBE_MAX)
+    grown(PROBE_FIRST, 2.0, PROBE_MAX, strikes.saturating_sub(1))
 }
 
 fn unix(time: SystemTime) -> u64 {
@@ -310,7 +313,7 @@ mod tests {
     fn a_host_is_bad_for_all_repositories_after_failures_of_two_or_of_its_own_connection() {
         use ErrorClass::{ConnectionRefused, RateLimited, RegistryFailed, TimedOut};
         use imagelet_core::runtime::Stage;
-        let of = |party, hop, class| Fault { party, ..Fault::new(class, hop) };
+        let of = |party, stage, class| Fault { party, ..Fault::new(class, stage) };
         let own = |class| of(Party::Registry, Stage::Manifest, class);
         let store = |class| of(Party::RedirectTarget, Stage::Connect, class);
         for (what, failures, one, another) in [

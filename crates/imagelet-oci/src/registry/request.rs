@@ -8,7 +8,10 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage};
+use imagelet_core::{
+    backoff::random_share,
+    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -44,7 +47,7 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    pub(crate) fn hop(&self) -> Stage {
+    pub(crate) fn stage(&self) -> Stage {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
@@ -72,7 +75,7 @@ impl PullSession {
                 is_requested: next.is_requested,
             });
         }
-        let spread = if next.is_requested { super::attempts::jittered(HELD_SPREAD) } else { Duration::ZERO };
+        let spread = if next.is_requested { HELD_SPREAD.mul_f64(random_share()) } else { Duration::ZERO };
         let _waiting = (!next.is_requested).then(|| self.reception.waiting());
         tokio::time::sleep(next.wait + spread).await;
     }
@@ -93,7 +96,7 @@ impl PullSession {
         // What its token service requests holds back no request that has a token, and a store's limit is its own.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
         if is_limited
-            && fault.hop != Stage::Token
+            && fault.stage != Stage::Token
             && fault.party != Party::RedirectTarget
             && let Some(end) = due.or_else(|| Some(now + fault.retry_after?.min(RETRY_AFTER_MAX)))
         {
@@ -197,7 +200,7 @@ impl PullSession {
                 method: query.method.clone(),
                 may_stray: true,
                 listed: Arc::clone(&self.listed),
-                hop: query.hop(),
+                stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
                 ..Request::get(host.target(&query.path), host.host.connection.clone())
             };
@@ -205,7 +208,7 @@ impl PullSession {
             if answer.status.is_success() {
                 return Ok(answer);
             }
-            let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.strayed;
+            let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.redirected;
             let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
             if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
                 // Some registries refuse what a client without a credential may not see, in place of asking for one.
@@ -217,7 +220,7 @@ impl PullSession {
                 }
             }
             // A 401 of another origin may ask for credentials that belong elsewhere.
-            if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
+            if answer.status != StatusCode::UNAUTHORIZED || answer.redirected || is_second {
                 return Err(self.refusal(host, query, answer).await);
             }
             drain(answer.body).await;
@@ -238,20 +241,20 @@ impl PullSession {
             // It says nothing of credentials.
             return Err(self.refusal(host, query, answer).await);
         }
-        let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.strayed && is_answerable(&answer.headers);
+        let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.redirected && is_answerable(&answer.headers);
         drain(answer.body).await;
         Ok(asks.then_some(answer.headers))
     }
 
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {
         let kind = answer.header("content-type").to_owned();
-        let Response { status, headers, body, target, strayed } = answer;
+        let Response { status, headers, body, target, redirected } = answer;
         let place = target.origin.authority();
         let subject = &query.subject;
         // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: what another
         // origin answers is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
-            Ok((body, cut)) if !strayed => explanation(&kind, &body, cut, &self.secrets()),
+            Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
         };
         let wait = match status.as_u16() {
@@ -259,7 +262,7 @@ impl PullSession {
             _ => None,
         };
         // A store's limit is not the limit of the registry that redirects to it.
-        let mut fault = status_fault(status.as_u16(), query.hop(), wait.filter(|_| !strayed));
+        let mut fault = status_fault(status.as_u16(), query.stage(), wait.filter(|_| !redirected));
         // Some registries report a rate limit with another status.
         if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
             fault.class = ErrorClass::RateLimited;
@@ -267,7 +270,7 @@ impl PullSession {
         let detail = words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
         let mut retry = Retry::Never;
         let error = match status.as_u16() {
-            400 | 401 | 403 | 410 if strayed => {
+            400 | 401 | 403 | 410 if redirected => {
                 if status != StatusCode::UNAUTHORIZED {
                     retry = FRESH_REDIRECTS;
                 }
@@ -293,14 +296,14 @@ impl PullSession {
             },
             _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{detail}")),
         };
-        Failure { error: error.with_fault(fault), retry }.of_redirect(strayed)
+        Failure { error: error.with_fault(fault), retry }.of_redirect(redirected)
     }
 }
 
 /// Whether a host has answered: then it is not asked by another scheme.
 fn is_answer(fault: &Fault) -> bool {
     fault.party == Party::Registry
-        && matches!(fault.hop, Stage::Manifest | Stage::Blob)
+        && matches!(fault.stage, Stage::Manifest | Stage::Blob)
         && !matches!(fault.class, ErrorClass::TimedOut | ErrorClass::ConnectionLost | ErrorClass::AnswerInvalid)
 }
 
@@ -308,7 +311,7 @@ fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
     // A digest covers the bytes as stored.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    if query.hop() == Stage::Manifest {
+    if query.stage() == Stage::Manifest {
         headers.insert(header::ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES));
     }
     if let Some(range) = query.range.as_deref().and_then(|range| HeaderValue::try_from(range).ok()) {

@@ -234,7 +234,7 @@ impl PullSession {
         let mut body = BodyReader::new(answer.body, self.shared.transport.progress_timeout, &self.reception);
         let mut document = self.document_writer();
         while let Some(chunk) =
-            body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.strayed))?
+            body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.redirected))?
         {
             if document.len() + chunk.len() > limit {
                 let limit = ByteSize(MANIFEST_BYTES_MAX);
@@ -248,7 +248,7 @@ impl PullSession {
         let damaged = |error| Failure { error: about(error, &context), retry: Retry::Again { times: 1 } };
         // Parts of a document that another origin sent are not shown.
         let unusable = |error: RuntimeError| {
-            if answer.strayed {
+            if answer.redirected {
                 RuntimeError::new(error.kind(), &context).with_fault(error.fault())
             } else {
                 about(error, &context)

@@ -40,18 +40,18 @@ struct SignedIdentity {
 
 /// What a signature says.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct SignedStatement {
     pub(crate) digest: Digest,
     pub(crate) identity: String,
 }
 
 /// Fields that are unknown where the format lists them all may restrict the claim, and so refuse it.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Claim, String> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<SignedStatement, String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;
     if kind != TYPE {
         return Err(format!("the signed text is of type `{}`", printable(&kind)));
     }
     let digest = image.digest.parse().map_err(|error| format!("`{}`: {error}", printable(&image.digest)))?;
-    Ok(Claim { digest, identity: identity.reference })
+    Ok(SignedStatement { digest, identity: identity.reference })
 }

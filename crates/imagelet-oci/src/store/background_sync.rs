@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::{image::ImageId, runtime::RuntimeError};
+use imagelet_core::{failpoint, image::ImageId, runtime::RuntimeError};
 
 use super::{
     Store,
@@ -21,7 +21,6 @@ use super::{
     spare_layers::LayerEnd,
     storage_error,
 };
-use crate::failpoint::Step;
 
 /// After this many rounds that met new pulls, the next round blocks commits until it is done.
 const ROUNDS_UNHURRIED: usize = 3;
@@ -73,16 +72,16 @@ impl Store {
 
     fn sync_and_unmark(&self, layers: &[LayerRecord]) -> io::Result<()> {
         self.sync_shown()?;
-        Step::SettleSynced.reach();
+        failpoint!("settle.synced");
         for record in layers {
             let folder = self.layer_folder(&record.diff_id);
             let beside = folder.join("layer.new");
             fs::write(&beside, checksum::seal(&LayerRecord { unsettled: None, ..record.clone() }))?;
             fs::rename(&beside, folder.join("layer.json"))?;
-            Step::SettleMark.reach();
+            failpoint!("settle.mark");
         }
         self.sync_shown()?;
-        Step::SettleMarks.reach();
+        failpoint!("settle.marks");
         Ok(())
     }
 
@@ -136,7 +135,7 @@ impl Store {
         let bytes = index.names_file(self.boot.as_deref());
         let written = create_anew(&beside).and_then(|mut file| file.write_all(&bytes));
         written.and_then(|()| fs::rename(&beside, &path)).inspect_err(|_| drop(fs::remove_file(&beside)))?;
-        Step::CommitNamedUnsettled.reach();
+        failpoint!("commit.named-unsettled");
         index.names_unsettled = true;
         Ok(())
     }

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 
 use super::{
     Store, could_not,
@@ -28,7 +28,6 @@ use super::{
     index::Index,
     resumption::{Resumption, is_outdated},
 };
-use crate::failpoint::Step;
 
 /// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
@@ -184,7 +183,7 @@ impl Store {
             Ok((file, length))
         });
         let (file, length) = opened.map_err(could_not("create", &writer.path))?;
-        Step::BlobBegun.reach();
+        failpoint!("blob.begun");
         writer.file = Some(file);
         writer.is_wanted = length >= known;
         Ok(writer.is_wanted.then_some(writer))
@@ -350,7 +349,7 @@ impl StagedBlob {
     /// `None`: it was written for a resumption alone, and the unpacked layer replaces it.
     pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
         writer.file = None;
-        Step::BlobWritten.reach();
+        failpoint!("blob.written");
         if writer.is_reserved() {
             return Some(Self(writer));
         }
@@ -376,7 +375,7 @@ impl StagedBlob {
         fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         fs::rename(path, &home)?;
         index.blobs.insert(digest.clone(), *length);
-        Step::BlobKept.reach();
+        failpoint!("blob.kept");
         Ok(())
     }
 

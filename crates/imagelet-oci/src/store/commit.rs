@@ -12,6 +12,7 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     image::{Digest, ImageId},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
@@ -25,7 +26,7 @@ use super::{
     staging::{DocumentBytes, Staging, discard},
     storage_error,
 };
-use crate::{failpoint::Step, manifest::Descriptor};
+use crate::manifest::Descriptor;
 
 /// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
@@ -49,7 +50,7 @@ impl StagedLayer {
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
             .map_err(failed)?;
-        Step::LayerRecorded.reach();
+        failpoint!("layer.recorded");
         let entry = LayerEntry {
             blob: Some(blob.digest.clone()),
             size: blob.size,
@@ -134,18 +135,18 @@ impl Store {
         record.names.dedup();
         for (name, bytes) in &new.files {
             bytes.write_to(&staging.path().join(name)).map_err(failed(name))?;
-            Step::CommitDocument.reach();
+            failpoint!("commit.document");
         }
         let record = record.measured(staging.path()).map_err(failed("measure"))?;
         fs::write(staging.path().join("image.json"), checksum::seal(&record)).map_err(failed("image.json"))?;
-        Step::CommitRecorded.reach();
+        failpoint!("commit.recorded");
         if !self.in_background {
             // The image may share layers that an earlier process showed before they were durable.
             self.sync_background()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
             let views = layers.iter().map(|layer| &layer.unpacked.view);
             SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
-            Step::CommitSynced.reach();
+            failpoint!("commit.synced");
         } else {
             self.remember_view(view);
             for layer in layers {
@@ -157,7 +158,7 @@ impl Store {
         let shown = self.show(&mut index, &mut placed, &record, layers, staging);
         match &shown {
             Ok(()) => {
-                Step::CommitNamed.reach();
+                failpoint!("commit.named");
                 index.images.entry(id.clone()).or_insert(record);
                 index.damaged.remove(&id);
                 index.restore_whole();
@@ -212,13 +213,13 @@ impl Store {
             return Err(failed("layers")(error));
         }
         sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
-        Step::CommitLayers.reach();
+        failpoint!("commit.layers");
         if !index.images.contains_key(&id) {
             placed.trashed |= self.place(staging.path(), &self.image_folder(&id)).map_err(failed("images"))?;
             staging.keep();
             placed.image = true;
             sync_names_in(Path::new("images")).map_err(failed("images"))?;
-            Step::CommitImages.reach();
+            failpoint!("commit.images");
         }
         let before = index.names.clone();
         index.names.extend(record.names.iter().map(|name| (name.clone(), id.clone())));
@@ -230,10 +231,10 @@ impl Store {
         let trashed = home.exists();
         if trashed {
             fs::rename(home, self.fresh_path("trash"))?;
-            Step::CommitStranger.reach();
+            failpoint!("commit.stranger");
         }
         fs::rename(folder, home)?;
-        Step::CommitRenamed.reach();
+        failpoint!("commit.renamed");
         Ok(trashed)
     }
 
@@ -317,7 +318,7 @@ impl Store {
             index.names = after;
             self.remove_without_room(&mut index, error).inspect_err(|_| index.names = before)?;
         }
-        Step::NamesChanged.reach();
+        failpoint!("names.changed");
         index.remove_unreferenced();
         Ok(answer)
     }

@@ -8,14 +8,16 @@ use std::{
     sync::Arc,
 };
 
-use imagelet_core::image::{Digest, ImageId};
 use imagelet_core::runtime::Findings;
+use imagelet_core::{
+    failpoint,
+    image::{Digest, ImageId},
+};
 use tempfile::TempDir;
 
 use super::{
     Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage,
-    PartialKey, Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, files::sync_observer,
-    record::disk_usage::DiskUsage,
+    PartialKey, Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 
@@ -128,7 +130,7 @@ fn commit_named(store: &Store, name: &str, names: &[&str]) {
 /// Makes each further sync of this folder of the store fail, the root's for "".
 fn fail_syncs(bed: &Bed, folder: &str, error: fn() -> io::Error) {
     let wanted = bed.root.join(folder);
-    sync_observer::observe(move |folder| if folder == Some(&wanted) { Err(error()) } else { Ok(()) });
+    failpoint::observe_syncs(move |folder| if folder == Some(&wanted) { Err(error()) } else { Ok(()) });
 }
 
 fn disk_full() -> io::Error {
@@ -153,7 +155,7 @@ fn a_durable_image_is_on_the_disk_before_and_after_its_mark_is_removed() {
     // At each file system sync: does the layer's record still carry the boot mark?
     let marks = Rc::new(RefCell::new(Vec::new()));
     let (seen, root) = (Rc::clone(&marks), bed.root.clone());
-    sync_observer::observe(move |folder| {
+    failpoint::observe_syncs(move |folder| {
         if folder.is_none() {
             seen.borrow_mut().push(Bed::is_marked(&root, "base"));
         }
@@ -205,7 +207,7 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     assert!(has(&store, "app"));
     // The kernel reports a write error once; the next sync succeeds.
     let failed = Cell::new(false);
-    sync_observer::observe(
+    failpoint::observe_syncs(
         move |_| if failed.replace(true) { Ok(()) } else { Err(io::Error::other("the disk is gone")) },
     );
     let error = store.sync_background().unwrap_err();
@@ -247,7 +249,7 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let layer = staged(&store, &view, "base", StagedBlob::of(writer));
     let (synced, root) = (Rc::new(RefCell::new(Vec::new())), bed.root.clone());
     let (seen, home) = (Rc::clone(&synced), store.blob_path(&blob));
-    sync_observer::observe(move |folder| {
+    failpoint::observe_syncs(move |folder| {
         let folder = folder.map(|folder| folder.strip_prefix(&root).unwrap().display().to_string());
         seen.borrow_mut().push((folder.unwrap_or_else(|| "all files".into()), home.exists()));
         Ok(())
@@ -306,9 +308,9 @@ fn pulls_at_one_time_share_a_view_until_it_has_reported_an_error() {
     let store = bed.open(Durability::Commit);
     let (one, two) = (store.pull_view().unwrap(), store.pull_view().unwrap());
     assert!(Arc::ptr_eq(&one, &two));
-    sync_observer::observe(|_| Err(io::Error::other("the disk lost bytes")));
+    failpoint::observe_syncs(|_| Err(io::Error::other("the disk lost bytes")));
     one.sync().unwrap_err();
-    sync_observer::observe(|_| Ok(()));
+    failpoint::observe_syncs(|_| Ok(()));
     let later = store.pull_view().unwrap();
     assert!(!Arc::ptr_eq(&two, &later), "it began after the error");
     two.sync().unwrap_err();
@@ -326,7 +328,7 @@ fn in_the_background_the_content_of_each_pull_is_synced_through_its_own_view() {
     store.commit(new_image("app", &["base"], &[&tag("app")]), &[layer], &view).unwrap();
     let syncs = Rc::new(Cell::new(0));
     let seen = Rc::clone(&syncs);
-    sync_observer::observe(move |folder| {
+    failpoint::observe_syncs(move |folder| {
         seen.set(seen.get() + usize::from(folder.is_none()));
         Ok(())
     });
@@ -370,7 +372,7 @@ fn a_commit_that_fails_at_its_end_takes_everything_back() {
         assert!(error.contains("Input/output error"), "{error}");
         assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "{folder:?}");
         assert_eq!(bed.left(), [1, 1, 0], "{folder:?}");
-        sync_observer::observe(|_| Ok(()));
+        failpoint::observe_syncs(|_| Ok(()));
         pull(&store, "app", &["base"], &[]).expect_err("its layer is not there");
         pull(&store, "app", &["base"], &["base"]).unwrap();
         assert!(has(&store, "app") && has(&store, "other"), "{folder:?}");
@@ -457,7 +459,7 @@ fn a_full_disk_keeps_no_image_from_being_removed() {
     assert!(store.resolve(&tag("again")).unwrap().is_none(), "a new name takes space");
     let (removals, root) = (Rc::new(Cell::new(0)), bed.root.clone());
     let seen = Rc::clone(&removals);
-    sync_observer::observe(move |folder| {
+    failpoint::observe_syncs(move |folder| {
         seen.set(seen.get() + usize::from(folder == Some(&root.join("images"))));
         if folder == Some(&root) { Err(disk_full()) } else { Ok(()) }
     });
@@ -489,7 +491,7 @@ fn a_disk_that_fails_removes_no_image() {
     store.remove_image(&image_id("app")).unwrap_err();
     assert!(has(&store, "app"), "it was not answered as removed");
     assert_eq!(bed.left(), [1, 0, 0]);
-    sync_observer::observe(|_| Ok(()));
+    failpoint::observe_syncs(|_| Ok(()));
     assert!(store.remove_image(&image_id("app")).unwrap() && !has(&store, "app"));
 }
 

@@ -48,6 +48,7 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     image::{Digest, ImageId},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
@@ -75,7 +76,7 @@ use self::{
     record::disk_usage::block_size,
 };
 
-use crate::{failpoint::Step, scarce};
+use crate::scarce;
 
 /// Block size of most file systems, for those that report none.
 const BLOCK_USUAL: u64 = 4096;
@@ -197,10 +198,10 @@ impl Store {
                 _ => Holds::ReadOnlyDisk,
             },
         };
-        Step::OpenLocked.reach();
+        failpoint!("open.locked");
         let view = SyncView::open(&place.path).map_err(could_not("open the store", &place.path))?;
         let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
-        Step::OpenLoaded.reach();
+        failpoint!("open.loaded");
         let store = store(place.path, index, holds);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
@@ -289,29 +290,6 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// The sizes of each present layer, by the manifest that brought it, and of the last layers that sinks took.
-    pub(crate) fn layer_sizes(&self) -> Vec<LayerSizes> {
-        let index = self.index();
-        let mut seen = HashSet::new();
-        let sunk = index.sunk.iter().cloned();
-        let images = index.images.values();
-        let entries = images.flat_map(|image| image.layers.iter().map(|entry| (image.artifact.is_some(), entry)));
-        entries
-            .filter(|(_, entry)| entry.blob.is_some() && seen.insert(&entry.diff_id))
-            .filter_map(|(is_artifact, entry)| {
-                let layer = index.layers.get(&entry.diff_id)?;
-                Some(LayerSizes {
-                    media_type: entry.media_type.clone(),
-                    is_artifact,
-                    packed: entry.size,
-                    on_disk: layer.disk_bytes,
-                    entries: layer.entries,
-                })
-            })
-            .chain(sunk)
-            .collect()
-    }
-
     /// Free bytes on the store's file system, and free inodes where it has an inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
@@ -362,16 +340,6 @@ impl Store {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         self.root.join(folder).join(format!("{}-{number}", std::process::id()))
     }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct LayerSizes {
-    pub(crate) media_type: String,
-    /// The layer is a file, whatever its media type.
-    pub(crate) is_artifact: bool,
-    pub(crate) packed: u64,
-    pub(crate) on_disk: u64,
-    pub(crate) entries: u64,
 }
 
 fn no_store(root: &Path) -> RuntimeError {

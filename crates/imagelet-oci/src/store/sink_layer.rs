@@ -7,14 +7,12 @@
 //! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
 //! with such folders, it cannot be a spare. (A root without an entry is set each time.)
 
+use crate::layer_sink::StagedTree;
 use std::{fs, sync::Arc};
 
-use imagelet_core::runtime::{RuntimeError, StagedTree};
+use imagelet_core::runtime::RuntimeError;
 
-use super::{LayerSizes, StagedLayer, Store, SyncView, could_not, record::read_implicit, storage_error};
-
-/// Number of sink-taken layers that the expansion estimate uses.
-const SUNK_MAX: usize = 256;
+use super::{StagedLayer, Store, SyncView, could_not, record::read_implicit, storage_error};
 
 /// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible, in a folder of another name.
 pub(crate) struct SinkLayer {
@@ -58,22 +56,10 @@ impl SinkLayer {
         })
     }
 
-    pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
+    pub(crate) fn taken(mut self) {
         self.is_untouched = false;
         if let Some(blob) = self.layer.blob.take() {
             blob.discard();
-        }
-        let sizes = LayerSizes {
-            media_type: media_type.to_owned(),
-            is_artifact: false,
-            packed,
-            on_disk: self.layer.unpacked.record.disk_bytes,
-            entries: self.layer.unpacked.record.entries,
-        };
-        let mut index = self.store.index();
-        index.sunk.push_back(sizes);
-        if index.sunk.len() > SUNK_MAX {
-            index.sunk.pop_front();
         }
     }
 }

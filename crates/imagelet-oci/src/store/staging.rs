@@ -9,10 +9,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::{failpoint, runtime::RuntimeError};
 
 use super::{Store, could_not, files::durable::remove_tree};
-use crate::failpoint::Step;
 
 /// A larger document is in a file from its reception until it is wanted: a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
@@ -45,7 +44,7 @@ impl Store {
         self.check_writable()?;
         let folder = self.fresh_path("tmp");
         fs::create_dir(&folder).map_err(could_not("create", &folder))?;
-        Step::StageMade.reach();
+        failpoint!("stage.made");
         Ok(Staging(folder))
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 
 use super::{
     Store,
@@ -17,7 +17,7 @@ use super::{
     index::{Spare, load::digest_named},
     storage_error,
 };
-use crate::{failpoint::Step, overlay::OverlayFolder};
+use crate::overlay::OverlayFolder;
 
 /// What unfinished pulls left.
 enum Unfinished {
@@ -46,7 +46,7 @@ impl Store {
                     Err(error) => errors.push(error),
                 }
             }
-            Step::SweepLayers.reach();
+            failpoint!("sweep.layers");
             for blob in index.unneeded_blobs() {
                 match self.move_to_trash(&self.blob_path(&blob)) {
                     Ok(()) => drop(index.blobs.remove(&blob)),
@@ -57,7 +57,7 @@ impl Store {
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
                 errors.extend(self.move_to_trash(&folder).err());
             }
-            Step::SweepImages.reach();
+            failpoint!("sweep.images");
         }
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
         self.trim_spares()?;
@@ -74,7 +74,7 @@ impl Store {
         }
         self.trim_spares()?;
         self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
-        Step::OpenTmp.reach();
+        failpoint!("open.tmp");
         let mut index = self.index();
         for layer in index.unneeded_layers() {
             index.forget_layer(&layer);
@@ -82,7 +82,7 @@ impl Store {
         let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
         let unknown = self.unknown_folders("layers", |name| layers.contains(name))?;
         unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
-        Step::OpenLayers.reach();
+        failpoint!("open.layers");
         for blob in index.unneeded_blobs() {
             index.blobs.remove(&blob);
         }
@@ -92,7 +92,7 @@ impl Store {
         let images = index.image_folders();
         let unknown = self.unknown_folders("images", |name| images.contains(name))?;
         unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
-        Step::OpenImages.reach();
+        failpoint!("open.images");
         // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
@@ -104,7 +104,7 @@ impl Store {
                 self.move_to_trash(&folder)?;
             }
         }
-        Step::OpenMounts.reach();
+        failpoint!("open.mounts");
         for unfinished in ["names.new", "names.unsettled.new"].map(|name| self.root.join(name)) {
             if let Err(error) = remove_tree(&unfinished) {
                 tracing::warn!(path = %unfinished.display(), %error, "could not remove a file that a crash left");
@@ -117,9 +117,9 @@ impl Store {
         let _alone = self.trash.lock().expect("no thread panics while it holds the lock");
         let mut errors = Vec::new();
         for path in self.unknown_folders("trash", |_| false)? {
-            Step::TrashUnlink.reach();
+            failpoint!("trash.unlink");
             errors.extend(remove_tree(&path).map_err(could_not("remove", &path)).err());
-            Step::TrashUnlinked.reach();
+            failpoint!("trash.unlinked");
         }
         errors.into_iter().next().map_or(Ok(()), Err)
     }
@@ -163,13 +163,13 @@ impl Store {
     }
 
     pub(super) fn move_to_trash(&self, path: &Path) -> Result<(), RuntimeError> {
-        Step::TrashBefore.reach();
+        failpoint!("trash.before");
         match fs::rename(path, self.fresh_path("trash")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(storage_error(format!("could not move `{}` to the trash", path.display()), error))
             }
             _ => {
-                Step::TrashMoved.reach();
+                failpoint!("trash.moved");
                 Ok(())
             }
         }

@@ -414,12 +414,12 @@ impl LayerMemory {
 
 /// Memory in use for one purpose, released on drop.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct MemoryReservation {
     memory: Arc<LayerMemory>,
     bytes: u64,
 }
 
-impl Claim {
+impl MemoryReservation {
     pub(crate) fn on(memory: &Arc<LayerMemory>) -> Self {
         Self { memory: Arc::clone(memory), bytes: 0 }
     }
@@ -468,7 +468,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.clear();
     }

@@ -28,7 +28,7 @@ pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
     archive::{TarEntry, TarKind},
-    budget::{Claim, MemoryError},
+    budget::{MemoryError, MemoryReservation},
     writer::manifest_writer::{xattrs_at, xattrs_of},
 };
 pub(crate) use self::{
@@ -113,7 +113,7 @@ pub(crate) fn unpack_layer<'a>(
     options: &'a UnpackOptions,
     manifest: Option<FileManifest<'a>>,
 ) -> Result<UnpackReport, UnpackError> {
-    let mut reader = Reader::new(input, options.limits, options.rules, Claim::on(&options.memory));
+    let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
     let written = match &options.file {
         Some((path, size)) => {
@@ -138,7 +138,7 @@ fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fau
 /// Reads the headers of the next entry of an archive whose data the caller skips or reads itself. `None`: the archive
 /// ends here.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
-    let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, Claim::on(memory));
+    let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, MemoryReservation::on(memory));
     reader.next().map_err(|fault| fault.at(&reader.place))
 }
 

@@ -6,11 +6,12 @@ use imagelet_core::{
     credentials::Credential,
     image::ImageSpec,
     runtime::{
-        ArchivePlace, ExportRequest, ImageService as _, ImportRequest, ImportStage, LocalStore as _, PullRequest,
-        RuntimeErrorKind, no_progress,
+        ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, RuntimeErrorKind,
+        no_progress,
     },
 };
 use imagelet_oci::Engine;
+use imagelet_oci::ImportStage;
 
 use crate::{
     fixture::{Layer, TestRegistry},

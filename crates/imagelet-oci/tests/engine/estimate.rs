@@ -11,7 +11,6 @@ use imagelet_oci::{
 };
 
 use crate::{
-    blobs::noise,
     fixture::{Layer, TestRegistry},
     open, pull,
 };
@@ -109,19 +108,6 @@ async fn a_password_that_a_token_service_refuses_is_sent_once_for_a_tag_that_is_
     let error = engine.pull(&wrong, no_progress()).await.expect_err("it is refused");
     assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
     assert_eq!(registry.requests() - before, 2, "the manifest and the token");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn files_of_artifacts_are_no_measurement_of_layers_of_the_same_type() {
-    let registry = TestRegistry::start().await;
-    let files: Vec<(String, Vec<u8>)> = (1..=5).map(|seed| (format!("f{seed}"), noise(seed, 7 << 20))).collect();
-    let files: Vec<(&str, &[u8])> = files.iter().map(|(title, bytes)| (title.as_str(), bytes.as_slice())).collect();
-    registry.artifact_typed("model", "v1", "application/vnd.oci.image.layer.v1.tar+gzip", &files);
-    registry.image("a", "v1", &[Layer::new().file("a", b"a").gzip()]);
-    let folder = tempfile::tempdir().expect("a folder");
-    let engine = open(folder.path()).await;
-    pull(&engine, &registry.name("model:v1")).await.expect("the artifact");
-    assert_eq!(estimate(&engine, &request(&registry.name("a:v1"))).await.bytes_unpacked, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

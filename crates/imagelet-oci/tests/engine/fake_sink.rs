@@ -10,11 +10,9 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{
-        ImportError, ImportStage, ImportedImage, LayerImport, LayerSink, RuntimeError, RuntimeErrorKind, StagedTree,
-        Taken,
-    },
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
+use imagelet_oci::{ImportError, ImportStage, ImportedImage, LayerImport, LayerSink, StagedTree, Taken};
 use tokio::sync::watch;
 
 /// A runtime's stores.

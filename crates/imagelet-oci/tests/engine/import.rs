@@ -11,12 +11,10 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
-    runtime::{
-        ImageImporter, ImageService as _, ImportError, ImportStage, ImportedBytes, ImportedDocument, LayerState,
-        Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress,
-    },
+    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
+use imagelet_oci::{ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument};
 
 use crate::{
     content,

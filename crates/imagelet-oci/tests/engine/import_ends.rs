@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{ImportStage, LayerState, Progress, PullEvent, RuntimeErrorKind, no_progress};
+use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeErrorKind, no_progress};
+use imagelet_oci::ImportStage;
 
 use crate::{
     fixture::Layer,

@@ -5,11 +5,12 @@ use std::path::Path;
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec, Platform},
     runtime::{
-        ArchivePlace, ErrorClass, ImageService as _, ImportOutcome, ImportRequest, ImportStage, LocalStore as _,
-        PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+        ArchivePlace, ErrorClass, ImageService as _, ImportOutcome, ImportRequest, LocalStore as _, PullRequest,
+        RuntimeError, RuntimeErrorKind, no_progress,
     },
 };
 use imagelet_oci::Engine;
+use imagelet_oci::ImportStage;
 use serde_json::{Value, json};
 
 use crate::{

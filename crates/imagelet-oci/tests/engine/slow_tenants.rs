@@ -4,10 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::{ImageId, ImageSpec},
-    runtime::{
-        ImageImporter, ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, SandboxConfig, no_progress,
-    },
+    runtime::{ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, SandboxConfig, no_progress},
 };
+use imagelet_oci::ImageImporter;
 use imagelet_oci::{Engine, EngineConfig};
 use tokio::{
     task::JoinHandle,

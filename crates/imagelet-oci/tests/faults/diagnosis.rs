@@ -43,7 +43,7 @@ async fn check(fault: &RegistryFault) -> Result<(), String> {
     let failed: Vec<_> = steps.iter().filter_map(|step| Some((step, step.error.as_ref()?.fault()))).collect();
     let [(step, reported)] = &failed[..] else { return Err(format!("{} steps fail: {failed:?}", failed.len())) };
     let expected = fault.expected.expect("it fails");
-    if (reported.class, reported.hop) != expected {
+    if (reported.class, reported.stage) != expected {
         return Err(format!("reported as {reported:?}"));
     }
     if step.host != scene.hosts[0].address() {

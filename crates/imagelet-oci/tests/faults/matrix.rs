@@ -64,7 +64,7 @@ async fn check(fault: &RegistryFault, hosts: usize) -> Result<(), String> {
                 return Err(format!("has Rust's debug format, `{debug}`: {}", error.chain()));
             }
             let faulty = &scene.hosts[0];
-            if (error.fault().class, error.fault().hop) != (class, stage) {
+            if (error.fault().class, error.fault().stage) != (class, stage) {
                 return Err(format!("reported as {:?}: {}", error.fault(), error.chain()));
             }
             // The dead target has an address of its own.

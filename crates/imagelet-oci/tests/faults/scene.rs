@@ -12,7 +12,7 @@ use imagelet_oci::{
     testing::{FaultRegistry, RegistryFault, TestImage},
 };
 
-/// The deadline of each hop.
+/// The deadline of each stage.
 pub(crate) const HOP: Duration = Duration::from_secs(2);
 /// No pull takes longer, whatever fails.
 const HANGS: Duration = Duration::from_secs(100);

@@ -31,8 +31,7 @@ mod v1;
 pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
 pub(crate) use fields::{Hidden, milliseconds_of, moment, since_epoch};
 pub(crate) use overview::{
-    Disk, DiskRequest, DiskSample, ImagePage, NamespaceWaitRow, OpenCircuits, PullsRequest, Queue, QueueRequest,
-    RunningPulls,
+    Disk, DiskRequest, DiskSample, ImagePage, OpenCircuits, PullsRequest, Queue, QueueRequest, RunningPulls,
 };
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, progress, silences};

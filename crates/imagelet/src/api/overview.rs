@@ -1,10 +1,10 @@
-//! The documents of `top`, the dashboard and the HTTP API: the disk with its history, the queue, running pulls.
+//! The documents of the dashboard and the HTTP API: the disk with its history, the queue, running pulls.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     events::PullProgress,
-    types::{HeldBackRow, ImageRow, LastCollection, OpenCircuitRow, PodStartRow, PullRow},
+    types::{HeldBackRow, ImageRow, LastCollection, OpenCircuitRow, PullRow},
 };
 
 api_documents! {
@@ -51,27 +51,13 @@ api_documents! {
         pulls: Vec<PullProgress>,
     }
     QueueRequest {}
-    /// What waits, for what, and how long.
+    /// What waits, and for what.
     Queue {
         pulls: Vec<PullRow>,
         /// Images whose next pull is in back-off.
         held_back: Vec<HeldBackRow>,
         /// Registries that are not asked at present.
         registries: Vec<OpenCircuitRow>,
-        /// Pods whose images were pulled, the latest first.
-        pod_starts: Vec<PodStartRow>,
-        /// The same by namespace, the longest wait first.
-        namespaces: Vec<NamespaceWaitRow>,
-    }
-    NamespaceWaitRow {
-        namespace: String,
-        pods: u64,
-        /// Time of all pods between their first request and their last image, without the pulls themselves: slots, rate,
-        /// back-off.
-        waited_seconds: f64,
-        pulling_seconds: f64,
-        /// The longest time of one pod from its first request to its last image.
-        longest_seconds: f64,
     }
     /// A page of images, in the order of their ids.
     ImagePage {

@@ -32,10 +32,10 @@ pub(crate) fn progress(steps: Steps) -> Progress {
     })
 }
 
-/// Reports only [`Step::Silence`].
+/// Reports only [`Step::Notice`].
 pub(crate) fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     Arc::new(move |step| {
-        if let Step::Silence { note: text } = step {
+        if let Step::Notice { note: text } = step {
             note(&text);
         }
     })
@@ -72,7 +72,7 @@ pub(crate) enum Step {
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
     /// Why nothing happens for a while: the daemon has sent nothing, or the command waits. Created here, never sent.
-    Silence { note: String },
+    Notice { note: String },
     /// The ensure of an image of a pod starts; `image` is its index in the request.
     Asked { image: usize },
     /// A step of an image of a pod.
@@ -105,7 +105,9 @@ impl Step {
             PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
             PullEvent::Warning { text } => Self::Warning { text },
             PullEvent::Head { host, is_awaited } => Self::Waiting { host, over: !is_awaited },
-            PullEvent::Way(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => return None,
+            PullEvent::Route(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => {
+                return None;
+            }
         })
     }
 }

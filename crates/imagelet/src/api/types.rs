@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use imagelet_core::{
-    gc::ShadowCounts,
     inventory::NodeImage,
     runtime::{ArchivePlace, Finding},
 };
@@ -335,9 +334,6 @@ api_documents! {
         image_fs: Option<FsRow>,
         /// The file system of writable layers; equal to `image_fs` on one disk.
         container_fs: Option<FsRow>,
-        /// `single`, `dedicated-images` or `split`: which file systems share a disk with the kubelet's root.
-        disk_layout: Option<String>,
-        eviction: Vec<ThresholdRow>,
         /// `status.images` of the Node as the kubelet builds it: the largest first, at most `nodeStatusMaxImages`.
         #[cfg_attr(test, schemars(with = "Vec<serde_json::Map<String, serde_json::Value>>"))]
         node_images: Vec<NodeImage>,
@@ -348,14 +344,11 @@ api_documents! {
         /// `enforce`, or `shadow`: selected images are reported and not removed.
         gc_mode: String,
         last_collection: Option<LastCollection>,
-        #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, serde_json::Value>>"))]
-        shadow: Option<ShadowCounts>,
         /// Decisions missing from the log on disk since the start.
         decisions_lost: u64,
         pulls: Vec<PullRow>,
         held_back: Vec<HeldBackRow>,
         registries: Vec<OpenCircuitRow>,
-        pod_starts: Vec<PodStartRow>,
         /// Failures while the status was collected; the other fields are valid.
         problems: Vec<String>,
     }
@@ -372,18 +365,9 @@ api_documents! {
         /// Inodes of images or of writable layers.
         inodes_used: Option<u64>,
     }
-    ThresholdRow {
-        signal: String,
-        /// The threshold is met when less than this is available: a share or an amount.
-        less_than: String,
-        grace_seconds: Option<u64>,
-        met: bool,
-        /// What the kubelet reclaims, in order, before it evicts a pod.
-        reclaims: Vec<String>,
-    }
     LastCollection {
         at: Option<String>,
-        /// The trigger: `timer`, `command`, `pull`, `pressure`.
+        /// The trigger: `timer`, `command`, `pull`.
         by: String,
         /// `nothing`, `removed`, `short`, `failed` or `shadow`.
         outcome: String,
@@ -441,9 +425,9 @@ api_documents! {
         staging: Option<String>,
         /// Registry configuration folders that the runtime reports; absent where it reports none.
         registry_folders: Option<Vec<String>>,
-        recent: Vec<PullWayRow>,
+        recent: Vec<PullRouteRow>,
     }
-    PullWayRow {
+    PullRouteRow {
         at: Option<String>,
         image: String,
         /// `imported` or `forwarded`.
@@ -452,18 +436,6 @@ api_documents! {
         reason: String,
         took_ms: u64,
         failure: Option<String>,
-    }
-    PodStartRow {
-        namespace: String,
-        pod: String,
-        uid: String,
-        /// The images that were pulled for the pod, as the pod spells them.
-        images: Vec<String>,
-        began_at: Option<String>,
-        /// From `began_at` until the last image was present, or until now.
-        took_seconds: f64,
-        pulling_seconds: f64,
-        over: bool,
     }
 }
 

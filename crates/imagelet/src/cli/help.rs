@@ -13,7 +13,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Keep and collect", &["gc", "pin", "unpin", "pins"]),
     ("Files", &["mount", "unmount", "export", "import"]),
     ("Registries", &["login", "logout", "doctor"]),
-    ("What happened", &["events", "why", "status", "top"]),
+    ("What happened", &["events", "why", "status"]),
     ("Cluster", &["prefetch", "controller"]),
     ("Daemon and shell", &["serve", "install", "config", "completions", "help", "version"]),
 ];

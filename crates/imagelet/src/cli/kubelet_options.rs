@@ -1,7 +1,5 @@
-//! The options of a kubelet's unit that `serve` accepts: maps of thresholds and gates, and those that say nothing about
+//! The options of a kubelet's unit that `serve` accepts: feature gates, and those that say nothing about
 //! images, which are ignored.
-
-use std::collections::BTreeMap;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::OsStringValueParser, parser::ValueSource};
 use serde_json::Value;
@@ -16,7 +14,8 @@ const WITH_VALUE: &str = "
     containerd-namespace cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options cpu-manager-reconcile-period
     docker docker-endpoint docker-env-metadata-whitelist docker-root docker-tls-ca docker-tls-cert docker-tls-key
     dynamic-config-dir enforce-node-allocatable event-storage-age-limit event-storage-event-limit
-    eviction-max-pod-grace-period experimental-bootstrap-kubeconfig experimental-mounter-path file-check-frequency
+    eviction-hard eviction-max-pod-grace-period eviction-minimum-reclaim eviction-pressure-transition-period eviction-soft
+    eviction-soft-grace-period experimental-bootstrap-kubeconfig experimental-mounter-path file-check-frequency
     global-housekeeping-interval hairpin-mode healthz-bind-address healthz-port host-ipc-sources host-network-sources
     host-pid-sources hostname-override housekeeping-interval http-check-frequency image-pull-progress-deadline
     init-config-dir iptables-drop-bit iptables-masquerade-bit kube-api-burst kube-api-content-type kube-api-qps
@@ -73,49 +72,25 @@ pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     names.filter(is_given).map(|name| format!("--{name}")).collect()
 }
 
-/// Pairs as the kubelet's flags have them: `NAME<VALUE,NAME<VALUE` or with `=`.
+/// Gates as the kubelet's flag has them: `NAME=true,NAME=false`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pairs(Vec<(String, String)>);
+pub(crate) struct Gates(Vec<(String, bool)>);
 
-impl Pairs {
-    pub(super) fn of_thresholds(text: &str) -> Result<Self, String> {
-        Self::read(text, '<')
-    }
-
-    pub(super) fn of_assignments(text: &str) -> Result<Self, String> {
-        Self::read(text, '=')
-    }
-
-    pub(super) fn of_gates(text: &str) -> Result<Self, String> {
-        let gates = Self::of_assignments(text)?;
-        match gates.0.iter().find(|(_, value)| go_bool(value).is_none()) {
-            Some((name, value)) => Err(format!("`{name}={value}` is neither true nor false")),
-            None => Ok(gates),
-        }
-    }
-
-    fn read(text: &str, separator: char) -> Result<Self, String> {
-        let pair = |part: &str| {
-            let (name, value) = part.split_once(separator)?;
-            Some((name.trim().to_owned(), value.trim().to_owned()))
+impl Gates {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let gate = |part: &str| {
+            let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not `NAME=VALUE`"))?;
+            let value = go_bool(value.trim()).ok_or_else(|| format!("`{part}` is neither true nor false"))?;
+            Ok((name.trim().to_owned(), value))
         };
-        let parts = text.split(',').filter(|part| !part.is_empty());
-        let pairs = parts.map(|part| pair(part).ok_or_else(|| format!("`{part}` is not `NAME{separator}VALUE`")));
-        pairs.collect::<Result<_, _>>().map(Self)
+        text.split(',').filter(|part| !part.is_empty()).map(gate).collect::<Result<_, _>>().map(Self)
     }
-}
-
-/// The map that all occurrences of a flag make; `None` where it is not given.
-pub(super) fn map_of(given: &[Pairs]) -> Option<Value> {
-    let pairs: BTreeMap<_, _> = given.iter().flat_map(|pairs| pairs.0.iter().cloned()).collect();
-    (!given.is_empty()).then(|| serde_json::json!(pairs))
 }
 
 /// The gate that a key names, of `--feature-gates`.
-pub(super) fn gate(given: &[Pairs], key: &str) -> Option<Value> {
-    let is_named = |(name, _): &&(String, String)| key.strip_prefix("featureGates.") == Some(name);
-    let (_, value) = given.iter().flat_map(|pairs| &pairs.0).rfind(is_named)?;
-    Some(go_bool(value)?.into())
+pub(super) fn gate(given: &[Gates], key: &str) -> Option<Value> {
+    let is_named = |(name, _): &&(String, bool)| key.strip_prefix("featureGates.") == Some(name);
+    given.iter().flat_map(|gates| &gates.0).rfind(is_named).map(|(_, value)| (*value).into())
 }
 
 pub(super) fn parse_go_bool(text: &str) -> Result<bool, String> {

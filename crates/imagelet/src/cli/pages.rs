@@ -7,7 +7,7 @@ macro_rules! page {
     };
 }
 
-const PAGES: [(&str, &str); 33] = [
+const PAGES: [(&str, &str); 30] = [
     page!("admission"),
     page!("air-gap"),
     page!("alone"),
@@ -20,11 +20,9 @@ const PAGES: [(&str, &str); 33] = [
     page!("configuration"),
     page!("containerd"),
     page!("credentials"),
-    page!("doctor"),
     page!("ensure"),
     page!("errors"),
     page!("events"),
-    page!("glossary"),
     page!("http"),
     page!("install"),
     page!("kubernetes"),
@@ -34,7 +32,6 @@ const PAGES: [(&str, &str); 33] = [
     page!("prefetch"),
     page!("registries"),
     page!("security"),
-    page!("stale-on-outage"),
     page!("start"),
     page!("store"),
     page!("troubleshooting"),

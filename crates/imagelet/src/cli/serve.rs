@@ -6,7 +6,7 @@ use clap::{ArgAction, Args};
 use imagelet_core::text::GoDuration;
 use serde_json::Value;
 
-use super::kubelet_options::{Pairs, gate, map_of, parse_go_bool};
+use super::kubelet_options::{Gates, gate, parse_go_bool};
 
 const ENSURE_SECRET: &str = "featureGates.KubeletEnsureSecretPulledImages";
 const MAXIMUM_AGE: &str = "featureGates.ImageMaximumGCAge";
@@ -99,27 +99,12 @@ pub(crate) struct KubeletFlags {
     /// `maxParallelImagePulls`; from 2 on, pulls are not serialized unless that is asked for.
     #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     max_parallel_image_pulls: Option<i32>,
-    /// `evictionHard`: `imagefs.available<15%,nodefs.available<10%`.
-    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_thresholds)]
-    eviction_hard: Vec<Pairs>,
-    /// `evictionSoft`.
-    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_thresholds)]
-    eviction_soft: Vec<Pairs>,
-    /// `evictionSoftGracePeriod`: `imagefs.available=1m30s`.
-    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_assignments)]
-    eviction_soft_grace_period: Vec<Pairs>,
-    /// `evictionMinimumReclaim`.
-    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_assignments)]
-    eviction_minimum_reclaim: Vec<Pairs>,
-    /// `evictionPressureTransitionPeriod`.
-    #[arg(long, hide_short_help = true, value_name = "DURATION", allow_hyphen_values = true)]
-    eviction_pressure_transition_period: Option<GoDuration>,
     /// `podInfraContainerImage`.
     #[arg(long, hide_short_help = true, value_name = "REF")]
     pod_infra_container_image: Option<String>,
     /// `featureGates`: `KubeletEnsureSecretPulledImages=false`; gates that are not about images are ignored.
-    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Pairs::of_gates)]
-    feature_gates: Vec<Pairs>,
+    #[arg(long, hide_short_help = true, value_name = "PAIRS", value_parser = Gates::parse)]
+    feature_gates: Vec<Gates>,
     /// `maxPods`; 0 is the default.
     #[arg(long, hide_short_help = true, value_name = "NUMBER", allow_negative_numbers = true)]
     max_pods: Option<i32>,
@@ -166,15 +151,6 @@ impl KubeletFlags {
             ("--registry-qps", "registryPullQPS", self.registry_qps.map(Value::from)),
             ("--registry-burst", "registryBurst", count(self.registry_burst)),
             ("--max-parallel-image-pulls", "maxParallelImagePulls", self.max_parallel_image_pulls.map(Value::from)),
-            ("--eviction-hard", "evictionHard", map_of(&self.eviction_hard)),
-            ("--eviction-soft", "evictionSoft", map_of(&self.eviction_soft)),
-            ("--eviction-soft-grace-period", "evictionSoftGracePeriod", map_of(&self.eviction_soft_grace_period)),
-            ("--eviction-minimum-reclaim", "evictionMinimumReclaim", map_of(&self.eviction_minimum_reclaim)),
-            (
-                "--eviction-pressure-transition-period",
-                "evictionPressureTransitionPeriod",
-                time(self.eviction_pressure_transition_period),
-            ),
             ("--pod-infra-container-image", "podInfraContainerImage", text(&self.pod_infra_container_image)),
             ("--feature-gates", ENSURE_SECRET, gate(&self.feature_gates, ENSURE_SECRET)),
             ("--feature-gates", MAXIMUM_AGE, gate(&self.feature_gates, MAXIMUM_AGE)),

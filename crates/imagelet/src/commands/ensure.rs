@@ -148,7 +148,7 @@ impl PodScreen {
                 drop(lock(&self.shown).remove(&image));
                 self.screen.say(&format!("{}{}", printable(&self.prefix), outcome_line(&row)));
             }
-            Step::Silence { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
+            Step::Notice { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
             _ => {}
         }
     }

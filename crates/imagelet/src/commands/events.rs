@@ -13,10 +13,10 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{EventLine, EventsRequest, NodeEvent},
-    cli::{EventsArgs, Since, Template},
+    cli::{EventsArgs, Since},
     failure::Failure,
     node::Node,
-    output::{Format, Table, line, printable_layout, printed},
+    output::{Format, Table, line, printed},
     progress::{PullScreen, lock},
 };
 
@@ -25,12 +25,8 @@ const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let EventsArgs { follow: is_following, since, format: template } = arguments;
-    if template.as_ref().is_some_and(|template| template.is_table) {
-        return Err(Failure::new("InvalidArgument", "`--format` of events has no `table`")
-            .or_hint("without `--format` the last events are a table"));
-    }
-    let view = EventView { format, since, template };
+    let EventsArgs { follow: is_following, since } = arguments;
+    let view = EventView { format, since };
     if is_following { follow(node, view).await } else { recent(node, &view).await }
 }
 
@@ -39,7 +35,6 @@ pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> R
 struct EventView {
     format: Format,
     since: Option<Since>,
-    template: Option<Template>,
 }
 
 impl EventView {
@@ -48,22 +43,9 @@ impl EventView {
         self.since.is_none_or(|since| since.includes(event.at.as_deref(), now))
     }
 
-    /// For a program, without what a terminal shows beside the lines.
-    fn is_document(&self) -> bool {
-        self.template.is_some() || self.format.is_document()
-    }
-
     /// One line or document; empty for what has no line of its own.
-    fn line(&self, entry: &EventLine) -> io::Result<Vec<u8>> {
-        match (&self.template, entry) {
-            (Some(template), EventLine::Event(event)) => {
-                let row = serde_json::to_value(event).map_err(io::Error::other)?;
-                Ok(format!("{}\n", printable_layout(&template.render(&row).map_err(io::Error::other)?)).into_bytes())
-            }
-            (Some(_), _) => Ok(Vec::new()),
-            (None, entry) if self.is_document() => Ok(line(entry, self.format)),
-            (None, entry) => Ok(plain(entry)),
-        }
+    fn line(&self, entry: &EventLine) -> Vec<u8> {
+        if self.format.is_document() { line(entry, self.format) } else { plain(entry) }
     }
 }
 
@@ -75,8 +57,8 @@ async fn recent(node: &Node, view: &EventView) -> Result<ExitCode, Failure> {
     let mut heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
     heard.retain(|entry| view.includes(entry, now));
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = if view.is_document() {
-        heard.iter().try_for_each(|entry| out.write_all(&view.line(entry)?))
+    let written = if view.format.is_document() {
+        heard.iter().try_for_each(|entry| out.write_all(&view.line(entry)))
     } else {
         let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
         for entry in &heard {
@@ -90,10 +72,9 @@ async fn recent(node: &Node, view: &EventView) -> Result<ExitCode, Failure> {
 }
 
 async fn follow(node: &Node, view: EventView) -> Result<ExitCode, Failure> {
-    let (format, is_document) = (view.format, view.is_document());
+    let (format, is_document) = (view.format, view.format.is_document());
     let screen = if is_document { None } else { PullScreen::of_stderr(format == Format::Wide) };
-    let reports = view.template.is_none().then_some(REPORT_PERIOD);
-    let every = if is_document { reports } else { screen.as_ref().map(|_| DRAW_PERIOD) };
+    let every = if is_document { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
     let follower = Mutex::new(Follower { view, screen, last: None, before: None, failed: None });
@@ -150,7 +131,7 @@ impl Follower {
         if let (Some(screen), EventLine::Progress(pull)) = (self.screen.as_mut(), entry) {
             screen.show(pull);
         }
-        let text = self.view.line(entry)?;
+        let text = self.view.line(entry);
         if text.is_empty() {
             return Ok(());
         }
@@ -230,7 +211,7 @@ mod tests {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let view = EventView { format: Format::Table, since: None, template: None };
+        let view = EventView { format: Format::Table, since: None };
         let mut printed = Follower { view, screen: None, last: None, before: None, failed: None };
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
         printed.reconnect();

@@ -2,23 +2,22 @@
 
 use std::{io::Write, process::ExitCode};
 
-use imagelet_core::image::{ByteSize, ImageId, Reference, shown_name};
+use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use jiff::Timestamp;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::images_write::note;
 use crate::{
     api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
-    cli::{ImageFilter, LsArgs, Template, TemplateError},
+    cli::{ImageFilter, LsArgs},
     failure::Failure,
     node::{Node, USES_UNKNOWN},
-    output::{Format, NAMELESS, Table, age, id, names, or_dash, print, printable_layout, size},
+    output::{Format, Table, age, id, names, or_dash, print, size},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let LsArgs { quiet, filters, format: template, digests, .. } = arguments;
-    let is_plain = *quiet || (format == Format::Table && template.is_none());
+    let LsArgs { quiet, filters, digests, .. } = arguments;
+    let is_plain = *quiet || format == Format::Table;
     let brief = is_plain && !digests && filters.is_empty();
     let mut listed = node.ask(ListRequest { brief }, no_steps()).await?;
     if listed.images.iter().any(|image| image.in_use_by.iter().any(|user| user == USES_UNKNOWN)) {
@@ -29,56 +28,7 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
         let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         return Ok(print(Format::Table, &(), ids)?);
     }
-    if let Some(template) = template {
-        let now = Timestamp::now();
-        let rows: Vec<Value> = listed.images.iter().flat_map(|image| template_rows(image, now)).collect();
-        return print_by_template(template, &rows);
-    }
     Ok(print(format, &listed, |out| table(&listed.images, format, *digests).write(out))?)
-}
-
-/// A row for each name of an image, in the fields of `docker images` and a few of our own.
-fn template_rows(image: &ImageRow, now: Timestamp) -> Vec<Value> {
-    let of_name = |name: Option<&String>| {
-        let reference = name.and_then(|name| name.parse::<Reference>().ok());
-        let part = |part: Option<String>| part.unwrap_or_else(|| NAMELESS.to_owned());
-        let repository = part(reference.as_ref().map(|reference| reference.repository().to_owned()));
-        let of_repository = image.digests.iter().filter_map(|digest| digest.split_once('@'));
-        let mut digest = of_repository.filter(|(name, _)| *name == repository);
-        json!({
-            "ID": ImageId::shorten(&image.id),
-            "Repository": repository,
-            "Tag": part(reference.as_ref().and_then(|reference| reference.tag().map(str::to_owned))),
-            "Digest": part(digest.next().map(|(_, digest)| digest.to_owned())),
-            "Size": ByteSize(image.size).to_string(),
-            "UniqueSize": size(image.unique),
-            "SharedSize": size(image.shared),
-            "Names": image.names,
-            "Age": age(image.first_seen.as_deref(), now),
-            "LastUsed": age(image.last_used.as_deref(), now),
-            "InUseBy": image.in_use_by,
-            "PinnedBy": image.pinned_by,
-            "Origin": image.origin.clone().unwrap_or_default(),
-        })
-    };
-    match image.shown_names() {
-        [] => vec![of_name(None)],
-        names => names.iter().map(|name| of_name(Some(name))).collect(),
-    }
-}
-
-fn print_by_template(template: &Template, rows: &[Value]) -> Result<ExitCode, Failure> {
-    let lines = rows.iter().map(|row| template.render(row)).collect::<Result<Vec<_>, TemplateError>>();
-    let lines = lines.map_err(|error| {
-        Failure::new("InvalidArgument", error.to_string()).or_hint("`--format json` prints a row with all its fields")
-    })?;
-    Ok(print(Format::Table, &(), |out| {
-        if template.is_table {
-            let rows = lines.iter().map(|line| line.split('\t'));
-            return Table::new(template.header().split('\t')).rows(rows).write(out);
-        }
-        lines.iter().try_for_each(|line| writeln!(out, "{}", printable_layout(line)))
-    })?)
 }
 
 fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
@@ -118,13 +68,7 @@ fn hold(image: &ImageRow) -> String {
     if holds.is_empty() { "-".into() } else { holds.join(", ") }
 }
 
-pub(super) async fn inspect(
-    node: &Node,
-    quiet: bool,
-    name: String,
-    template: Option<&Template>,
-    format: Format,
-) -> Result<ExitCode, Failure> {
+pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
     let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
     let image = match &found.image {
         Some(_) if quiet => return Ok(ExitCode::SUCCESS),
@@ -139,10 +83,6 @@ pub(super) async fn inspect(
             return Err(failure);
         }
     };
-    if let Some(template) = template {
-        let details = found.details.as_ref().and_then(|details| serde_json::from_str(details.get()).ok());
-        return print_by_template(template, &[inspected_row(image, details.unwrap_or_default())]);
-    }
     Ok(print(format, &found, |out| {
         let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
         let now = Timestamp::now();
@@ -176,38 +116,6 @@ pub(super) async fn inspect(
         }
         table.write(out)
     })?)
-}
-
-/// The fields of a container's configuration (OCI image spec).
-const CONFIG_FIELDS: [&str; 9] =
-    ["User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal"];
-/// The detail that only artifacts have.
-const ARTIFACT_TYPE: &str = "artifactType";
-
-/// An image in the fields of `docker inspect`: those of its configuration, its details, and its row.
-///
-/// The configuration comes from outside, and a template finds names in any case: a member that is called as one of our
-/// own fields is left out.
-fn inspected_row(image: &ImageRow, details: Value) -> Value {
-    let members = |value: Value| if let Value::Object(members) = value { members } else { serde_json::Map::new() };
-    let mut fields = members(details);
-    let mut configuration = members(fields.remove("config").unwrap_or_default());
-    // Known fields that a configuration leaves out are null, as in docker; others are mistakes.
-    if let Some(config) = configuration.entry("config").or_insert_with(|| json!({})).as_object_mut() {
-        for name in CONFIG_FIELDS {
-            config.entry(name).or_insert(Value::Null);
-        }
-    }
-    fields.extend(members(serde_json::to_value(image).unwrap_or_default()));
-    fields.insert("RepoTags".to_owned(), json!(image.names));
-    fields.insert("RepoDigests".to_owned(), json!(image.digests));
-    let is_foreign = |name: &str| {
-        let mut own = fields.keys().map(String::as_str).chain([ARTIFACT_TYPE]);
-        own.all(|own| !own.eq_ignore_ascii_case(name))
-    };
-    let of_image: Vec<_> = configuration.into_iter().filter(|(name, _)| is_foreign(name)).collect();
-    fields.extend(of_image);
-    Value::Object(fields)
 }
 
 /// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
@@ -313,36 +221,4 @@ fn totals(usage: &Usage) -> Table {
         table.row(["Layers:", &layers.to_string()]);
     }
     table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_member_of_a_configuration_passes_for_a_field_of_ours() {
-        let image =
-            ImageRow { id: "sha256:true".into(), names: vec!["r.example/app:v1".into()], ..ImageRow::default() };
-        let details = json!({
-            "manifest": "sha256:own",
-            "config": {
-                "ID": "sha256:forged", "Names": ["forged"], "REPOTAGS": ["forged"], "PinnedBy": ["forged"],
-                "MANIFEST": "forged", "ArtifactType": "forged", "architecture": "amd64", "config": { "Env": ["A=1"] },
-            },
-        });
-        let row = inspected_row(&image, details);
-        for (template, expected) in [
-            ("{{.ID}} {{.Id}}", Ok("sha256:true sha256:true")),
-            ("{{join .Names \",\"}} {{join .RepoTags \",\"}}", Ok("r.example/app:v1 r.example/app:v1")),
-            ("{{.PinnedBy}}", Ok("[]")),
-            ("{{.Manifest}}", Ok("sha256:own")),
-            ("{{.Architecture}} {{join .Config.Env \",\"}}", Ok("amd64 A=1")),
-            ("{{.ArtifactType}}", Err(())),
-        ] {
-            let parsed: Template = template.parse().expect(template);
-            let shown = parsed.render(&row);
-            assert_eq!(shown.as_deref().map_err(|_| ()), expected, "{template}");
-        }
-        assert!(!row.to_string().contains("forged"), "{row}");
-    }
 }

@@ -2,7 +2,6 @@
 
 mod cluster;
 mod collect;
-mod completion;
 mod configuration;
 mod ensure;
 mod events;
@@ -11,7 +10,6 @@ mod images_write;
 mod pull;
 mod status;
 mod target;
-mod top;
 mod verify;
 mod why;
 
@@ -28,7 +26,6 @@ use crate::{
     output::{Format, print, printed},
     serve,
 };
-pub(crate) use completion::complete_word;
 use target::find_node;
 
 /// 128 + SIGINT.
@@ -61,7 +58,8 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         }
         Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
         Command::Completions { shell } => {
-            let script = completion::script(shell)?;
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut crate::cli::command(), "imagelet", &mut script);
             Ok(print(Format::Table, &(), |out| out.write_all(&script))?)
         }
         Command::Man { directory } => {
@@ -82,7 +80,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 }
 
 async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
-    let (format, has_color) = (global.output, !environment.no_color);
+    let format = global.output;
     // Read before anything is opened: user errors are reported at once.
     let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
     match &command {
@@ -91,7 +89,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
         _ => {}
     }
     // `events -f` always ends by a signal: no message.
-    let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }) | Command::Top { .. });
+    let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
     let again = async |intent| find_node(global, environment, intent).await;
     let opened = again(command.intent()).await?;
     let node = &opened;
@@ -100,9 +98,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
             Command::Pull(arguments) => pull::run(node, pulls, arguments.quiet, format).await,
             Command::Ensure(arguments) => ensure::run(node, manifests, arguments.quiet, format).await,
             Command::Ls(arguments) => images::list(node, &arguments, format).await,
-            Command::Inspect { quiet, format: template, image } => {
-                images::inspect(node, quiet, image, template.as_ref(), format).await
-            }
+            Command::Inspect { quiet, image } => images::inspect(node, quiet, image, format).await,
             Command::Df { verbose } => images::usage(node, verbose, format).await,
             Command::Rm { images } => images_write::remove(node, images, format).await,
             Command::Untag { image } => images_write::untag(node, image, format).await,
@@ -117,7 +113,6 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
             Command::Events(arguments) => events::run(node, arguments, format).await,
             Command::Why { since, image } => why::why(node, image, since, format).await,
             Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-            Command::Top { once } => top::top(node, once, has_color, format).await,
             Command::Status { verbose } => status::status(node, verbose, format).await,
             Command::Serve(_)
             | Command::Prefetch(_)

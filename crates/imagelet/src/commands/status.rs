@@ -7,7 +7,6 @@ use std::{
 };
 
 use imagelet_core::{
-    gc::ShadowCounts,
     image::{ByteSize, counted},
     printable::printable,
     text::duration_text,
@@ -19,8 +18,6 @@ use crate::{
     node::Node,
     output::{Format, Table, print},
 };
-
-const PODS_SHOWN_MAX: usize = 10;
 
 pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;
@@ -48,13 +45,6 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             vec![held.image.clone(), held.pods.max(1).to_string(), duration(held.remaining_ms), held.failure.clone()]
         });
         section(&["HELD BACK", "PODS", "AGAIN IN", "BECAUSE"], held_back.collect())?;
-        let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
-            let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-            let took = if pod.over { took } else { format!("{took} so far") };
-            let since = pod.began_at.clone().unwrap_or_default();
-            vec![format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]
-        });
-        section(&["POD", "IMAGES", "TOOK", "SINCE"], starts.collect())?;
         let registries = status.registries.iter().map(|open| {
             let pulls = match open.pulls.as_str() {
                 "all-pulls" => "all pulls",
@@ -97,18 +87,11 @@ fn overview(status: &Status) -> Table {
     let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}% used"));
     let disk = format!("{used}, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
     table.row(["Disk:", &disk]);
-    for short in status.eviction.iter().filter(|threshold| threshold.met) {
-        let line = format!("{} is less than {}: the kubelet reclaims, then evicts", short.signal, short.less_than);
-        table.row(["Short of:", &line]);
-    }
     if let Some(last) = &status.last_collection {
         table.row(["Last collection:", &last_collection(last)]);
     }
-    if let Some(shadow) = &status.shadow {
+    if status.gc_mode == "shadow" {
         table.row(["Shadow mode:", "what is chosen is reported, nothing is removed"]);
-        for line in shadow_lines(shadow) {
-            table.row(["", &line]);
-        }
     }
     if status.decisions_lost > 0 {
         let lost = format!("{} did not reach the log on disk", counted(status.decisions_lost, "decision"));
@@ -134,27 +117,6 @@ fn last_collection(last: &LastCollection) -> String {
     };
     let short = if last.outcome == "short" { ", which was not enough" } else { "" };
     format!("{at} by {}: {did}{short}", last.by)
-}
-
-fn shadow_lines(shadow: &ShadowCounts) -> Vec<String> {
-    let now = counted(shadow.still_there, "image");
-    let mut lines = vec![format!("would remove {now} now ({})", shadow.still_there_bytes)];
-    if shadow.agreed + shadow.kept_in_vain > 0 {
-        lines.push(format!(
-            "removed since the start: {}, {} as predicted, {} ({}) would have been kept",
-            counted(shadow.agreed + shadow.kept_in_vain, "image"),
-            shadow.agreed,
-            shadow.kept_in_vain,
-            shadow.kept_in_vain_bytes
-        ));
-    }
-    if shadow.came_back > 0 {
-        lines.push(format!(
-            "{} of those came back: {} would not have been pulled again",
-            shadow.came_back, shadow.saved_bytes
-        ));
-    }
-    lines
 }
 
 fn import_summary(status: &ImportStatus) -> String {

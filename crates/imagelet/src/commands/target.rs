@@ -7,8 +7,8 @@ use std::{
 };
 
 use imagelet_core::text::duration_text;
-use imagelet_cri::Endpoint;
 use imagelet_oci::Access;
+use imagelet_runtime::cri::Endpoint;
 
 use crate::{
     cli::{Global, Intent, ServeArgs},
@@ -43,7 +43,7 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
 /// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     if let Some(endpoint) = &global.endpoint {
-        let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
+        let address: Endpoint = endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
             Failure::because(format!("`{endpoint}` is no endpoint"), &error)
         })?;
         let node = RemoteNode::new(address.path(), patience(global));

@@ -17,19 +17,17 @@ use imagelet_core::{
 use jiff::Timestamp;
 
 use crate::{
-    api::{ImageRow, PodStartRow, PullRow, no_steps},
+    api::{ImageRow, PullRow, no_steps},
     cli::Since,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
     output::{Format, Table, id, milliseconds, names, print},
 };
 
-const PODS_SHOWN_MAX: usize = 3;
-
 pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
     let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
     let now = Timestamp::now();
-    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| happened_since(happening, since, now));
+    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| since.includes(happening.at.as_deref(), now));
     if format.is_document() {
         why.images.iter_mut().for_each(|image| image.history.retain(is_shown));
     }
@@ -43,11 +41,6 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
         }
         notes(&why, out)
     })?)
-}
-
-/// Whether it happened, for the last time where it was repeated.
-fn happened_since(happening: &WhyHappening, since: Since, now: Timestamp) -> bool {
-    since.includes(happening.until.as_deref().or(happening.at.as_deref()), now)
 }
 
 /// One image; `shown` is the part of its history to print.
@@ -90,9 +83,6 @@ fn one(
         };
         head.row(["Back-off:", &format!("{pods} in {next}: {}", held.failure)]);
     }
-    for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
-        head.row(["Pod start:", &pod_start(pod)]);
-    }
     if let Some(next) = &image.next {
         head.row(["Next collection:", &foretold(next, wide)]);
         head.row(["Thresholds:", &thresholds(next)]);
@@ -118,16 +108,26 @@ fn standing(image: &WhyImage) -> String {
     match (&image.now, last_removal(image)) {
         (Some(now), _) => format!("present, {}, {}", size(now), held(now)),
         (None, _) if !image.pulls.is_empty() => "not present yet: it is being pulled".to_owned(),
+        (None, None) if is_gone(image) => "not present: something else removed it".to_owned(),
         (None, None) => "not present".to_owned(),
         (None, Some(last)) => {
-            let what = if last.what == "gone" { "gone" } else { "removed" };
-            format!("not present: {what} {}", last.at.as_deref().map_or_else(String::new, clock))
+            format!("not present: removed {}", last.at.as_deref().map_or_else(String::new, clock))
         }
     }
 }
 
+/// The removal after which the image did not come back.
 fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
-    image.history.iter().rfind(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"))
+    last_move(image).filter(|last| last.what == "removed")
+}
+
+/// An absent image whose removal is not on record.
+fn is_gone(image: &WhyImage) -> bool {
+    image.now.is_none() && last_move(image).is_some_and(|last| last.what != "removed")
+}
+
+fn last_move(image: &WhyImage) -> Option<&WhyHappening> {
+    image.history.iter().rfind(|it| matches!(it.what.as_str(), "pulled" | "imported" | "adopted" | "removed"))
 }
 
 fn running_pull(pull: &PullRow) -> String {
@@ -138,13 +138,6 @@ fn running_pull(pull: &PullRow) -> String {
         "running" => format!("running for {so_long}{waits}"),
         _ => format!("waits for {} since {so_long}{place}", pull.waits_for()),
     }
-}
-
-fn pod_start(pod: &PodStartRow) -> String {
-    let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
-    let so_far = if pod.over { "" } else { " so far" };
-    let took = duration_text(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-    format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, counted(pod.images.len(), "image"))
 }
 
 fn origin(image: &WhyImage, now: &ImageRow) -> String {
@@ -158,13 +151,10 @@ fn origin(image: &WhyImage, now: &ImageRow) -> String {
             let by = image.history.iter().rev().find(|it| it.what == "adopted");
             format!("adopted, pulled by {}", by.map_or("another manager of the node", |it| &it.by))
         }
-        Some("found") => {
-            let came = ["imported", "found", "removed", "gone"];
-            match image.history.iter().rev().find(|it| came.contains(&it.what.as_str())) {
-                Some(last) if last.what == "imported" => format!("imported by {}", last.by),
-                _ => "found, neither pulled nor adopted by imagelet".to_owned(),
-            }
-        }
+        Some("found") => match last_move(image) {
+            Some(last) if last.what == "imported" => format!("imported by {}", last.by),
+            _ => "found, neither pulled nor adopted by imagelet".to_owned(),
+        },
         _ => "unknown".to_owned(),
     };
     of + &since
@@ -207,9 +197,8 @@ fn thresholds(next: &WhyNext) -> String {
 
 fn history(history: &[&WhyHappening], wide: bool) -> Table {
     let rows = history.iter().map(|happening| {
-        let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
         let when = happening.at.as_deref().map_or_else(String::new, clock);
-        [when, what, explained(happening), coded(&happening.code, &happening.inputs)]
+        [when, happening.what.clone(), explained(happening), happening.code.clone()]
     });
     Table::new(["WHEN", "WHAT", "WHY", "CODE"]).rows(rows).wide(wide).only_if(wide, &["CODE"])
 }
@@ -239,29 +228,19 @@ fn explained(happening: &WhyHappening) -> String {
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
             parts.push(happening.reason.clone());
             parts.extend(senders(&happening.hosts));
-            parts.extend(repeated(happening));
         }
-        "found" => parts.push("something else brought it, or it came before the record began".into()),
         "adopted" => parts.push(format!("{} recorded it as pulled", happening.by)),
-        "gone" => parts.push("something else removed it".into()),
         "untagged" | "pinned" | "unpinned" => {
             parts.push(happening.names.join(", "));
             parts.push(format!("asked for by {}", happening.by));
         }
-        "removed" if happening.reason.is_empty() => {
+        "removed" if happening.code == "removed_on_request" => {
             parts.push(format!("asked for by {}", happening.by));
             parts.extend(bytes.map(|bytes| format!("{bytes} freed")));
         }
         _ => {
             parts.push(happening.reason.clone());
             parts.extend(bytes.map(|bytes| format!("{bytes} as listed")));
-            if !matches!(happening.by.as_str(), "" | "timer") {
-                parts.push(format!("collected by {}", happening.by));
-            }
-            if happening.code == "removing" {
-                parts.push("the collection ended before it reported more".to_owned());
-            }
-            parts.extend(repeated(happening));
         }
     }
     parts.retain(|part| !part.is_empty());
@@ -286,11 +265,6 @@ fn senders(hosts: &[WhyHost]) -> Option<String> {
         format!("{} ({})", host.host, parts.join(", "))
     };
     (!hosts.is_empty()).then(|| format!("hosts: {}", hosts.iter().map(sender).collect::<Vec<_>>().join(", ")))
-}
-
-fn repeated(happening: &WhyHappening) -> Option<String> {
-    let until = happening.until.as_deref().map_or_else(String::new, clock);
-    (happening.count > 1).then(|| format!("{} times, last {until}", happening.count))
 }
 
 const SECONDS: &str = "Seconds";
@@ -342,10 +316,10 @@ fn hint(image: &WhyImage) -> Option<String> {
             Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
         }
         (None, _) if !image.pulls.is_empty() => None,
-        (None, _) if removal.is_some_and(|it| it.what == "gone") => Some(
+        (None, _) if is_gone(image) => Some(
             "imagelet did not remove it: look at what else manages images on this node, such as the kubelet".into(),
         ),
-        (None, _) if removal.is_some_and(|it| !it.reason.is_empty()) => {
+        (None, _) if removal.is_some_and(|it| it.code != "removed_on_request") => {
             Some(format!("`imagelet pull {0}` brings it back, `imagelet pin {0}` keeps it then", printable(name)))
         }
         _ => None,
@@ -358,7 +332,7 @@ fn notes(why: &Why, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Recorded since {} (UTC).", clock(since))?;
     }
     if why.lost > 0 {
-        writeln!(out, "warning: missing here, because it could not be written: {}", counted(why.lost, "decision"))?;
+        writeln!(out, "warning: missing here, because it could not be written: {}", counted(why.lost, "act"))?;
     }
     if why.damaged > 0 {
         writeln!(out, "warning: skipped, because it is damaged: {} of the record", counted(why.damaged, "line"))?;
@@ -398,22 +372,5 @@ mod tests {
     fn the_inputs_of_a_code_have_units() {
         let inputs = serde_json::json!({ "frees": 8_429_568, "idleSeconds": 69 });
         assert_eq!(coded("room", &inputs), "room frees=8.43MB idle=1m9s");
-    }
-
-    #[test]
-    fn a_repeated_decision_happened_when_it_was_last_repeated() {
-        let now = "2026-08-02T00:00:00Z".parse().expect("a time");
-        let since: Since = "1h".parse().expect("a duration");
-        for (at, until, is_since) in [
-            (Some("2026-08-01T00:00:00Z"), Some("2026-08-01T23:59:00Z"), true),
-            (Some("2026-08-01T00:00:00Z"), Some("2026-08-01T22:59:00Z"), false),
-            (Some("2026-08-01T23:30:00Z"), None, true),
-            (Some("2026-08-01T00:00:00Z"), None, false),
-            (None, None, false),
-        ] {
-            let (at, until) = (at.map(str::to_owned), until.map(str::to_owned));
-            let happening = WhyHappening { at, until, ..WhyHappening::default() };
-            assert_eq!(happened_since(&happening, since, now), is_since, "{happening:?}");
-        }
     }
 }

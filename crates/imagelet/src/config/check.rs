@@ -13,17 +13,18 @@ use imagelet_core::{
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
     inventory::{PinPattern, WATCH_GAP_MAX},
-    manager::{Compatibility, PullRate, PullSettings},
+    manager::{PullRate, PullSettings},
+    node_policy::NodePolicy,
     records::{Allowlist, VerificationPolicy},
-    runtime::ImportMode,
     text::{GoDuration, quoted},
     trusted_files,
 };
-use imagelet_cri::Endpoint;
 use imagelet_oci::{
     Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
     UNPACK_MEMORY_MIN,
 };
+use imagelet_runtime::ImportMode;
+use imagelet_runtime::cri::Endpoint;
 
 use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
@@ -62,9 +63,9 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         }
     }
     let gc = thresholds(file, found);
-    let known = [Compatibility::Kubelet, Compatibility::Imagelet].map(|known| (known.name(), known));
-    let compatibility = found.one_of("compatibility", &own.compatibility, known);
-    let pulls = pulls(file, compatibility, found);
+    let presets = [("kubelet", NodePolicy::KUBELET), ("imagelet", NodePolicy::IMAGELET)];
+    let node_policy = found.one_of("compatibility", &own.compatibility, presets);
+    let pulls = pulls(file, node_policy, found);
     let node = check_kubelet::check(kubelet, found);
     let verification = verification(file, found);
     let timeout = kubelet.runtime_request_timeout;
@@ -84,7 +85,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     let pinned = pinned(&own.image_service.pinned_images, found);
     let sandbox_images = sandbox_images(file, found);
     at_least_second("detection.period", own.detection.period, found);
-    let (gc, collection) = check_gc::check(file, gc, compatibility, found);
+    let (gc, collection) = check_gc::check(file, gc, node_policy, found);
     let look = own.detection.period.to_std().min(collection.period.unwrap_or(Duration::MAX));
     if gc.age_max.is_some() && look >= WATCH_GAP_MAX {
         found.add_of(
@@ -111,7 +112,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         collection,
         node,
         pulls,
-        compatibility,
+        node_policy,
         verification,
         record_age_max: positive(record_age_max),
         runtime_request_timeout: timeout.to_std(),
@@ -121,7 +122,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         traces,
         backend,
         pinned,
-        sandbox_images: (!compatibility.is_kubelet()).then_some(sandbox_images),
+        sandbox_images: node_policy.pins_sandbox_images.then_some(sandbox_images),
         registry,
         docker_config: own.credentials.docker_config.clone(),
         providers: providers(own, environment, found),
@@ -181,10 +182,11 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
         age_max: positive(age_max),
         order: GcOrder::default(),
         relief: None,
+        rules: NodePolicy::IMAGELET.gc,
     }
 }
 
-fn pulls(file: &File, compatibility: Compatibility, found: &mut Violations) -> PullSettings {
+fn pulls(file: &File, node_policy: NodePolicy, found: &mut Violations) -> PullSettings {
     let (keys, PullsKeys { grace, .. }) = (&file.kubelet, &file.own.pulls);
     let (burst, rate) = (keys.registry_burst, keys.registry_pull_qps);
     found.rule(burst >= 0, "registryBurst (--registry-burst)", burst, "must not be a negative number");
@@ -210,7 +212,7 @@ fn pulls(file: &File, compatibility: Compatibility, found: &mut Violations) -> P
         slots: if keys.serialize_image_pulls { Some(NonZeroUsize::MIN) } else { slots },
         rate: rate.map(|rate| PullRate { qps: rate.get() as f32, burst: u32::try_from(burst).unwrap_or_default() }),
         grace: grace.to_std(),
-        compatibility,
+        node_policy,
         ..PullSettings::default()
     }
 }

@@ -4,7 +4,7 @@ use std::{num::NonZeroU64, path::PathBuf};
 
 use imagelet_core::{
     gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules, ReliefMarks},
-    manager::Compatibility,
+    node_policy::NodePolicy,
     text::GoDuration,
 };
 
@@ -25,17 +25,17 @@ const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 pub(super) fn check(
     file: &File,
     policy: GcPolicy,
-    compatibility: Compatibility,
+    node_policy: NodePolicy,
     found: &mut Violations,
 ) -> (GcPolicy, Collection) {
     let keys = &file.own.gc;
     found.rule(keys.period >= PERIOD_MIN, "gc.period", keys.period, format!("must be at least {PERIOD_MIN}"));
-    lease(file, compatibility, found);
+    lease(file, found);
     let idle_min = keys.out_of_reach_idle;
     found.rule(idle_min.0 >= 0, "gc.outOfReachIdle", idle_min, "must not be negative");
     let modes = [CollectionMode::Enforce, CollectionMode::Shadow].map(|mode| (mode.name(), mode));
     let orders = [("cost", GcOrder::Cost), ("lru", GcOrder::Lru)];
-    if compatibility.is_kubelet() && keys.policy == "cost" {
+    if file.own.is_like_kubelet() && keys.policy == "cost" {
         found.add_of(
             &["gc.policy", "compatibility"],
             "gc.policy `cost` does not go with compatibility `kubelet`, whose policy is `lru`",
@@ -57,16 +57,17 @@ pub(super) fn check(
     let critical = found.percent("gc.critical", keys.critical, 0);
     let relief = Some(ReliefMarks { idle_min: idle_min.to_std(), critical });
     let own = GcPolicy { order, inodes: inodes(keys, found), relief, ..policy };
-    (if compatibility.is_kubelet() { GcPolicy { order: GcOrder::Kubelet, ..policy } } else { own }, collection)
+    let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
+    (if file.own.is_like_kubelet() { of_kubelet } else { own }, collection)
 }
 
-fn lease(file: &File, compatibility: Compatibility, found: &mut Violations) {
+fn lease(file: &File, found: &mut Violations) {
     const KEY: &str = "gc.leaseFor";
     let (lease, detection, age_min) =
         (file.own.gc.lease_for, file.own.detection.period, file.kubelet.image_minimum_gc_age);
     if !(GoDuration(0)..=LEASE_MAX).contains(&lease) {
         found.between(KEY, &lease, GoDuration(0)..=LEASE_MAX);
-    } else if lease.0 > 0 && compatibility.is_kubelet() {
+    } else if lease.0 > 0 && file.own.is_like_kubelet() {
         let rule = "does not go with compatibility `kubelet`, which holds an image by its minimum age alone";
         found.add_of(&[KEY, "compatibility"], format!("{KEY} {lease} {rule}"));
     } else if lease.0 > 0 && lease < file.lease_min() {

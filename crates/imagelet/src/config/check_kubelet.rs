@@ -1,9 +1,6 @@
 //! The rules of the kubelet's keys about the node, in the kubelet's words and order.
 
-use imagelet_core::{
-    eviction::{self, Threshold, ThresholdError, ThresholdTexts},
-    text::quoted,
-};
+use imagelet_core::text::quoted;
 
 use super::{
     keys_and_defaults::{KubeletKeys, TracingKeys},
@@ -12,8 +9,6 @@ use super::{
 };
 use crate::traces::{TraceSettings, TraceTarget};
 
-/// With a runtime at a socket of this name the kubelet reads the runtime's stores itself.
-const CRIO_SOCKET: &str = "run/crio/crio.sock";
 /// The kubelet's default collector.
 const COLLECTOR_DEFAULT: &str = "localhost:4317";
 
@@ -32,31 +27,8 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
         found.add("containerRuntimeEndpoint", "the containerRuntimeEndpoint was not specified or empty");
     }
     tracing_keys(keys, found);
-    let thresholds = thresholds(keys).unwrap_or_else(|error| {
-        found.add(error.key, error);
-        Vec::new()
-    });
     let image_endpoint = if keys.image_service_endpoint.is_empty() { endpoint } else { &keys.image_service_endpoint };
-    NodeSettings {
-        status_images_max: usize::try_from(images_max).ok(),
-        pods_max: usize::try_from(keys.max_pods).unwrap_or_default(),
-        thresholds,
-        image_endpoint: image_endpoint.clone(),
-        splits_disks: endpoint.ends_with(CRIO_SOCKET),
-    }
-}
-
-fn thresholds(keys: &KubeletKeys) -> Result<Vec<Threshold>, ThresholdError> {
-    let mut hard = keys.eviction_hard.clone();
-    if keys.merge_default_eviction_settings {
-        hard = eviction::defaults().into_iter().chain(hard).collect();
-    }
-    eviction::thresholds(ThresholdTexts {
-        hard: &hard,
-        soft: &keys.eviction_soft,
-        soft_grace: &keys.eviction_soft_grace_period,
-        reclaim_min: &keys.eviction_minimum_reclaim,
-    })
+    NodeSettings { status_images_max: usize::try_from(images_max).ok(), image_endpoint: image_endpoint.clone() }
 }
 
 fn tracing_keys(keys: &KubeletKeys, found: &mut Violations) {

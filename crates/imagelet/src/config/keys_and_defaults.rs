@@ -22,19 +22,27 @@ const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
 /// The longest lease of an image that no container uses.
 pub(super) const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
-/// Keys whose value is a map of texts: the names in it are no keys of the file, and may contain dots.
-pub(super) const MAPS: [&str; 5] =
-    ["evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim", "imageService.pinnedImages"];
+/// The key whose value is a map of texts: the names in it are no keys of the file, and may contain dots.
+pub(super) const MAP: &str = "imageService.pinnedImages";
+
+/// The kubelet's keys about evictions, which say nothing about images: accepted with any value, and ignored.
+pub(super) const IGNORED: [&str; 6] = [
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionMinimumReclaim",
+    "evictionPressureTransitionPeriod",
+    "mergeDefaultEvictionSettings",
+];
 
 /// Keys for which an explicit 0, or an empty text, stands for the default, as in the kubelet's own defaulting.
-pub(super) const ZERO_IS_DEFAULT: [&str; 10] = [
+pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
     "imageMinimumGCAge",
     "maxPods",
     "registryBurst",
     "eventBurst",
     "nodeStatusUpdateFrequency",
     "nodeStatusReportFrequency",
-    "evictionPressureTransitionPeriod",
     "runtimeRequestTimeout",
     "imagePullCredentialsVerificationPolicy",
     "containerRuntimeEndpoint",
@@ -86,7 +94,7 @@ documents! {
         preloaded_images_verification_allowlist: Vec<String>,
         /// The kubelet's feature gates that are about images.
         feature_gates: FeatureGateKeys,
-        /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
+        /// How many pods may run on the node: accepted, and without effect on images.
         max_pods: i32,
         /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
         node_status_max_images: i32,
@@ -98,18 +106,6 @@ documents! {
         container_runtime_endpoint: String,
         /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
         image_service_endpoint: String,
-        /// When the kubelet evicts at once, by signal, such as `imagefs.available: 15%`. Checked, and compared with the node in `imagelet status -o json`; imagelet evicts nothing.
-        eviction_hard: BTreeMap<String, String>,
-        /// When it evicts after a grace period.
-        eviction_soft: BTreeMap<String, String>,
-        /// That grace period, for each signal of `evictionSoft`.
-        eviction_soft_grace_period: BTreeMap<String, String>,
-        /// How much must be free beyond a threshold until it is over.
-        eviction_minimum_reclaim: BTreeMap<String, String>,
-        /// How long the kubelet keeps reporting pressure after its end. An explicit 0 becomes the default.
-        eviction_pressure_transition_period: GoDuration,
-        /// Whether `evictionHard` leaves the defaults of the signals that it does not name in force.
-        merge_default_eviction_settings: bool,
         /// Whether the kubelet counts what pods write. Shown.
         local_storage_capacity_isolation: bool,
         /// How many events the kubelet records a second. Shown; imagelet keeps its last thousand.
@@ -396,6 +392,12 @@ impl Default for PinnedKeys {
     }
 }
 
+impl OwnKeys {
+    pub(super) fn is_like_kubelet(&self) -> bool {
+        self.compatibility == "kubelet"
+    }
+}
+
 impl File {
     /// The defaults that depend on no other key; what is not named here is off, empty or 0.
     pub(super) fn defaults(environment: &Environment) -> Self {
@@ -414,8 +416,6 @@ impl File {
             node_status_update_frequency: GoDuration::seconds(10),
             node_status_report_frequency: FIVE_MINUTES,
             container_runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
-            eviction_hard: imagelet_core::eviction::defaults(),
-            eviction_pressure_transition_period: FIVE_MINUTES,
             local_storage_capacity_isolation: true,
             event_record_qps: 50,
             event_burst: 100,
@@ -487,7 +487,7 @@ impl File {
 
     /// Sets the keys whose default depends on other keys, where they are not given.
     pub(super) fn derive_defaults(&mut self, is_given: impl Fn(&str) -> bool) {
-        let like_kubelet = self.own.compatibility == "kubelet";
+        let like_kubelet = self.own.is_like_kubelet();
         let lease = if like_kubelet { GoDuration(0) } else { LEASE_DEFAULT.max(self.lease_min()) };
         let Self { kubelet, own: OwnKeys { gc, .. }, .. } = self;
         if !is_given("serializeImagePulls") {

@@ -8,17 +8,17 @@ use std::{
 
 use imagelet_core::{
     credentials::{LoginFile, ProviderOptions},
-    eviction::Threshold,
     gc::{GcPolicy, KeepRules},
     hold::HoldPolicy,
     image::PinnedNames,
     inventory::PinPattern,
-    manager::{Compatibility, PullSettings},
+    manager::PullSettings,
+    node_policy::NodePolicy,
     records::VerificationPolicy,
-    runtime::ImportMode,
 };
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
+use imagelet_runtime::ImportMode;
 
 use super::{
     environment::Environment,
@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     pub(crate) collection: Collection,
     pub(crate) node: NodeSettings,
     pub(crate) pulls: PullSettings,
-    pub(crate) compatibility: Compatibility,
+    pub(crate) node_policy: NodePolicy,
     /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
     pub(crate) verification: Option<VerificationPolicy>,
     /// Lifetime of a pull record; `None`: unlimited.
@@ -146,12 +146,7 @@ impl CollectionMode {
 pub(crate) struct NodeSettings {
     /// How many images the Node's status lists; `None`: all.
     pub(crate) status_images_max: Option<usize>,
-    /// Pods on the node; the in-memory cache of pull records is sized by it.
-    pub(crate) pods_max: usize,
-    pub(crate) thresholds: Vec<Threshold>,
     pub(crate) image_endpoint: String,
-    /// The kubelet reports separate disks for images and writable layers, as with CRI-O.
-    pub(crate) splits_disks: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     check,
     environment::Environment,
-    keys_and_defaults::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT, ZERO_IS_MEANT},
+    keys_and_defaults::{File, IGNORED, KubeletKeys, MAP, ZERO_IS_DEFAULT, ZERO_IS_MEANT},
     located_yaml::{Located, Node, read_mapping, read_mapping_leniently},
     settings::Settings,
     violations::{ConfigError, Violation, place},
@@ -68,8 +68,6 @@ struct Given {
     value: Value,
     source: Source,
     entry_lines: Vec<usize>,
-    /// Names in a map whose value is null.
-    taken_back: Vec<String>,
 }
 
 /// All given values. A later source overrides an earlier one key by key.
@@ -114,28 +112,16 @@ impl Sources {
         ConfigError::all(merged.filter_map(Result::err).collect())
     }
 
-    fn merge(&mut self, mut reader: Reader<'_>) -> Result<(), ConfigError> {
+    fn merge(&mut self, reader: Reader<'_>) -> Result<(), ConfigError> {
         for taken_back in &reader.absent {
             let is_below = |key: &str| key.strip_prefix(taken_back).is_some_and(|rest| rest.starts_with('.'));
             self.given.retain(|key, _| key != taken_back && !is_below(key));
-        }
-        // The kubelet merges into a configuration that has its defaults.
-        let defaults = to_value(&File::defaults(&self.environment));
-        for (key, given) in &mut reader.given {
-            if let Value::Object(over) = &mut given.value {
-                let below = self.given.get(key).map_or(&defaults[key], |given| &given.value);
-                let mut merged = below.as_object().cloned().unwrap_or_default();
-                merged.append(over);
-                merged.retain(|name, _| !given.taken_back.contains(name));
-                *over = merged;
-            }
         }
         self.take(reader)
     }
 
     pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
-        let source = Source::Flag(flag);
-        let given = Given { value: value.into(), source, entry_lines: Vec::new(), taken_back: Vec::new() };
+        let given = Given { value: value.into(), source: Source::Flag(flag), entry_lines: Vec::new() };
         self.given.insert(key.to_owned(), given);
     }
 
@@ -244,7 +230,7 @@ fn retain_known(above: &str, fields: &mut Vec<(String, Located)>, schema: &Value
     for (name, field) in fields {
         let key = path_to(above, name);
         if let Node::Map(fields) = &mut field.node
-            && !MAPS.contains(&&*key)
+            && key != MAP
         {
             retain_known(&key, fields, &schema[&*name]);
         }
@@ -291,6 +277,10 @@ impl<'a> Reader<'a> {
     fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) {
         for (name, field) in fields {
             let key = path_to(above, name);
+            if IGNORED.contains(&&*key) {
+                tracing::debug!(key, "the key says nothing about images and is ignored");
+                continue;
+            }
             let Some(schema) = schema.get(name) else {
                 let removed = REMOVED.iter().find(|(removed, _)| *removed == key);
                 let more = match removed {
@@ -304,7 +294,7 @@ impl<'a> Reader<'a> {
             };
             match &field.node {
                 Node::Scalar(Value::Null) => self.absent.push(key),
-                _ if !schema.is_object() || MAPS.contains(&&*key) => self.add_leaf(key, field, schema),
+                _ if !schema.is_object() || key == MAP => self.add_leaf(key, field, schema),
                 Node::Map(fields) => self.add_fields(&key, fields, schema),
                 _ => self.refuse(&key, field.line, &format!("{key}: expected a mapping")),
             }
@@ -330,17 +320,12 @@ impl<'a> Reader<'a> {
         if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) && !is_meant {
             return self.absent.push(key);
         }
-        let (mut entry_lines, mut taken_back) = (Vec::new(), Vec::new());
-        match &field.node {
-            Node::List(entries) => entry_lines.extend(entries.iter().map(|entry| entry.line)),
-            Node::Map(entries) => {
-                let nulls = entries.iter().filter(|(_, entry)| matches!(entry.node, Node::Scalar(Value::Null)));
-                taken_back.extend(nulls.map(|(name, _)| name.clone()));
-            }
-            Node::Scalar(_) => {}
-        }
+        let entry_lines = match &field.node {
+            Node::List(entries) => entries.iter().map(|entry| entry.line).collect(),
+            Node::Map(_) | Node::Scalar(_) => Vec::new(),
+        };
         let source = Source::File(self.path.to_owned(), field.line);
-        self.given.insert(key, Given { value, source, entry_lines, taken_back });
+        self.given.insert(key, Given { value, source, entry_lines });
     }
 
     /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.
@@ -426,7 +411,7 @@ fn leaves(file: &File) -> BTreeMap<String, Value> {
 fn flatten(key: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
     match value {
         Value::Null => {}
-        Value::Object(fields) if !MAPS.contains(&&*key) => {
+        Value::Object(fields) if key != MAP => {
             for (name, field) in fields {
                 flatten(path_to(&key, &name), field, leaves);
             }

@@ -3,7 +3,7 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use imagelet_core::printable::printable;
-use imagelet_cri::Endpoint;
+use imagelet_runtime::cri::Endpoint;
 use serde::Serialize;
 use tokio::{process::Command, time::Instant};
 

@@ -3,11 +3,14 @@
 use std::{
     fs,
     io::{self, Read as _, Write as _},
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
-use imagelet_core::image::{ByteSize, Digest};
+use imagelet_core::{
+    durable::{MachineDisk, replace_file_on},
+    image::{ByteSize, Digest},
+};
 
 use crate::failure::Failure;
 
@@ -95,16 +98,11 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failur
     let replaced = || {
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
-        let new = new_of(path);
-        // Of an interrupted attempt.
-        unless_absent(fs::remove_file(&new))?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        // Whatever the umask is.
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        fs::File::open(folder)?.sync_all()
+        replace_file_on(&MachineDisk, path, &new_of(path), "state", |file| {
+            file.write_all(bytes)?;
+            // Whatever the umask is.
+            file.set_permissions(fs::Permissions::from_mode(mode))
+        })
     };
     replaced().map_err(|error| of_path("write", path, &error))
 }

@@ -139,7 +139,7 @@ pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
         reason: event.reason.into(),
         message: event.message,
         class: cause.map(|cause| cause.class.into()).unwrap_or_default(),
-        hop: cause.map(|cause| cause.hop.into()).unwrap_or_default(),
+        hop: cause.map(|cause| cause.stage.into()).unwrap_or_default(),
         ..line
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     credentials,
-    disks::FsStats,
+    disks::{DiskStats, FsStats, StatVfs},
     manager,
     metrics::{Family, MetricKind, Metrics},
     records, runtime,
@@ -18,11 +18,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{
-    gc::{self, pressure},
-    local::LocalNode,
-    pulls,
-};
+use super::{gc, local::LocalNode, pulls};
 use crate::{api::since_epoch, traces};
 
 use MetricKind::{Counter, Gauge};
@@ -80,7 +76,7 @@ impl LocalNode {
         measure_process(metrics, self.started_at);
         self.show_images();
         self.show_decisions();
-        self.parts.pod_starts.close_finished();
+        self.parts.pod_starts.count_finished();
         let held_back = self.parts.manager.status().held_back;
         let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
         metrics.set(&HELD_BACK, &[], images.len() as f64);
@@ -88,10 +84,17 @@ impl LocalNode {
         for (name, percent) in [("high", settings.gc.high()), ("low", settings.gc.low())] {
             metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));
         }
-        if let Ok(Ok(pressure)) = tokio::time::timeout(DISKS_MAX, pressure(self)).await {
-            show_filesystem(metrics, "images", &pressure.stats.images);
-            show_filesystem(metrics, "containers", &pressure.stats.containers);
+        if let Ok(Ok(disks)) = tokio::time::timeout(DISKS_MAX, self.disks()).await {
+            show_filesystem(metrics, "images", &disks.images);
+            show_filesystem(metrics, "containers", &disks.containers);
         }
+    }
+
+    /// Measures the disks of the runtime now; `Err`: why that failed.
+    pub(crate) async fn disks(&self) -> Result<DiskStats, String> {
+        let reported = self.parts.runtime.filesystem().await.map_err(|error| error.chain())?;
+        let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
+        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     fn show_images(&self) {

@@ -17,18 +17,23 @@ use imagelet_core::{
     inventory::{Inventory, Snapshot},
     manager::{ImageManager, PodStarts},
     metrics::Metrics,
-    runtime::{ImportingImages, LocalStore, RuntimeManager},
+    runtime::{LocalStore, RuntimeManager},
 };
 use imagelet_kube::NodeAgent;
+use imagelet_runtime::ImportingImages;
 use tokio::sync::Semaphore;
 
 use super::{
     disk_history::DiskHistory,
-    gc::CollectionStats,
     images::{KnownSizes, row, row_without_uses},
     pulls::PullTracker,
 };
-use crate::{api::ImageRow, config::Settings, failure::Failure, traces::Tracer};
+use crate::{
+    api::{ImageRow, LastCollection},
+    config::Settings,
+    failure::Failure,
+    traces::Tracer,
+};
 
 /// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
 pub(super) const FOLLOWERS_MAX: usize = 32;
@@ -63,13 +68,13 @@ pub(crate) struct NodeParts {
     /// `false`: uses are unknown, so nothing may be collected.
     pub(crate) uses_known: bool,
     /// The next pass is the first on this node, whose inventory is empty: it takes adopted images over.
-    pub(crate) takes_over: AtomicBool,
+    pub(crate) first_run_adopts: AtomicBool,
 }
 
 pub(crate) struct LocalNode {
     pub(crate) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
-    pub(crate) collections: CollectionStats,
+    pub(super) last_collection: Mutex<Option<LastCollection>>,
     pub(crate) disk_history: DiskHistory,
     pub(crate) started_at: SystemTime,
     pub(crate) followers: Semaphore,
@@ -86,7 +91,7 @@ impl LocalNode {
             unreadable_records: Mutex::default(),
             parts,
             settings: RwLock::new(Arc::new(settings)),
-            collections: CollectionStats::default(),
+            last_collection: Mutex::default(),
             disk_history: DiskHistory::default(),
             started_at: SystemTime::now(),
             followers: Semaphore::new(FOLLOWERS_MAX),
@@ -102,7 +107,7 @@ impl LocalNode {
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules.clone());
         self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
-        self.parts.inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+        self.parts.inventory.leases.start(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 

@@ -1,7 +1,6 @@
-//! What `top` and the dashboard show: the disk and what holds it, the queue, running pulls.
+//! What the dashboard and the HTTP API show: the disk and what holds it, the queue, running pulls.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -20,16 +19,13 @@ use super::{
     pulls::queue,
 };
 use crate::{
-    api::{
-        Disk, DiskRequest, DiskSample, NamespaceWaitRow, PodStartRow, PullsRequest, Queue, QueueRequest, RunningPulls,
-        Steps, since_epoch,
-    },
+    api::{Disk, DiskRequest, DiskSample, PullsRequest, Queue, QueueRequest, RunningPulls, Steps, since_epoch},
     failure::Failure,
 };
 
 /// A runtime that takes longer is reported as silent; the other answers of a view do not wait for it.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
-/// `top` requests the disk each second, and a pass lists all images and pods.
+/// A client may request the disk each second, and a pass lists all images and pods.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl Command for DiskRequest {
@@ -59,7 +55,7 @@ impl Command for DiskRequest {
             growth_per_hour: forecast.growth_per_hour,
             hours_to_high: forecast.hours_to_high,
             history: thinned(samples, max),
-            last_collection: node.collections.last(),
+            last_collection: node.last_collection(),
             gc_mode: settings.collection.mode.name().into(),
             ..Disk::default()
         };
@@ -81,17 +77,11 @@ impl Command for QueueRequest {
     type Answer = Queue;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Queue, Failure> {
-        node.parts.pod_starts.close_finished();
-        let pod_starts = PodStartRow::all(&node.parts.pod_starts);
-        Ok(Queue {
-            namespaces: by_namespace(&pod_starts),
-            pod_starts,
-            ..queue(node.parts.manager.status(), &node.parts.pulls)
-        })
+        Ok(queue(node.parts.manager.status(), &node.parts.pulls))
     }
 }
 
-/// Records the present usage of the disk, for `top` and the dashboard.
+/// Records the present usage of the disk, for the dashboard.
 pub(crate) async fn sample_disk(node: &LocalNode) {
     match measured(node).await {
         Ok((_, Some(disk))) => {
@@ -131,21 +121,6 @@ fn is_pass_due(taken_at: Option<SystemTime>, awaits_pass: bool, now: SystemTime)
     awaits_pass || age.is_none_or(|age| age >= PASS_AGE_MAX)
 }
 
-fn by_namespace(pods: &[PodStartRow]) -> Vec<NamespaceWaitRow> {
-    let mut rows: BTreeMap<&str, NamespaceWaitRow> = BTreeMap::new();
-    for pod in pods {
-        let row = rows.entry(&pod.namespace).or_default();
-        row.namespace.clone_from(&pod.namespace);
-        row.pods += 1;
-        row.waited_seconds += (pod.took_seconds - pod.pulling_seconds).max(0.0);
-        row.pulling_seconds += pod.pulling_seconds;
-        row.longest_seconds = row.longest_seconds.max(pod.took_seconds);
-    }
-    let mut rows: Vec<_> = rows.into_values().collect();
-    rows.sort_by(|a, b| b.waited_seconds.total_cmp(&a.waited_seconds));
-    rows
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,21 +139,5 @@ mod tests {
         ] {
             assert_eq!(is_pass_due(taken_at.map(at), awaits_pass, at(100)), is_due, "{taken_at:?} {awaits_pass}");
         }
-    }
-
-    #[test]
-    fn a_namespace_waits_as_long_as_its_pods_together_and_the_longest_wait_comes_first() {
-        let pod = |namespace: &str, took_seconds, pulling_seconds| PodStartRow {
-            namespace: namespace.into(),
-            took_seconds,
-            pulling_seconds,
-            ..PodStartRow::default()
-        };
-        let rows = by_namespace(&[pod("a", 4.0, 3.0), pod("b", 9.0, 2.0), pod("a", 6.0, 6.5)]);
-        let shown: Vec<_> = rows
-            .iter()
-            .map(|row| (row.namespace.as_str(), row.pods, row.waited_seconds, row.pulling_seconds, row.longest_seconds))
-            .collect();
-        assert_eq!(shown, [("b", 1, 7.0, 2.0, 9.0), ("a", 2, 1.0, 9.5, 6.0)]);
     }
 }

@@ -17,10 +17,10 @@ use imagelet_core::{
 };
 use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 
-use super::{gc::pressure, local::LocalNode};
+use super::local::LocalNode;
 use crate::failure::Failure;
 
-/// How much larger than its compressed layers an image is assumed to be where the store has not measured any.
+/// How much larger than its compressed layers an image is assumed to be.
 const EXPANSION_ASSUMED: u64 = 3;
 /// Most images that the event of released pins names.
 const NAMED_MAX: usize = 10;
@@ -38,16 +38,9 @@ impl PrefetchTarget {
         {
             return Ok(());
         }
-        let pressure = pressure(node).await;
-        let pressure =
-            pressure.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
-        let Ok(pressure) = pressure else { return Ok(()) };
-        let met = pressure.thresholds.iter().find(|threshold| threshold.met && !threshold.reclaims.is_empty());
-        if let Some(threshold) = met {
-            let (signal, limit) = (&threshold.signal, &threshold.less_than);
-            return Err(no_space(format!("`{signal}` is below the eviction threshold {limit}; nothing is prefetched")));
-        }
-        let Some(disk) = pressure.stats.images.disk else { return Ok(()) };
+        let disks = node.disks().await;
+        let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
+        let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
         let estimate = node.parts.manager.estimate(request).await;
         decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
     }
@@ -90,7 +83,7 @@ impl PrefetchNode for PrefetchTarget {
         let ensure = node.parts.manager.ensure(&request, progress);
         let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
-        Err(FetchFailure { class: error.class(), hop: error.hop(), message })
+        Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }
 
     fn conditions(&self) -> FetchConditions {
@@ -123,7 +116,7 @@ impl PrefetchNode for PrefetchTarget {
 }
 
 fn no_space(message: String) -> FetchFailure {
-    FetchFailure { class: ErrorClass::DiskFull, hop: Stage::Disk, message }
+    FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
 /// An event for each set that pins less than before.
@@ -158,8 +151,7 @@ fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimat
         return Err(format!("the disk of images is at {high} %, where a collection starts; nothing is prefetched"));
     }
     let Some(estimate) = estimate else { return Ok(()) };
-    let assumed = || ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
-    let needed = estimate.bytes_unpacked.unwrap_or_else(assumed);
+    let needed = ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
     if needed > ByteSize::ZERO && policy.is_reached_with(disk, needed) {
         let free = disk.available;
         return Err(format!(
@@ -213,23 +205,20 @@ mod tests {
     #[test]
     fn a_prefetch_never_crosses_the_watermark() {
         let policy = GcPolicy::new(85, 80, Duration::ZERO, None).expect("the numbers are a policy");
-        let estimate = |missing: u64, unpacked: Option<u64>| PullEstimate {
+        let estimate = |missing: u64| PullEstimate {
             manifest: Digest::of(b"m"),
             bytes_total: ByteSize(missing),
             bytes_missing: ByteSize(missing),
             layers_missing: 1,
-            bytes_unpacked: unpacked.map(ByteSize),
-            inodes: None,
         };
         for (free, estimate, refusal) in [
             (500, None, None),
             (150, None, Some("the disk of images is at 85 %")),
-            (500, Some(estimate(100, None)), None),
-            (500, Some(estimate(117, None)), Some("the image needs about 351B of 500B free")),
-            (500, Some(estimate(117, Some(200))), None),
-            (500, Some(estimate(10, Some(350))), Some("would raise the disk of images to 85 %")),
-            (160, Some(estimate(0, Some(0))), None),
-            (500, Some(estimate(u64::MAX, None)), Some("the image needs about")),
+            (500, Some(estimate(100)), None),
+            (500, Some(estimate(117)), Some("the image needs about 351B of 500B free")),
+            (500, Some(estimate(130)), Some("would raise the disk of images to 85 %")),
+            (160, Some(estimate(0)), None),
+            (500, Some(estimate(u64::MAX)), Some("the image needs about")),
         ] {
             let decided = decide_space(&policy, &DiskUse::of(ByteSize(1000), ByteSize(free)), estimate.as_ref());
             match (decided, refusal) {

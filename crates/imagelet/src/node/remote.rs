@@ -51,7 +51,7 @@ impl RemoteNode {
                 steps(step);
             }
         };
-        let note = |note: &str| steps(Step::Silence { note: note.to_owned() });
+        let note = |note: &str| steps(Step::Notice { note: note.to_owned() });
         self.call(C::NAME, &command, &progress, C::TIME, &note).await
     }
 

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
-use super::{command::Command, gc::pressure, local::LocalNode, pulls::queue};
+use super::{command::Command, local::LocalNode, pulls::queue};
 use crate::{
-    api::{ImportStatus, PodStartRow, Queue, Status, StatusRequest, Steps, moment},
-    config::{Backend, CollectionMode, StoreSettings},
+    api::{ImportStatus, Queue, Status, StatusRequest, Steps, moment},
+    config::{Backend, StoreSettings},
     failure::Failure,
 };
 
@@ -32,7 +32,7 @@ impl Command for StatusRequest {
         };
         let (seen, disks, runtime_import) = tokio::join!(
             tokio::time::timeout(STATUS_WAIT_MAX, seen),
-            tokio::time::timeout(STATUS_WAIT_MAX, pressure(node)),
+            tokio::time::timeout(STATUS_WAIT_MAX, node.disks()),
             imports
         );
         let silence = |source: &str| format!("no answer within {} s from {source}", STATUS_WAIT_MAX.as_secs());
@@ -52,8 +52,8 @@ impl Command for StatusRequest {
             }
         };
         let disks = disks.unwrap_or_else(|_| Err(silence(&node.parts.backend)));
-        let pressure = disks.map_err(|problem| problems.push(problem)).ok();
-        let disk = pressure.as_ref().and_then(|pressure| pressure.stats.images.disk.as_ref());
+        let disks = disks.map_err(|problem| problems.push(problem)).ok();
+        let disk = disks.as_ref().and_then(|disks| disks.images.disk.as_ref());
         let settings = node.settings();
         let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status(), &node.parts.pulls);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
@@ -70,22 +70,18 @@ impl Command for StatusRequest {
             images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
             used_percent: disk.map(DiskUse::used_percent),
-            disk_layout: pressure.as_ref().map(|pressure| pressure.layout.name().into()),
-            image_fs: pressure.as_ref().map(|pressure| (&pressure.stats.images).into()),
-            container_fs: pressure.as_ref().map(|pressure| (&pressure.stats.containers).into()),
-            eviction: pressure.map(|pressure| pressure.thresholds).unwrap_or_default(),
+            image_fs: disks.as_ref().map(|disks| (&disks.images).into()),
+            container_fs: disks.as_ref().map(|disks| (&disks.containers).into()),
             node_images: node_images(&listed, settings.node.status_images_max),
             pull_rate_min: settings.hold().rate_min,
             gc_high_percent: settings.gc.high().get(),
             gc_low_percent: settings.gc.low().get(),
             gc_mode: settings.collection.mode.name().into(),
-            last_collection: node.collections.last(),
-            shadow: (settings.collection.mode == CollectionMode::Shadow).then(|| node.collections.shadow()),
+            last_collection: node.last_collection(),
             decisions_lost: node.parts.decisions.lost(),
             pulls,
             held_back,
             registries,
-            pod_starts: PodStartRow::all(&node.parts.pod_starts),
             problems,
         })
     }

@@ -44,11 +44,6 @@ impl Format {
     }
 }
 
-/// Untrusted text, safe on a terminal, with the tabs and line ends of a user's template.
-pub(crate) fn printable_layout(text: &str) -> String {
-    text.replace(|c: char| is_unprintable(c) && !matches!(c, '\t' | '\n'), "?")
-}
-
 /// A document of YAML, safe on a terminal: its writer escapes control characters, and no marks of direction.
 pub(crate) fn yaml(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && c != '\n', "?")

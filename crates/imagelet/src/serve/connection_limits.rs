@@ -18,7 +18,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use imagelet_cri::MESSAGE_BYTES_MAX;
+use imagelet_runtime::MESSAGE_BYTES_MAX;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,

@@ -53,9 +53,9 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     let Settings {
         gc,
         collection,
-        node,
+        node: _,
         pulls,
-        compatibility,
+        node_policy,
         verification,
         record_age_max,
         runtime_request_timeout,
@@ -76,10 +76,10 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         stale_max,
     } = running;
     let (mut new, mut waiting) = (new, Waiting::default());
-    if waiting.keep("compatibility", &mut new.compatibility, compatibility) {
+    if waiting.keep("compatibility", &mut new.node_policy, node_policy) {
         // With all that it decides, also by the defaults of other keys.
-        new.pulls.compatibility = *compatibility;
-        new.gc = GcPolicy { order: gc.order, inodes: gc.inodes, relief: gc.relief, ..new.gc };
+        new.pulls.node_policy = *node_policy;
+        new.gc = GcPolicy { bytes: new.gc.bytes, age_min: new.gc.age_min, age_max: new.gc.age_max, ..*gc };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
         new.sandbox_images.clone_from(sandbox_images);
     }
@@ -104,7 +104,6 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     waiting.keep("runtimeRequestTimeout", &mut new.runtime_request_timeout, runtime_request_timeout);
     waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.verification, verification);
     waiting.keep("credentialRecordMaxAge", &mut new.record_age_max, record_age_max);
-    waiting.keep("maxPods", &mut new.node.pods_max, &node.pods_max);
     waiting.keep("tracing", &mut new.traces, traces);
     (new, waiting.0)
 }
@@ -176,7 +175,6 @@ mod tests {
                 &[("imagePullCredentialsVerificationPolicy", json!("AlwaysVerify"))],
             ),
             ("credentialRecordMaxAge", &[], &[("credentialRecordMaxAge", json!("3h0m0s"))]),
-            ("maxPods", &[], &[("maxPods", json!(7))]),
             ("tracing", &[], &[("tracing", json!({"endpoint": "127.0.0.1:4317", "samplingRatePerMillion": 1}))]),
         ];
         for (names, started_with, read) in cases {

@@ -42,7 +42,7 @@ pub(super) async fn serve(listener: UnixListener, mut routes: Routes, stop: Canc
         stop.cancelled().await;
         table.close_every_silent();
     };
-    tokio::join!(imagelet_cri::serve(connections, routes, stop.clone()), stopped);
+    tokio::join!(imagelet_runtime::cri::serve(connections, routes, stop.clone()), stopped);
 }
 
 struct Acceptor {

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdNames, ContainerdSizes};
 use imagelet_core::{
     audit_log::AuditLog,
     credentials::{
@@ -18,21 +17,26 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::{Inventory, MemoryRules},
+    inventory::Inventory,
     manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, ImportSite, ImportingImages, LayerSource,
-        NoContainers, RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
+        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::RuntimeSite;
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::{
+    ContainerdSizes,
+    containerd::{ContainerdClient, ContainerdNames},
+};
+use imagelet_runtime::{ImportSite, ImportingImages};
 
-use super::imports::RuntimeSite;
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
@@ -89,10 +93,10 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         move || open_state(runtime, &state, &settings, is_read_only, adopts)
     });
     let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
-    let (inventory, records, takes_over) = opened.await??;
-    inventory.start_leases(settings.collection.lease_for, SystemTime::now());
+    let (inventory, records, first_run_adopts) = opened.await??;
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
+    let is_alone = store.engine.is_some() && settings.node_policy.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
@@ -121,8 +125,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
         let agent = NodeAgent::new(access.client(), node, Arc::clone(&inventory), Arc::clone(&metrics))
             .measuring(Arc::clone(&pod_starts));
-        // The kubelet's behaviour to the letter has no pull that a pod did not request.
-        let images_max = look_ahead_max.filter(|_| !settings.compatibility.is_kubelet());
+        let images_max = look_ahead_max.filter(|_| settings.node_policy.looks_ahead);
         let ahead = images_max.map(|images_max| LookAheadParts {
             manager: Arc::clone(&manager),
             runtime: runtime.clone(),
@@ -155,7 +158,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         backend: store.name,
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
-        takes_over: takes_over.into(),
+        first_run_adopts: first_run_adopts.into(),
     };
     declare_metrics(&parts.metrics);
     let node = Arc::new(LocalNode::new(parts, settings));
@@ -164,7 +167,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     }
     if let Some((images, site)) = store.imports {
         site.room.get_or_init(|| Arc::new(SpaceByCollection(Arc::downgrade(&node))));
-        tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
+        tokio::spawn(ImportingImages::watch(Arc::downgrade(&images)));
     }
     Ok(node)
 }
@@ -200,8 +203,8 @@ async fn open_store(
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
-        let runtime =
-            RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams_lists(settings));
+        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
+            .streaming_lists(settings.node_policy.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -227,7 +230,7 @@ async fn open_runtime(
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let streams = streams_lists(settings);
+    let streams = settings.node_policy.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -296,15 +299,10 @@ pub(crate) async fn runtime_filesystems(
     Ok(images.filesystem().await?)
 }
 
-/// The kubelet's gate for it is off.
-fn streams_lists(settings: &Settings) -> bool {
-    !settings.compatibility.is_kubelet()
-}
-
 fn address(endpoint: &str) -> Result<Endpoint, Failure> {
-    endpoint
-        .parse()
-        .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
+    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })
 }
 
 /// The flag: the inventory is empty, this is the first start on the node.
@@ -324,10 +322,9 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-    let inventory = inventory.with_memory(memory);
-    let takes_over = !is_read_only && inventory.remembers_nothing();
-    if takes_over {
+    let inventory = inventory.forgetful(!settings.node_policy.remembers_absent_images);
+    let first_run_adopts = !is_read_only && inventory.remembers_nothing();
+    if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
         let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
@@ -339,7 +336,7 @@ fn open_state(
         Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
         Some(kept) => PullRecords::open(directory, kept),
     };
-    Ok((Arc::new(inventory), Arc::new(records?), takes_over))
+    Ok((Arc::new(inventory), Arc::new(records?), first_run_adopts))
 }
 
 /// Imports since when another manager has had the images of this node.
@@ -398,16 +395,14 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
         // An interrupted command must also stop its pull.
-        Role::Command => PullSettings { compatibility: settings.compatibility, ..PullSettings::default() },
+        Role::Command => PullSettings { node_policy: settings.node_policy, ..PullSettings::default() },
     }
 }
 
-/// How pull records are kept, if at all: as many in memory as the kubelet keeps for its default number of pods.
+/// How pull records are kept, if at all.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
-    let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
-    let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
-    let sized = RecordsSettings::new(settings.verification.clone()?).sized(settings.node.pods_max, parallel_max);
-    Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
+    let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
@@ -419,7 +414,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
         },
         Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
-    let keyring = if settings.compatibility.is_kubelet() { keyring.as_the_kubelet() } else { keyring };
+    let keyring = if settings.node_policy.docker_keyring { keyring } else { keyring.as_the_kubelet() };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
@@ -484,7 +479,7 @@ mod tests {
                 sources.add_flag("--test", "compatibility", compatibility);
             }
             let settings = sources.settings().expect("the defaults hold");
-            assert_eq!(settings.compatibility, way.compatibility());
+            assert_eq!(settings.node_policy, way.node_policy());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
             let records = records_settings(&settings).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way:?}");

@@ -151,7 +151,7 @@ impl Tracer {
 impl SpanSink {
     /// The span of a request; `None`: it is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
-        let caller = imagelet_cri::current_trace();
+        let caller = imagelet_runtime::cri::current_trace();
         let is_sampled = match &caller {
             Some(caller) => caller.is_sampled,
             None => random() % MILLION < u64::from(self.rate_per_million),
@@ -215,7 +215,7 @@ impl OpenSpan {
     /// Ends with class and stage of a failure, whose text may come from outside.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
-            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.hop.word())]);
+            self.add([text("error.type", fault.class.word()), text("imagelet.hop", fault.stage.word())]);
         }
         self.end(fault.map(|fault| fault.class.word()));
     }

@@ -30,7 +30,7 @@ impl PullTrace {
 
     pub(crate) fn step(&mut self, event: &PullEvent) {
         match event {
-            PullEvent::Way(way) => {
+            PullEvent::Route(way) => {
                 self.pull.add([text("imagelet.way", way.code())]);
             }
             PullEvent::Resolved { manifest, layers } => {

@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-use imagelet_containerd::{
-    fuzzing::{Lists, label_of_source, layer_graph, lease_has_ended},
-    v1::{content, images, leases, snapshots},
-};
 use imagelet_core::{
     image::{Digest, Reference},
     runtime::{Certainty, LayerGraph},
+};
+use imagelet_runtime::{
+    containerd::v1::{content, images, leases, snapshots},
+    fuzzing::containerd::{Lists, label_of_source, layer_graph, lease_has_ended},
 };
 use prost::Message;
 

@@ -7,7 +7,7 @@ use imagelet_core::{
     image::{Image, ImageSpec},
     runtime::{PullRequest, RuntimeError},
 };
-use imagelet_cri::{fuzzing, v1};
+use imagelet_runtime::{cri::v1, fuzzing::cri as fuzzing};
 use prost::Message;
 
 use super::{assert_short_message, fingerprint, messages, mutation::Dice};

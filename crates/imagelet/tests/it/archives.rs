@@ -57,7 +57,7 @@ fn an_image_crosses_an_air_gap_and_stays_pinned() {
     with_store(&target, ["gc", "--all-unused", "--now"]).ok();
     with_store(&target, ["inspect", "-q", &name]).ok();
     let why = with_store(&target, ["why", &name]).ok();
-    assert!(why.contains("imported by command") && !why.contains("found"), "{why}");
+    assert!(why.contains("imported by command"), "{why}");
     let again = with_store(&target, ["import", text(&file)]);
     assert!(again.stderr.contains("is present"), "{}", again.stderr);
     with_store(&target, ["verify"]).ok();
@@ -169,7 +169,6 @@ fn a_daemon_imports_what_appears_in_its_folder_pins_it_and_moves_it_away_once() 
     let imported: Vec<_> = history.iter().filter(|it| it["code"] == "imported").collect();
     assert_eq!(imported.len(), 1, "{history:?}");
     assert!(imported[0]["reason"].as_str().unwrap().contains("arrivals/app.tar"), "{imported:?}");
-    assert!(!history.iter().any(|it| it["what"] == "found"), "{history:?}");
     let events = daemon.run(["events"]).ok();
     assert!(events.contains("Imported 1 image from") && events.contains("ImportFailed"), "{events}");
 }

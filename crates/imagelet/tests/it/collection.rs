@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use imagelet_cri::Endpoint;
+use imagelet_runtime::cri::Endpoint;
 use serde_json::Value;
 
 use crate::{

@@ -7,7 +7,7 @@ use imagelet_core::{
     runtime::{ContainerService as _, ContainerState, ImageService as _, PullRequest, no_progress},
     testing::conformance,
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
 use crate::{
     images::Image,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use imagelet_core::runtime::{ContainerService as _, ImageService as _};
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_vectors::vectors;
 use prost::Message as _;
 use tempfile::TempDir;

@@ -9,7 +9,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, PullRequest, no_progress},
 };
-use imagelet_cri::RemoteImageService;
+use imagelet_runtime::cri::RemoteImageService;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -146,7 +146,7 @@ fn a_follower_that_does_not_read_loses_the_oldest_events_and_is_told() {
     wait_until("the follower", || slow.heard_of("Failed"));
     slow.part.signal(Signal::STOP);
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let endpoint: imagelet_cri::Endpoint = daemon.endpoint().parse().unwrap();
+        let endpoint: imagelet_runtime::cri::Endpoint = daemon.endpoint().parse().unwrap();
         let images = RemoteImageService::connect(&endpoint, std::time::Duration::from_mins(1)).await.unwrap();
         let mut callers = tokio::task::JoinSet::new();
         for caller in 0..CALLERS {

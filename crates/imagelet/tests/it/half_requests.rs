@@ -15,7 +15,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, RuntimeError},
 };
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_cri::Endpoint;
+use imagelet_runtime::cri::Endpoint;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;

@@ -8,7 +8,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, PullRequest, no_progress},
 };
-use imagelet_cri::RemoteImageService;
+use imagelet_runtime::cri::RemoteImageService;
 use serde_json::{Value, json};
 
 use crate::{

@@ -81,12 +81,11 @@ mod story;
 mod takeover;
 mod terminal;
 mod testbed;
-mod top;
 mod trace;
 mod tree;
 mod units;
 mod unreadable_files;
 mod vectors;
 mod verify;
-#[path = "../../../imagelet-cri/tests/wire/mod.rs"]
+#[path = "../../../imagelet-runtime/tests/wire/mod.rs"]
 mod wire;

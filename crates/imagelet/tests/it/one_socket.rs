@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use imagelet_core::runtime::ImageService as _;
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use prost::Message as _;
 use serde_json::Value;
 use tonic::Code;

@@ -5,7 +5,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, RuntimeErrorKind},
 };
-use imagelet_cri::Endpoint;
+use imagelet_runtime::cri::Endpoint;
 use rustix::process::Signal;
 use tonic::Code;
 

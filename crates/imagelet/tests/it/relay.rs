@@ -7,7 +7,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, SandboxConfig, no_progress},
 };
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use crate::{

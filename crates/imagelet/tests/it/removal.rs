@@ -6,7 +6,7 @@ use imagelet_core::{
     image::ImageSpec,
     runtime::{ContainerService as _, ContainerState, ImageService as _, RuntimeErrorKind},
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
 use crate::{
     between::before,

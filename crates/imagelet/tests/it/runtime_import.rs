@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use imagelet_containerd::ContainerdClient;
 use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
-use imagelet_cri::RemoteImageService;
+use imagelet_runtime::containerd::ContainerdClient;
+use imagelet_runtime::cri::RemoteImageService;
 use rustix::process::Signal;
 use serde_json::Value;
 

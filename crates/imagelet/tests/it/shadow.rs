@@ -60,12 +60,12 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     let mut status = Value::Null;
     let told = wait_until_within(SETTLES_WITHIN, || {
         status = daemon.run(["status", "-o", "json"]).json();
-        status["shadow"]["stillThere"] == 2 && status["shadow"]["compared"].as_u64() > Some(2)
+        status["lastCollection"]["images"] == 2
     });
     assert!(told, "{status:#}");
     assert_eq!((&status["gcMode"], &status["lastCollection"]["outcome"]), (&"shadow".into(), &"shadow".into()));
     let text = daemon.run(["status"]).ok();
-    assert!(text.contains("Shadow mode:") && text.contains("would remove 2 images now"), "{text}");
+    assert!(text.contains("Shadow mode:") && text.contains("would have removed 2 images"), "{text}");
 
     for arguments in [&["gc", "--all-unused", "--now"][..], &["gc"], &["gc", "--free", "1Gi"]] {
         daemon.run(arguments.iter().copied()).refused(&["`shadow`", "--enforce"]);
@@ -76,8 +76,6 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     let why = daemon.run(["why", &names[0], "-o", "json"]).json();
     let image = &why["images"][0];
     assert_eq!((&image["next"]["verdict"], &image["next"]["mode"]), (&"remove".into(), &"shadow".into()), "{why:#}");
-    let chosen = image["history"].as_array().unwrap().iter().any(|it| it["what"] == "chosen" && it["shadow"] == true);
-    assert!(chosen, "{why:#}");
     let kept = daemon.run(["why", &names[2]]).ok();
     assert!(kept.contains("pinned by"), "{kept}");
 
@@ -86,13 +84,7 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     assert_eq!(changes(&log[before_log..]), Vec::<&str>::new(), "nothing that changes images reached containerd");
     assert!(daemon.part.log().contains("in shadow mode"), "{}", daemon.part.log());
 
-    // What another collector does is compared with what was foretold; here the operator plays it, with imagelet's leave.
     daemon.run(["gc", "--all-unused", "--now", "--enforce"]).ok();
     assert_eq!(census(&daemon).len(), 1);
     assert!(!changes(&containerd.log()[before_log..]).is_empty(), "the log would have told");
-    let compared = wait_until_within(SETTLES_WITHIN, || {
-        status = daemon.run(["status", "-o", "json"]).json();
-        status["shadow"]["agreed"] == 2
-    });
-    assert!(compared, "{status:#}");
 }

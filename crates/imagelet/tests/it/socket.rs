@@ -16,7 +16,7 @@ use std::{
 };
 
 use imagelet_core::runtime::ImageService as _;
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use crate::{

@@ -54,16 +54,6 @@ fn why_tells_failed_pulls_over_a_restart_and_the_back_off_only_while_it_lasts() 
     daemon.run(ensure).ok();
     let why = daemon.run(["why", &image, "-o", "json"]).json();
     assert_eq!(whats(&why), ["pull failed", "pulled"], "{why:#}");
-    let start = &why["images"][0]["podStarts"][0];
-    assert_eq!(
-        (&start["namespace"], &start["pod"], &start["images"][0]),
-        (&"shop".into(), &"web".into(), &image.into())
-    );
-    assert!(start["tookSeconds"].as_f64().unwrap() > 0.0, "{why:#}");
-    let status = daemon.run(["status", "-o", "json"]).json();
-    assert_eq!(&status["podStarts"][0], start, "{status:#}");
-    let text = daemon.run(["status"]).ok();
-    assert!(text.contains("shop/web"), "{text}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     fake_registry::{Answer, FakeRegistry},
     images::{Image, Layer, noise},
-    program::{Daemon, program, run, with_store, write_store_config},
+    program::{program, run, with_store},
     testbed::{scratch, wait_until},
 };
 
@@ -198,18 +198,14 @@ fn written(environment: &[(&str, &str)], arguments: &[&str]) -> String {
 fn no_output_has_colours_where_they_are_unwanted_and_a_dumb_terminal_gets_plain_lines() {
     let (folder, registry) = (scratch(), FakeRegistry::start());
     let name = registry.put("app:v1", &Image::marked("plain", 1000));
-    let directory = format!("directory: {}", folder.path().join("of-daemon").display());
-    let daemon = Daemon::start(folder.path(), ["--config", &write_store_config(folder.path(), &directory)]);
-    let endpoint = daemon.endpoint();
     let store = folder.path().join("store");
     let store = store.to_str().unwrap();
-    let commands: [(&str, &[&str]); 7] = [
+    let commands: [(&str, &[&str]); 6] = [
         ("progress", &["--store", store, "pull", "--policy", "Always", &name]),
         ("a table", &["--store", store, "ls"]),
         ("an error of a command", &["--store", store, "inspect", "absent:v1"]),
         ("an error of the command line", &["pul"]),
         ("help", &["pull", "--help"]),
-        ("top", &["--endpoint", &endpoint, "top", "--once"]),
         ("a log", &["--log-level", "debug", "--store", store, "pull", "-q", "--policy", "Always", &name]),
     ];
     let is_coloured = |text: &str| {
@@ -223,11 +219,9 @@ fn no_output_has_colours_where_they_are_unwanted_and_a_dumb_terminal_gets_plain_
         assert!(!dumb.contains('\u{1b}') && !dumb.trim().is_empty(), "{what} on a dumb terminal: {dumb:?}");
         let piped = run(program().args(arguments));
         assert!(!(piped.stdout + &piped.stderr).contains('\u{1b}'), "{what} without a terminal");
-        if ["top", "a log", "help", "an error of the command line"].contains(&what) {
+        if ["a log", "help", "an error of the command line"].contains(&what) {
             let colours = written(&[], arguments);
             assert!(is_coloured(&colours), "{what} has colours where they are wanted: {colours:?}");
         }
     }
-    let live = written(&[("TERM", "dumb")], &["--endpoint", &endpoint, "top"]);
-    assert!(live.starts_with("imagelet top  ") && !live.contains('\u{1b}'), "one frame: {live:?}");
 }

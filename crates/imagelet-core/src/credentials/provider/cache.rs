@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{plugin_protocol::CacheKeyType, validate::TokenCacheType};
 use crate::{
+    bounded_map::make_room,
     credentials::{DockerConfig, ObjectIdentity, Secret, registry_key},
     image::Digest,
 };
@@ -143,12 +144,7 @@ impl Cache {
         if self.entries.len() >= ENTRIES_MAX {
             self.sweep(now);
         }
-        if self.entries.len() >= ENTRIES_MAX
-            && let Some(soonest) =
-                self.entries.iter().min_by_key(|(_, entry)| entry.expires).map(|(key, _)| key.clone())
-        {
-            self.entries.remove(&soonest);
-        }
+        make_room(&mut self.entries, &key, ENTRIES_MAX, |entry| entry.expires);
         // Beyond the range of the clock: one year.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
         self.entries.insert(key, CachedAnswer { auth, expires });

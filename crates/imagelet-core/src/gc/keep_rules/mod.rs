@@ -18,7 +18,6 @@ use crate::{
 pub const KEEP_RULES_MAX: usize = 1_000;
 const LAST_TAGS_MAX: u32 = 10_000;
 
-/// The configured keep rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRules {
     /// Rules in order; the first match is the reason.
@@ -28,13 +27,11 @@ pub struct KeepRules {
 }
 
 impl KeepRules {
-    /// Whether no rule is configured.
     pub fn is_empty(&self) -> bool {
         self.keep.is_empty() && !self.only_owned
     }
 }
 
-/// One configured rule that excludes images from collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeepRule {
     pub(super) scope: KeepScope,
@@ -44,14 +41,12 @@ pub struct KeepRule {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KeepScope {
-    /// The images with the last tags of each matching repository.
     LastTags {
         /// Matches full or short repository names.
         repository: Glob,
         /// Number of tags; several tags of one image count once.
         count: NonZeroU32,
     },
-    /// The image configuration has this label.
     Label {
         key: String,
         /// Matches the value; `None`: any value.
@@ -59,7 +54,6 @@ pub(super) enum KeepScope {
     },
     /// The last user is a pod of a matching namespace.
     Namespace(Glob),
-    /// The image has a matching name, id or digest.
     Image(PinPattern),
 }
 
@@ -72,7 +66,6 @@ pub struct KeepRuleText {
     pub last_tags: Option<i64>,
     /// `KEY` or `KEY=GLOB`.
     pub label: Option<String>,
-    /// A glob over namespaces.
     pub namespace: Option<String>,
     /// A reference, a glob, or 12 or more digits of an id or digest.
     pub image: Option<String>,
@@ -80,7 +73,6 @@ pub struct KeepRuleText {
     pub unused_max: Option<Duration>,
 }
 
-/// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct KeepRuleError(String);

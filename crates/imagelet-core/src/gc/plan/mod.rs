@@ -43,7 +43,6 @@ pub(super) struct PlanInput<'a> {
     pub(super) disk: Option<DiskUse>,
     /// Freed for space before this plan; not included in `disk`.
     pub(super) freed: Freed,
-    /// Freed by age before this plan.
     pub(super) aged: Freed,
     pub(super) entries: &'a [Arc<ImageEntry>],
     /// The keep-rule reason by index; empty without rules.
@@ -72,7 +71,7 @@ impl PlanInput<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    /// The kubelet's policy: the next removals, in order, after a failed one.
+    /// In the order of listed sizes: the next removals after a failed one.
     pub(super) reserve: Vec<Step>,
     /// By index: why the image stays; `None`: it is removed.
     pub(super) kept: Vec<Option<Reason>>,
@@ -98,8 +97,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         input.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
     // Entries are ordered by key, which a stable sort preserves among equals.
-    // The kubelet knows no prefetch.
-    let is_first = |place: &usize| !input.policy.is_kubelet() && input.entries[*place].prefetched;
+    let is_first = |place: &usize| input.policy.rules.idle_since_sight && input.entries[*place].prefetched;
     free.sort_by_key(|place| {
         let entry = &input.entries[*place];
         (!is_first(place), entry.last_used, entry.first_seen)
@@ -169,7 +167,6 @@ pub(super) fn sum<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Freed {
     steps.into_iter().fold(Freed::default(), |sum, step| sum.plus(step.frees))
 }
 
-/// Why the image stays in any collection.
 fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
     if !input.spared.is_empty()
         && let Some(reason) = input.spared.get(&entry.key())
@@ -197,7 +194,6 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     input.ruled.get(place).cloned().flatten()
 }
 
-/// Why the image stays although space is wanted.
 fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     let age_min = input.policy.age_min;
     if entry.last_used >= Some(input.now) {
@@ -220,7 +216,7 @@ fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     if !is_older(Some(input.watched_since), age_max, input.now) {
         return false;
     }
-    if input.policy.is_kubelet() {
+    if !input.policy.rules.idle_since_sight {
         return is_older(entry.last_used, age_max, input.now);
     }
     is_older(entry.last_used.max(Some(entry.first_seen)), age_max, input.now) && too_fresh(entry, input).is_none()
@@ -231,7 +227,6 @@ fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
     since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
 }
 
-/// `now - since < age`.
 fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
     since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
 }
@@ -256,7 +251,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
             if bytes.is_none() && inodes.is_none() {
                 return None;
             }
-            if policy.is_kubelet() {
+            if !policy.is_planned() {
                 let all = Freed { bytes: ByteSize(bytes?.0), inodes: 0 }.less(input.freed);
                 // With equal thresholds the kubelet removes one image although nothing is wanted.
                 return Some(Wanted { all, least: all, relief: None });

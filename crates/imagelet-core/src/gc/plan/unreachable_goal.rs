@@ -16,17 +16,13 @@ use crate::{
 /// Holders of the disk space after all planned removals. The parts add up to the used bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortfall {
-    /// Images in use.
     pub in_use: ByteSize,
-    /// Pinned images that are not in use.
     pub pinned: ByteSize,
     /// Images that stay for another reason.
     pub kept: ByteSize,
     /// Layers that candidates share with images that stay or with running pulls.
     pub shared: ByteSize,
-    /// Candidates that stay.
     pub free: ByteSize,
-    /// Data other than images.
     pub others: ByteSize,
     /// The least missing amount.
     pub missing: Freed,
@@ -84,7 +80,6 @@ pub(crate) fn shortfall(
     shortfall
 }
 
-/// Strength of the hold on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
     Removed,
@@ -124,7 +119,6 @@ impl ReportedShortfall {
         true
     }
 
-    /// The goal was reached or absent: the next shortfall is reported.
     pub(crate) fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -22,7 +22,7 @@ use crate::{
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{ImageEntry, ImageOrigin, UseHistory},
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
-    testing::{FakeRuntime, WaySettings as _},
+    testing::{FakeRuntime, WaySettings as _, in_order},
 };
 use async_trait::async_trait;
 use imagelet_vectors::Way;
@@ -340,12 +340,12 @@ async fn only_as_much_goes_as_was_asked_for() {
 
 #[tokio::test]
 async fn a_removal_names_the_handler_of_its_image_and_the_kubelets_the_id_alone() {
-    for (order, handler) in [(GcOrder::Lru, "kata"), (GcOrder::Kubelet, "")] {
+    for (order, handler) in [(GcOrder::Lru, "kata"), (GcOrder::ListedSizes, "")] {
         let image = serde_json::json!({"id": "sha256:a", "size": 1, "runtime_handler": "kata"});
         let scripted = Arc::new(Scripted::holding(vec![image]));
         let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
-        let policy = GcPolicy { order, ..GcPolicy::new(85, 80, Duration::ZERO, None).unwrap() };
+        let policy = in_order(order, GcPolicy::new(85, 80, Duration::ZERO, None).unwrap());
         let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
         let report = ImageGc::new(runtime, inventory).run(&request, at(10_000)).await.unwrap();
         assert_eq!(report.decisions[0].key().to_string(), "sha256:a,kata", "{order:?}: the record is of both");

@@ -12,6 +12,7 @@ use crate::{
     image::{Image, ImageId, Percent},
     inventory::PullCost,
     runtime::{LayerFacts, LayerGraph},
+    testing::in_order,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -100,7 +101,7 @@ fn no_image_goes_for_its_age_before_it_was_watched_for_that_long() {
 fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
     let by_age = |order: GcOrder, image: ImageEntry| {
         let input = input(GcGoal::Threshold, vec![image]);
-        kept(&Case { policy: GcPolicy { order, ..input.policy }, ..input })
+        kept(&Case { policy: in_order(order, input.policy), ..input })
     };
     let never_used = |seen: Duration| ImageEntry { first_seen: now() - seen, last_used: None, ..idle() };
     let requested = ImageEntry { leased_at: Some(now() - MINUTE), ..idle() };
@@ -112,14 +113,18 @@ fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
         assert_eq!(by_age(order, never_used(LONG)), None, "{order:?}");
     }
     for image in [never_used(MINUTE), requested, since_yesterday] {
-        assert_eq!(by_age(GcOrder::Kubelet, image), None, "a never used image is infinitely old (docs/spec/gc.md §7)");
+        assert_eq!(
+            by_age(GcOrder::ListedSizes, image),
+            None,
+            "a never used image is infinitely old (docs/spec/gc.md §7)"
+        );
     }
 }
 
 #[test]
 fn a_prefetched_image_that_nothing_used_goes_first_except_in_the_kubelets_order() {
     let (older, prefetched) = ("sha256:older", "sha256:prefetched");
-    for (order, first) in [(GcOrder::Lru, prefetched), (GcOrder::Cost, prefetched), (GcOrder::Kubelet, older)] {
+    for (order, first) in [(GcOrder::Lru, prefetched), (GcOrder::Cost, prefetched), (GcOrder::ListedSizes, older)] {
         let older = ImageEntry { image: named(older, "", 100), last_used: None, ..idle() };
         let young = ImageEntry {
             image: named(prefetched, "", 100),
@@ -131,7 +136,7 @@ fn a_prefetched_image_that_nothing_used_goes_first_except_in_the_kubelets_order(
         // At 90 percent, where 100 bytes are wanted.
         let case = input(GcGoal::Threshold, vec![older, young]);
         let disk = DiskUse::of(ByteSize(1000), ByteSize(100));
-        let case = Case { policy: GcPolicy { order, age_max: None, ..case.policy }, disk, ..case };
+        let case = Case { policy: in_order(order, GcPolicy { age_max: None, ..case.policy }), disk, ..case };
         let (plan, entries) = planned(&case);
         let gone: Vec<&str> = plan.steps.iter().map(|step| entries[step.place].image.id.as_str()).collect();
         assert_eq!(gone, [first], "{order:?}");

@@ -5,8 +5,6 @@
 //! Another process may write, as a command does beside a daemon: a file that this process has neither read nor written
 //! is merged before the next write.
 
-pub(crate) mod files;
-
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -18,15 +16,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::image::{Digest, ImageId, ImageKey};
 use crate::inventory::{
-    FLUSH_EVERY, Inventory, InventoryError, InventoryState,
-    boot_clock::{AgeClock, Anchor, BootClock, Linux, moved},
-    ledger::files::{LEDGER, StateDir, misread},
-    observation_window::ObservationWindow,
+    FLUSH_EVERY, Inventory, InventoryError, InventoryState, observation_window::ObservationWindow,
     usage_history::image_usage::ImageUsage,
 };
+use crate::{
+    durable::{StateDir, misread},
+    image::{Digest, ImageId, ImageKey},
+};
 
+pub(crate) const LEDGER: &str = "ledger";
 /// The written version; a file of a later one is set aside. A field may be added without a new version.
 const VERSION: u32 = 1;
 
@@ -37,13 +36,12 @@ pub(crate) type Images = BTreeMap<ImageKey, ImageUsage>;
 pub(crate) struct Ledger<I = Images> {
     version: u32,
     pub(crate) window: ObservationWindow,
-    pub(crate) anchor: Option<Anchor>,
     pub(crate) images: I,
 }
 
 impl<I> Ledger<I> {
-    pub(crate) fn new(window: ObservationWindow, anchor: Option<Anchor>, images: I) -> Self {
-        Self { version: VERSION, window, anchor, images }
+    pub(crate) fn new(window: ObservationWindow, images: I) -> Self {
+        Self { version: VERSION, window, images }
     }
 }
 
@@ -80,9 +78,8 @@ impl Ledger {
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_ledger(text: &[u8]) -> Result<Vec<u8>, String> {
     let ledger = Ledger::decode(text)?;
-    let (window, anchor) = (ledger.window, ledger.anchor.clone());
-    let images = ledger.into_images();
-    Ledger::new(window, anchor, &images).encode().map_err(|error| error.to_string())
+    let window = ledger.window;
+    Ledger::new(window, &ledger.into_images()).encode().map_err(|error| error.to_string())
 }
 
 impl Ledger<&Images> {
@@ -141,32 +138,12 @@ impl LedgerFile {
     }
 }
 
-/// Rules for the usage history of an inventory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryRules {
-    /// Count ages by the boot clock, independent of the wall clock. Without it the callers' times are trusted, for
-    /// tests and replays.
-    pub is_steady: bool,
-    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`).
-    pub is_forgetful: bool,
-}
-
 impl Inventory {
-    /// Sets the rules. Must be the first call.
+    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be the first call.
     #[must_use]
-    pub fn with_memory(self, rules: MemoryRules) -> Self {
-        if rules.is_steady {
-            self.with_clock(Box::new(Linux), SystemTime::now());
-        }
-        self.lock().memory.is_forgetful = rules.is_forgetful;
+    pub fn forgetful(self, is_forgetful: bool) -> Self {
+        self.lock().memory.is_forgetful = is_forgetful;
         self
-    }
-
-    pub(crate) fn with_clock(&self, clock: Box<dyn BootClock>, wall: SystemTime) {
-        let mut state = self.lock();
-        state.clock = AgeClock::start(clock, state.anchor.as_ref(), wall);
-        let now = state.clock.now(wall);
-        state.shift = AgeClock::shift(now, wall);
     }
 
     /// Whether no ledger had an image: the first start on this node, or a lost ledger.
@@ -177,9 +154,7 @@ impl Inventory {
     /// Records the image of another manager and its age, where this inventory did not know it. Takes effect with the
     /// next pass, unless better data is known.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
-        let mut state = self.lock();
-        let since = since.map(|since| moved(since, -state.shift));
-        state.memory.adopt(id, since);
+        self.lock().memory.adopt(id, since);
     }
 
     /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
@@ -229,8 +204,7 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
         }
         state.flushed_at = Some(Instant::now());
         state.mark_written();
-        let anchor = state.clock.anchor(SystemTime::now()).or_else(|| state.anchor.clone());
-        Ledger::new(state.watch, anchor, &state.memory.images).encode()
+        Ledger::new(state.watch, &state.memory.images).encode()
     };
     // What a full disk refuses is tried again after the usual time.
     text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)

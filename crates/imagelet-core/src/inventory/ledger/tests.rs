@@ -14,10 +14,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    durable::time,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::{
         Inventory,
-        ledger::files::time,
         usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
     },
     runtime::RuntimeManager,
@@ -54,7 +54,7 @@ fn window(last_pass: u64) -> ObservationWindow {
 }
 
 fn encoded(images: &Images, last_pass: u64) -> Vec<u8> {
-    Ledger::new(window(last_pass), Some(Anchor::default()), images).encode().unwrap()
+    Ledger::new(window(last_pass), images).encode().unwrap()
 }
 
 fn open(directory: &Path) -> (LedgerFile, Ledger) {
@@ -71,7 +71,7 @@ fn a_ledger_reads_back_what_was_written() {
     let (mut file, ledger) = open(&directory.path().join("new"));
     assert_eq!(ledger, Ledger::default());
     file.write(&encoded(&images(0..30), 7)).unwrap();
-    assert_eq!(open(&directory.path().join("new")).1, Ledger::new(window(7), Some(Anchor::default()), images(0..30)));
+    assert_eq!(open(&directory.path().join("new")).1, Ledger::new(window(7), images(0..30)));
 }
 
 /// A write at the start would delay the one with the first image by the pause between two writes.
@@ -96,7 +96,7 @@ fn unlisted() -> Image {
 #[test]
 fn a_file_that_is_no_ledger_is_set_aside() {
     let whole = encoded(&images(0..3), 1);
-    let newer = Ledger { version: VERSION + 1, ..Ledger::new(window(1), None, &images(0..3)) }.encode().unwrap();
+    let newer = Ledger { version: VERSION + 1, ..Ledger::new(window(1), &images(0..3)) }.encode().unwrap();
     for foreign in [&b""[..], b"{\"images\":{}}", b"\0\0\n\0\0", &whole[..whole.len() - 1], &newer] {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join(LEDGER), foreign).unwrap();
@@ -158,7 +158,7 @@ fn observations_that_nothing_confirmed_are_left_to_the_reader() {
     written.values_mut().next().unwrap().released_at = Some(time(6));
     for (containers, vanished_at, is_held) in [(3, None, true), (0, Some(time(7)), true), (0, None, false)] {
         let window = ObservationWindow { containers, vanished_at, ..window(9_000) };
-        let read: Vec<ImageUsage> = Ledger::new(window, None, written.clone()).into_images().into_values().collect();
+        let read: Vec<ImageUsage> = Ledger::new(window, written.clone()).into_images().into_values().collect();
         assert_eq!(read.iter().map(|it| it.in_use).collect::<Vec<_>>(), [true, false, true]);
         assert!(read.iter().all(|it| it.released_at.is_none() && it.has_containers == (it.in_use && is_held)));
         assert_eq!((read[0].last_used, read[1].last_used), (Some(time(9_000)), Some(time(2_002))));

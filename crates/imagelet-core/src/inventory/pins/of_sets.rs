@@ -4,10 +4,12 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{
-    Inventory, InventoryError, PinError,
-    ledger::files::StateDir,
-    pins::{PATTERNS_MAX, PinPattern},
+use crate::{
+    durable::StateDir,
+    inventory::{
+        Inventory, InventoryError, PinError,
+        pins::{PATTERNS_MAX, PinPattern},
+    },
 };
 
 /// A list of `{pattern, owner}`; lost: nothing is pinned for sets until the agent knows them.

@@ -1,9 +1,5 @@
-//! What the model tests run an inventory with: a disk and deliberate mistakes.
+//! What the model tests run an inventory with.
 
 mod model_disk;
-mod mutations;
 
-pub(crate) use self::{
-    model_disk::{ModelDisk, step},
-    mutations::Mutation,
-};
+pub(crate) use self::model_disk::{ModelDisk, step};

@@ -5,23 +5,31 @@ use std::{
     fs,
     future::poll_fn,
     hash::{DefaultHasher, Hasher as _},
-    sync::Mutex,
+    sync::{Arc, Mutex},
     task::Poll,
     time::{Duration, SystemTime},
 };
 
 use crate::inventory::{
-    Inventory, InventoryState,
-    leases::file::{LEASES, LeaseFile},
-    ledger::{Ledger, files::StateDir},
-    observation_window::ObservationWindow,
-    testing::Mutation,
+    Inventory, InventoryState, ledger::Ledger, observation_window::ObservationWindow,
     usage_history::image_usage::ImageUsage,
 };
 use crate::{
+    durable::{Disk, StateDir},
     image::{ImageId, ImageKey},
+    leases::{LEASES, LeaseFile, LeaseService},
     runtime::RuntimeManager,
 };
+
+/// A disk whose changes are done at once: the model's clock has no other threads.
+#[derive(Debug)]
+struct NoTime;
+
+impl Disk for NoTime {
+    fn takes_time(&self) -> bool {
+        false
+    }
+}
 
 /// Where a file costs no write of a disk.
 const MEMORY: &str = "/dev/shm";
@@ -41,26 +49,18 @@ impl Default for ModelDisk {
 
 impl Inventory {
     /// The inventory of a process that starts after a crash.
-    pub(crate) fn from_disk(
-        runtime: RuntimeManager,
-        disk: &ModelDisk,
-        mutation: Option<Mutation>,
-        lasts: Duration,
-        now: SystemTime,
-    ) -> Self {
+    pub(crate) fn from_disk(runtime: RuntimeManager, disk: &ModelDisk, lasts: Duration, now: SystemTime) -> Self {
         let mut inventory = Self::open(runtime, None).unwrap();
         let folder = StateDir::open(disk.folder.path()).unwrap();
-        inventory.lease_file = LeaseFile::of(Some(folder));
-        inventory.lease_file.is_inline = true;
+        inventory.leases = LeaseService::new(LeaseFile::of(Some(folder), Arc::new(NoTime)));
         {
             let mut state = inventory.lock();
-            state.mutation = mutation;
             let ledger = disk.ledger.lock().unwrap();
             if ledger.0.is_some() {
                 state.restore(ledger.1.clone());
             }
         }
-        inventory.start_leases(lasts, now);
+        inventory.leases.start(lasts, now);
         inventory
     }
 
@@ -78,7 +78,7 @@ impl Inventory {
         let window = ObservationWindow { since: Some(since), last_pass: Some(now), ..ObservationWindow::default() };
         let images = images.into_iter().map(remembered).collect();
         let inventory = Self::open(runtime, None).unwrap();
-        inventory.lock().restore(Ledger::new(window, None, images));
+        inventory.lock().restore(Ledger::new(window, images));
         inventory
     }
 
@@ -88,7 +88,7 @@ impl Inventory {
         let mut state = self.lock();
         if state.is_flush_due(kept.0.map(|last| now.duration_since(last).unwrap_or_default())) {
             state.mark_written();
-            *kept = (Some(now), Ledger::new(state.watch, None, state.memory.images.clone()));
+            *kept = (Some(now), Ledger::new(state.watch, state.memory.images.clone()));
         }
     }
 
@@ -99,7 +99,7 @@ impl Inventory {
         let InventoryState { pins, mounts, sandboxes, watch, dirty, .. } = &*state;
         // Writing to a hasher does not fail.
         let _ = write!(digest, "{pins:?}{mounts:?}{sandboxes:?}{watch:?}{:?}", state.memory.requests());
-        let _ = write!(digest, "{:?}{dirty}{}", state.leases.digest(mark), state.memory.has_new_users);
+        let _ = write!(digest, "{:?}{dirty}{}", self.leases.lock().digest(mark), state.memory.has_new_users);
         state.memory.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
             let (used, pinned) = (&entry.in_use_by, &entry.pinned_by);
@@ -111,7 +111,7 @@ impl Inventory {
     /// A digest of the state that affects a caller.
     pub(crate) fn digest_for_caller(&self, mark: u64) -> u64 {
         let mut digest = Digest::default();
-        let _ = write!(digest, "{:?}", self.lock().leases.removals(mark));
+        let _ = write!(digest, "{:?}", self.leases.lock().removals(mark));
         digest.0.finish()
     }
 
@@ -124,15 +124,42 @@ impl Inventory {
     }
 
     pub(crate) fn removals_begun(&self) -> u64 {
-        self.lock().leases.begun()
+        self.leases.lock().begun()
     }
 
     pub(crate) fn is_removing(&self, id: &ImageId) -> bool {
-        self.lock().leases.removing.contains(id)
+        self.leases.lock().removing.contains(id)
+    }
+}
+
+/// Deliberate mistakes that the model has to find.
+impl Inventory {
+    /// As if the last pass had seen no container.
+    pub(crate) fn forget_containers(&self) {
+        let mut state = self.lock();
+        state.snapshot = None;
+        state.watch.containers = 0;
+        state.memory.images.values_mut().for_each(|usage| usage.has_containers = false);
+    }
+
+    /// As if the last pass had seen no user.
+    pub(crate) fn forget_users(&self) {
+        if let Some(snapshot) = &mut self.lock().snapshot {
+            Arc::make_mut(snapshot).entries.iter_mut().for_each(|entry| Arc::make_mut(entry).in_use_by.clear());
+        }
+    }
+
+    pub(crate) fn forget_pins(&self) {
+        self.lock().pins.clear();
     }
 }
 
 impl ModelDisk {
+    pub(crate) fn forget_leases(&self) {
+        // Before the first lease there is none.
+        let _ = fs::remove_file(self.folder.path().join(LEASES));
+    }
+
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let ledger = self.ledger.lock().unwrap();

@@ -17,6 +17,7 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
     inventory::pins::PATTERNS_MAX,
+    leases::RemovalBlocker,
     runtime::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         Sandbox,
@@ -144,8 +145,8 @@ async fn every_vector_of_detection_holds_in_both_ways() {
         while let Some(case) = run.next_case() {
             let scripted = Arc::new(Scripted::default());
             let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-            let memory = MemoryRules { is_steady: false, is_forgetful: way.compatibility().is_kubelet() };
-            let inventory = Inventory::open(runtime, None).unwrap().with_memory(memory);
+            let is_forgetful = !way.node_policy().remembers_absent_images;
+            let inventory = Inventory::open(runtime, None).unwrap().forgetful(is_forgetful);
             let mut passes = Vec::new();
             for pass in case.input["passes"].as_array().unwrap() {
                 scripted.0.lock().unwrap().clone_from(pass);
@@ -162,7 +163,8 @@ async fn detection_pass(inventory: &Inventory, pass: &Value) -> Value {
         Ok(survey) => {
             let users = detect::users(&survey, |_| false).0;
             let in_use: BTreeSet<String> = users.keys().map(ToString::to_string).collect();
-            inventory.lock().apply(survey, vector_time(&pass["detect_time"]), vector_time(&pass["now"]));
+            let (asked_at, now) = (vector_time(&pass["detect_time"]), vector_time(&pass["now"]));
+            inventory.lock().apply(survey, asked_at, now, &mut inventory.leases.lock());
             json!({"error": null, "in_use": in_use})
         }
         Err(error) => json!({"error": error.to_string()}),
@@ -182,7 +184,7 @@ fn over(fake: &FakeRuntime, directory: Option<&Path>) -> Inventory {
 }
 
 fn leasing(inventory: Inventory, now: u64) -> Inventory {
-    inventory.start_leases(Duration::from_mins(10), seconds(now));
+    inventory.leases.start(Duration::from_mins(10), seconds(now));
     inventory
 }
 
@@ -481,23 +483,15 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     let spec = ImageSpec::new("app:v1");
     let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
     assert!(futures_util::poll!(asking.as_mut()).is_pending(), "it is here, and on its way out");
-    let mut holding = Box::pin(inventory.hold(&id, "export"));
-    assert!(futures_util::poll!(holding.as_mut()).is_pending());
     fake.remove(&ImageSpec::new(id.as_str())).await.unwrap();
     drop(removal);
     assert!(asking.await.unwrap().is_none());
-    let hold = holding.await;
-    fake.preload("app:v1", "app", 1);
-    let snapshot = inventory.refresh(seconds(2)).await.unwrap();
-    assert_eq!(entry(&snapshot, &id).in_use_by, ["export"]);
-    assert!(inventory.order_removal(&id).await.is_err());
-    drop(hold);
-    let removal = inventory.order_removal(&id).await.unwrap();
+    let removal = inventory.leases.order_removal(&id).await;
     // Another requested removal waits for it instead of failing.
-    let mut again = Box::pin(inventory.order_removal(&id));
+    let mut again = Box::pin(inventory.leases.order_removal(&id));
     assert!(futures_util::poll!(again.as_mut()).is_pending());
     drop(removal);
-    drop(again.await.unwrap());
+    drop(again.await);
 }
 
 #[tokio::test]

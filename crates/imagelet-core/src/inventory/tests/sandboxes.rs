@@ -9,7 +9,8 @@ use std::{
 use super::*;
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::{ImageEntry, RemovalBlocker, Snapshot},
+    inventory::{ImageEntry, Snapshot},
+    leases::RemovalBlocker,
     runtime::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };

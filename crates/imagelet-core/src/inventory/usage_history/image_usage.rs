@@ -36,7 +36,7 @@ pub(crate) struct PassTimes {
     pub(crate) is_doubtful: bool,
 }
 
-/// As the ledger has it. All times are steady times.
+/// As the ledger has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ImageUsage {
@@ -261,15 +261,15 @@ mod nanos {
 
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    use crate::inventory::ledger::files;
+    use crate::durable::{nanos, time};
 
     #[expect(clippy::ref_option, reason = "serde passes the field")]
     pub(super) fn serialize<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
-        time.map(files::nanos).serialize(serializer)
+        time.map(nanos).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
-        Ok(Option::deserialize(deserializer)?.map(files::time))
+        Ok(Option::deserialize(deserializer)?.map(time))
     }
 }
 

@@ -1,6 +1,4 @@
 //! The usage history of images, absent ones included: what uses, pulls and passes change.
-//!
-//! All times in this module are steady times.
 
 pub(crate) mod image_usage;
 

@@ -4,7 +4,6 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
     inventory::{
-        boot_clock::Correction,
         detect::Fresh,
         observation_window::ObservationWindow,
         usage_history::image_usage::{ImageOrigin, PullCost},
@@ -77,7 +76,7 @@ impl Node {
 
 fn ledger(memory: &UsageHistory, last_pass: SystemTime) -> Ledger {
     let window = ObservationWindow { last_pass: Some(last_pass), ..ObservationWindow::default() };
-    Ledger::new(window, None, memory.images.clone())
+    Ledger::new(window, memory.images.clone())
 }
 
 #[test]
@@ -333,13 +332,10 @@ fn two_memories_of_one_node_become_one() {
 }
 
 #[test]
-fn nothing_is_left_in_the_future_and_corrections_reach_every_stamp() {
+fn nothing_is_left_in_the_future() {
     let mut node = Node::default();
     node.has(&["a:1"]);
     node.pass(&[("a:1", true, 100)], at(100));
-    let correction = Correction { later_than: at(50), by: 60_000_000_000 };
-    node.memory.map_times(|time| correction.apply(time));
-    assert_eq!(node.of("a:1").last_used, Some(at(101)));
     node.memory.map_times(|time| time.min(at(10)));
     let a = node.of("a:1");
     assert!([a.first_seen, a.last_used, a.begun].iter().all(|time| *time == Some(at(10))));

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::SystemTime};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
-use super::{credentials::access_of, event_messages, reporter::Reporter};
+use super::{credentials::access_of, reporter::Reporter};
 use crate::{
     audit_log::{Act, ActCode, AuditLog},
     credentials::PullCredentials,
     manager::{ImageEnd, puller::Pulled},
     records::{Intent, PullRecords},
+    text::{quoted, whole_milliseconds},
 };
 
 /// A started pull. A drop before its end reports a cancelled pull; its intent stays until a check for the image.
@@ -46,7 +47,10 @@ impl Completion {
     /// As [`Self::fulfil`], for a pull that ended after its last client was dropped.
     pub(super) fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
         async move {
-            let message = event_messages::pulled_without_caller(&self.image, self.began.elapsed(), pulled.size);
+            let (image, took) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
+            let size = pulled.size.0;
+            let message =
+                format!("Pulled image {image} in {took} after its caller was gone. Image size: {size} bytes.");
             self.reporter.finished(ImageEnd::Pulled);
             self.reporter.normal("Pulled", message);
             self.record(Act { code: ActCode::Pulled, ..pulled.act(self.act.clone()) });
@@ -68,7 +72,8 @@ impl Drop for Completion {
         }
         let why = "its caller is gone, or the daemon is stopping";
         self.reporter.finished(ImageEnd::Failed);
-        self.reporter.normal("PullGivenUp", event_messages::given_up(&self.image, self.began.elapsed(), why));
+        let (image, after) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
+        self.reporter.normal("PullGivenUp", format!("Gave up pulling image {image} after {after}: {why}"));
         self.record(Act { why: why.to_owned(), ..self.act.clone() });
     }
 }

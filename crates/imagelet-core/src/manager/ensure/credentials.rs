@@ -59,7 +59,7 @@ impl Ensuring<'_> {
         }
         // What a client brings is for the registry; other hosts are shown the node's own.
         let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
-        let (secrets, _) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
+        let (secrets, _) = self.keyring_of_secrets();
         for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(&reference).await {
             let mut credentials = at_host(&secrets, &repositories);
             if asks_node {
@@ -83,7 +83,7 @@ impl Ensuring<'_> {
         missing: &mut Vec<String>,
     ) {
         let (Some(name), parts) = (names.first(), &self.manager.parts) else { return };
-        if !self.is_kubelet() {
+        if self.manager.policy().docker_keyring {
             let (known, problem) = parts.keyring.ask_helper(name).await;
             credentials.extend(known);
             missing.extend(problem);
@@ -100,13 +100,18 @@ impl Ensuring<'_> {
         if self.request.secrets.is_empty() {
             return false;
         }
-        let (secrets, _) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
+        let (secrets, _) = self.keyring_of_secrets();
         let hosts = self.manager.parts.runtime.registry_hosts(&reference).await;
         hosts.iter().any(|host| !at_host(&secrets, &host.repositories).is_empty())
     }
 
+    /// The readable pull secrets, and the errors of the others.
+    fn keyring_of_secrets(&self) -> (Keyring, Vec<KeyringError>) {
+        Keyring::from_secrets(&self.request.secrets, self.manager.policy().docker_keyring)
+    }
+
     fn of_registry(&self, keyring: &Keyring, repository: &str) -> Vec<TrackedCredential> {
-        if self.is_kubelet() { keyring.lookup(repository) } else { keyring.lookup_at(repository) }
+        if self.manager.policy().docker_keyring { keyring.lookup_at(repository) } else { keyring.lookup(repository) }
     }
 
     fn own_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
@@ -119,8 +124,8 @@ impl Ensuring<'_> {
                 return Ok(FoundCredentials { credentials, missing: Vec::new() });
             }
             let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
-            let (keyring, mut unreadable) = Keyring::from_secrets(&self.request.secrets, self.is_kubelet());
-            if self.is_kubelet() && !unreadable.is_empty() {
+            let (keyring, mut unreadable) = self.keyring_of_secrets();
+            if !self.manager.policy().skips_unreadable_secrets && !unreadable.is_empty() {
                 return Err(unreadable.swap_remove(0));
             }
             let missing = unreadable.iter().map(|error| {
@@ -136,7 +141,7 @@ impl Ensuring<'_> {
     }
 
     fn drop_unusable(&self, credentials: &mut Vec<TrackedCredential>) {
-        credentials.retain(|tracked| self.is_kubelet() || tracked.is_usable());
+        credentials.retain(|tracked| !self.manager.policy().docker_keyring || tracked.is_usable());
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod completion;
 mod credentials;
-mod event_messages;
 mod reporter;
 mod resolved_names;
 mod stale_use;
@@ -36,6 +35,7 @@ use crate::{
     metrics::Metrics,
     records::{CheckResult, Intent},
     runtime::{ErrorClass, Fault, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, Stage},
+    text::{quoted, whole_milliseconds},
 };
 
 pub(super) struct Ensuring<'a> {
@@ -120,12 +120,7 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = if records.is_durable() {
-            let (image, found) = (self.request.image.clone(), found.clone());
-            records.on_disk(move |records| records.look_up(&image, &found)).await
-        } else {
-            records.look_up(&self.request.image, found)
-        };
+        let evidence = records.look_up(&self.request.image, found);
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
@@ -162,7 +157,10 @@ impl<'a> Ensuring<'a> {
     }
 
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
-        let message = event_messages::present(&self.request.image, self.manager.parts.records.is_on());
+        let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
+        // Fewer steps than `format!`: this is the message of every ensure that pulls nothing.
+        let name = quoted(&self.request.image);
+        let message = ["Container image ", &name, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
         self.reporter.finished(ImageEnd::Present);
         self.touch(key, None);
@@ -174,12 +172,12 @@ impl<'a> Ensuring<'a> {
         let reference: Reference =
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
-        let is_kubelet = self.is_kubelet();
+        let policy = self.manager.policy();
         let key = BackoffKey {
             pod_uid: self.request.pod.uid.clone(),
             image: image.clone(),
             canonical: reference.canonical(),
-            credentials: if is_kubelet { Vec::new() } else { credentials.hashes() },
+            credentials: if policy.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
         let work = Work {
             request: self.pull_request(spec.clone()),
@@ -190,11 +188,11 @@ impl<'a> Ensuring<'a> {
             caller: self.request.caller,
         };
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
-        let intended = if is_kubelet { Some(self.intend().await?) } else { None };
+        let intended = if policy.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
             // A look-ahead that is held back delays no container.
             if self.request.caller != Caller::LookAhead {
-                self.reporter.normal("BackOff", event_messages::back_off(image));
+                self.reporter.normal("BackOff", format!("Back-off pulling image {}", quoted(image)));
             }
             self.withdraw(intended).await;
             return Err(held);
@@ -206,8 +204,8 @@ impl<'a> Ensuring<'a> {
         if self.request.caller == Caller::Pod {
             self.manager.backoff().begin(&key);
         }
-        self.reporter.pull_started(image);
-        self.reporter.normal("Pulling", event_messages::pulling(image));
+        self.reporter.pull_started();
+        self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
         let mut broadcast = None;
@@ -245,7 +243,7 @@ impl<'a> Ensuring<'a> {
             Err(failure) => failure,
         };
         let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
-        let intent = intent.filter(|_| is_kubelet || !is_doubtful(failure.kind()));
+        let intent = intent.filter(|_| !policy.keeps_doubtful_intents || !is_doubtful(failure.kind()));
         // No container starts from a look-ahead.
         if self.request.caller != Caller::LookAhead
             && let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await
@@ -253,13 +251,13 @@ impl<'a> Ensuring<'a> {
             self.withdraw(intent).await;
             return Ok(ensured);
         }
-        let message = event_messages::failed(image, &failure.chain());
+        let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         let hosts = broadcast.map(|broadcast| broadcast.hosts()).unwrap_or_default();
         self.manager.parts.decisions.act(Act { hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
-        let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility());
+        let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.stable_reasons);
         self.failed(key, &error);
         Err(error)
     }
@@ -274,8 +272,11 @@ impl<'a> Ensuring<'a> {
                 }
             }
             Caller::Prefetch { .. } => {}
-            Caller::Pod | Caller::LookAhead | Caller::Client { .. } if self.is_kubelet() => {}
-            Caller::Pod | Caller::LookAhead | Caller::Client { .. } => backoff.forget(key),
+            Caller::Pod | Caller::LookAhead | Caller::Client { .. } => {
+                if self.manager.policy().success_ends_backoff {
+                    backoff.forget(key);
+                }
+            }
         }
     }
 
@@ -311,7 +312,7 @@ impl<'a> Ensuring<'a> {
             // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility())
+            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.policy().stable_reasons)
         })
     }
 
@@ -320,7 +321,7 @@ impl<'a> Ensuring<'a> {
         let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
             let error = self.error(Cause::Intent(Arc::new(source)));
-            if self.is_kubelet() { error } else { self.reported("Failed", error) }
+            if self.manager.policy().stable_reasons { self.reported("Failed", error) } else { error }
         })
     }
 
@@ -335,7 +336,13 @@ impl<'a> Ensuring<'a> {
         self.reporter.finished(ImageEnd::Pulled);
         // For a pull that ran before this request joined it, only the request's own time counts.
         let took = pulled.took.min(waited);
-        let message = event_messages::pulled(&self.request.image, took, waited, pulled.size);
+        let message = format!(
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
+            quoted(&self.request.image),
+            whole_milliseconds(took),
+            whole_milliseconds(waited),
+            pulled.size.0
+        );
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
@@ -343,12 +350,8 @@ impl<'a> Ensuring<'a> {
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
-    fn is_kubelet(&self) -> bool {
-        self.manager.compatibility().is_kubelet()
-    }
-
     fn error(&self, cause: Cause) -> EnsureError {
-        EnsureError::new(&self.request.image, cause, self.manager.compatibility())
+        EnsureError::new(&self.request.image, cause, self.manager.policy().stable_reasons)
     }
 
     /// Marks the image as used; `pulled`: size and duration of its fetch.

@@ -31,7 +31,7 @@ impl Reporter {
     }
 
     pub(super) fn warning(&self, reason: &'static str, message: String, fault: &Fault) {
-        let cause = EventCause { class: fault.class.word(), hop: fault.hop.word() };
+        let cause = EventCause { class: fault.class.word(), stage: fault.stage.word() };
         self.event(EventKind::Warning, reason, message, Some(cause));
     }
 
@@ -39,9 +39,9 @@ impl Reporter {
         self.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }
 
-    pub(super) fn pull_started(&self, image: &str) {
+    pub(super) fn pull_started(&self) {
         if let Some(recorder) = &self.recorder {
-            recorder.pull_started(&self.pod, image);
+            recorder.pull_started(&self.pod);
         }
     }
 

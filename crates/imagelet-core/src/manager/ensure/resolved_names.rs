@@ -10,9 +10,8 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs::File,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -21,9 +20,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bounded_map::make_room,
+    durable::{create_folder, replace_file},
     image::{ImageId, Platform},
-    manager::remove_oldest,
-    records::create_folder,
     text::file_time,
 };
 
@@ -104,10 +103,8 @@ impl ResolvedNames {
         let on_disk = known.and_then(|entry| entry.on_disk);
         // A clock that was set back invalidates the file's time.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
+        make_room(&mut names, &subject, NAMES_MAX, |entry| entry.at);
         names.insert(subject, Resolved { image, at: now, on_disk });
-        while names.len() > NAMES_MAX {
-            remove_oldest(&mut names, |entry| entry.at);
-        }
         is_old && self.path.is_some()
     }
 
@@ -116,7 +113,8 @@ impl ResolvedNames {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let names = self.lock().clone();
         let document = Document { version: VERSION, names: names.iter().filter_map(line).collect() };
-        replace(path, &serde_json::to_vec(&document)?)?;
+        create_folder(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+        replace_file(path, &path.with_extension("new"), "state", &serde_json::to_vec(&document)?)?;
         let mut kept = self.lock();
         for (subject, written) in names {
             if let Some(entry) = kept.get_mut(&subject)
@@ -166,24 +164,10 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, Resolved>> {
     Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    create_folder(folder)?;
-    let beside = path.with_extension("new");
-    let written =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside).and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        });
-    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
-        let _ = fs::remove_file(&beside);
-        return Err(error);
-    }
-    File::open(folder)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const LAG: Duration = Duration::from_mins(1);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Ensuring, event_messages,
+    Ensuring,
     resolved_names::{Resolved, ResolvedNames, Subject},
 };
 use crate::{
@@ -18,11 +18,11 @@ use crate::{
     manager::{Ensured, ImageEnd, Origin, PullPolicy, meters},
     records::CLOCK_SLACK,
     runtime::RuntimeError,
+    text::{quoted, whole_milliseconds},
 };
 
 const LAG_SHARE: u32 = 24;
 
-/// The use of images during an outage, and its age limit.
 #[derive(Clone, Debug)]
 pub struct StaleUse {
     age_max: Duration,
@@ -74,7 +74,13 @@ impl Ensuring<'_> {
         if !self.may_use(&found).await.is_ok_and(|allowed| allowed) {
             return None;
         }
-        let message = event_messages::stale(&self.request.image, &found.id, age);
+        let message = format!(
+            "Container image {} already present on machine, used although its registry is unavailable: {} was last \
+             verified {} ago",
+            quoted(&self.request.image),
+            found.id,
+            whole_milliseconds(Duration::from_secs(age.as_secs()))
+        );
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
         self.manager.parts.metrics.increment(&meters::STALE_USED, &[]);

@@ -13,8 +13,8 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
+    bounded_map::make_room,
     image::counted,
-    manager::remove_oldest,
     runtime::{ErrorClass, Fault, Party, RuntimeErrorKind, Stage},
 };
 
@@ -63,11 +63,8 @@ struct Circuit {
     next_attempt(*.remaining)
 )]
 pub struct OpenCircuit {
-    /// Host and port.
     pub registry: String,
-    /// The pulls that wait.
     pub scope: CircuitScope,
-    /// The class of the last failure.
     pub class: ErrorClass,
     /// Failures in a row; of several circuits in this scope the most.
     pub failures: u32,
@@ -85,10 +82,10 @@ fn next_attempt(remaining: Duration) -> String {
 
 impl OpenCircuit {
     /// The text of the event when it has just opened. The number of failures would make each event another one.
-    pub(crate) fn opening(&self, hop: Stage) -> String {
+    pub(crate) fn opening(&self, stage: Stage) -> String {
         let Self { registry, scope, class, remaining, .. } = self;
         let (scope, seconds) = (scope.name(), remaining.as_secs());
-        format!("circuit opened for registry `{registry}` ({scope}) for {seconds} s: {class} at {hop}")
+        format!("circuit opened for registry `{registry}` ({scope}) for {seconds} s: {class} at {stage}")
     }
 
     pub(crate) fn kind(&self) -> RuntimeErrorKind {
@@ -124,7 +121,6 @@ pub(crate) struct Circuits {
 impl CircuitScope {
     const ALL: [Self; 4] = [Self::AllPulls, Self::Repository, Self::Credentials, Self::Images];
 
-    /// The word for machines.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllPulls => "all-pulls",
@@ -139,7 +135,7 @@ impl CircuitScope {
         match fault.class {
             _ if fault.is_unreached() => {}
             // A registry that is silent, not a store or a runtime.
-            ErrorClass::TimedOut if matches!(fault.hop, Stage::Token | Stage::Manifest | Stage::Blob) => {}
+            ErrorClass::TimedOut if matches!(fault.stage, Stage::Token | Stage::Manifest | Stage::Blob) => {}
             ErrorClass::RegistryFailed => {}
             ErrorClass::RateLimited if fault.party == Party::RedirectTarget => {}
             ErrorClass::RateLimited => return Some(Self::Credentials),
@@ -247,9 +243,7 @@ impl Circuits {
     /// Counts a failure for a scope. Returns the circuit if this opened it.
     fn count(&mut self, scope: CircuitScope, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let key = scope.key(route);
-        if self.circuits.len() >= CIRCUITS_MAX && !self.circuits.contains_key(&key) {
-            remove_oldest(&mut self.circuits, |circuit| circuit.touched);
-        }
+        make_room(&mut self.circuits, &key, CIRCUITS_MAX, |circuit| circuit.touched);
         let first = self.window_first;
         let circuit = self.circuits.entry(key.clone()).or_insert_with(|| Circuit::closed(route, fault.class, now));
         if circuit.until.is_none() && now.saturating_duration_since(circuit.touched) > STALE_AFTER {

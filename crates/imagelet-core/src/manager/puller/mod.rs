@@ -24,16 +24,13 @@ use self::{
     throttle::Throttle,
     work::Outcome,
 };
-use super::{
-    ManagerParts,
-    request::{Caller, Compatibility},
-    status::PullStatus,
-};
+use super::{ManagerParts, request::Caller, status::PullStatus};
 use crate::{
     audit_log::PullHost,
     credentials::PullCredentials,
     events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    node_policy::NodePolicy,
     runtime::{ErrorClass, Party, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
@@ -50,33 +47,37 @@ pub(crate) struct Puller {
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
     events: Arc<dyn EventSink>,
-    compatibility: Compatibility,
+    policy: NodePolicy,
 }
 
 impl Puller {
     pub(crate) fn new(parts: &ManagerParts, now: Instant) -> Self {
         let settings = &parts.settings;
         let slots = settings.slots.map(NonZeroUsize::get);
-        let is_fifo = settings.compatibility.is_kubelet();
+        let policy = settings.node_policy;
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
         // A bucket that never fills is not waited at.
-        let refuses = is_fifo || settings.rate.is_some_and(|rate| rate.burst == 0);
+        let refuses = !policy.waits_for_rate || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
-        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, Arc::clone(&parts.metrics)));
+        let scheduler = Arc::new(Scheduler::new(
+            Policy { slots, is_fifo: !policy.prioritized_queue },
+            waiting,
+            Arc::clone(&parts.metrics),
+        ));
         Self {
             runtime: parts.runtime.clone(),
-            pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, settings.compatibility)),
+            pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, policy.shared_pulls)),
             throttle: refusing.map(Mutex::new),
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
             events: Arc::clone(&parts.events),
-            compatibility: settings.compatibility,
+            policy,
         }
     }
 
     /// Whether the registry may be asked. A request that joins a pull asks nothing.
     pub(crate) fn admit(&self, work: &Work) -> Result<(), OpenCircuit> {
-        if self.compatibility.is_kubelet() || self.pulls.has(work) {
+        if !self.policy.circuit_breaker || self.pulls.has(work) {
             return Ok(());
         }
         let (key, now) = (work.circuit_key(), Instant::now());
@@ -115,7 +116,7 @@ impl Puller {
     }
 
     fn record(&self, work: &Work, outcome: &Outcome) {
-        if self.compatibility.is_kubelet() {
+        if !self.policy.circuit_breaker {
             return;
         }
         match outcome {
@@ -129,10 +130,10 @@ impl Puller {
                     self.events.record(Event {
                         kind: EventKind::Warning,
                         reason: "CircuitOpened",
-                        message: open.opening(fault.hop),
+                        message: open.opening(fault.stage),
                         note: None,
                         subject: EventSubject::Node,
-                        cause: Some(EventCause { class: fault.class.word(), hop: fault.hop.word() }),
+                        cause: Some(EventCause { class: fault.class.word(), stage: fault.stage.word() }),
                     });
                 }
             }
@@ -166,7 +167,7 @@ impl Puller {
     /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
-            if !self.compatibility.is_kubelet()
+            if self.policy.prioritized_queue
                 && let Some(size) = self.estimate(work).await
             {
                 place.set_size(size);
@@ -201,7 +202,7 @@ impl Puller {
         progress: &Progress,
     ) -> Result<(ImageId, usize, Vec<String>), Arc<RuntimeError>> {
         let mut failures = Vec::new();
-        let tried_max = if self.compatibility.is_kubelet() { usize::MAX } else { CREDENTIALS_MAX };
+        let tried_max = if self.policy.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
             let request = with_credentials(&work.request, &work.credentials, attempt);
             let hosts = Arc::<Mutex<AskedHosts>>::default();
@@ -211,7 +212,7 @@ impl Puller {
                 Ok(id) => return Ok((id, attempt, hosts.senders)),
                 Err(error) => {
                     let helps_none = no_credential_helps(error.kind()) && !hosts.has_refused;
-                    let is_final = !self.compatibility.is_kubelet() && helps_none;
+                    let is_final = self.policy.bounded_attempts && helps_none;
                     failures.push(error);
                     if is_final {
                         break;

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     audit_log::PullHost,
     image::{ByteSize, Digest},
-    runtime::{LayerState, Progress, PullEvent, PullWay, RemovedImage},
+    runtime::{LayerState, Progress, PullEvent, PullRoute, RemovedImage},
 };
 
 const LAYERS_MAX: usize = 512;
@@ -25,7 +25,7 @@ struct Shared {
     layers: BTreeMap<Digest, LayerState>,
     received: BTreeMap<Digest, ByteSize>,
     committing: bool,
-    way: Option<PullWay>,
+    way: Option<PullRoute>,
     /// The last announced wait.
     retry: Option<PullEvent>,
     hosts: Vec<PullHost>,
@@ -67,7 +67,7 @@ impl Broadcast {
         Some(shared.received.values().copied().sum())
     }
 
-    pub(crate) fn way(&self) -> Option<PullWay> {
+    pub(crate) fn way(&self) -> Option<PullRoute> {
         self.lock().way.clone()
     }
 
@@ -116,7 +116,7 @@ impl Shared {
             | PullEvent::Warning { .. }
             | PullEvent::Removed(_) => {}
             PullEvent::Hosts(hosts) => PullHost::add_all(&mut self.hosts, hosts),
-            PullEvent::Way(way) => {
+            PullEvent::Route(way) => {
                 // What an import reported before is not what the runtime does now.
                 self.restart();
                 self.way = Some(way.clone());
@@ -151,7 +151,7 @@ impl Shared {
         let layers =
             self.layers.iter().map(|(digest, state)| PullEvent::Layer { digest: digest.clone(), state: *state });
         let committing = self.committing.then_some(PullEvent::Committing);
-        let way = self.way.clone().map(PullEvent::Way);
+        let way = self.way.clone().map(PullEvent::Route);
         let removed = self.removed.iter().cloned().map(PullEvent::Removed);
         let story = way.into_iter().chain(self.resolved.clone()).chain(removed).chain(layers).chain(committing);
         story.chain(self.retry.clone()).collect()
@@ -223,13 +223,13 @@ mod tests {
     #[test]
     fn a_forward_forgets_what_the_import_before_it_reported() {
         let (broadcast, layer) = (Broadcast::default(), Digest::of(b"layer"));
-        let (imported, forwarded) = (PullWay::Imported, PullWay::Forwarded(ForwardReason::SwitchedOff));
+        let (imported, forwarded) = (PullRoute::Imported, PullRoute::Forwarded(ForwardReason::SwitchedOff));
         let sink = broadcast.sink();
-        sink(PullEvent::Way(imported.clone()));
+        sink(PullEvent::Route(imported.clone()));
         sink(PullEvent::Resolved { manifest: Digest::of(b"m"), layers: vec![(layer.clone(), ByteSize(9))] });
         sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
         assert_eq!((broadcast.way(), broadcast.fetched()), (Some(imported), Some(ByteSize(9))));
-        sink(PullEvent::Way(forwarded.clone()));
+        sink(PullEvent::Route(forwarded.clone()));
         assert_eq!((broadcast.way(), broadcast.fetched()), (Some(forwarded.clone()), None));
         let heard = Arc::new(Mutex::new(Vec::new()));
         let progress: Progress = {
@@ -237,6 +237,6 @@ mod tests {
             Arc::new(move |event| heard.lock().unwrap().push(event))
         };
         let _listening = broadcast.listen(&progress);
-        assert_eq!(*heard.lock().unwrap(), [PullEvent::Way(forwarded)], "as a late joiner hears it");
+        assert_eq!(*heard.lock().unwrap(), [PullEvent::Route(forwarded)], "as a late joiner hears it");
     }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     image::{ImageSpec, Platform},
-    manager::{request::Compatibility, status::PullStatus},
+    manager::status::PullStatus,
     runtime::Progress,
 };
 
@@ -39,14 +39,15 @@ struct PullKey {
     credentials: Vec<String>,
     /// Set where the runtime receives the pod: its access may depend on the namespace.
     namespace: Option<Arc<str>>,
-    /// Set where each request has its own pull, as in the kubelet.
+    /// Set where each request has its own pull.
     alone: Option<u64>,
 }
 
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
     grace: Duration,
-    compatibility: Compatibility,
+    /// Off: each request of a pod has its own pull, as in the kubelet.
+    shares: bool,
     alone: AtomicU64,
     table: Mutex<FlightTable>,
 }
@@ -93,8 +94,8 @@ pub(crate) struct Subscription<T: Send + 'static> {
 }
 
 impl SingleFlight {
-    pub(super) fn new(scheduler: Arc<Scheduler>, grace: Duration, compatibility: Compatibility) -> Self {
-        Self { scheduler, grace, compatibility, alone: AtomicU64::default(), table: Mutex::default() }
+    pub(super) fn new(scheduler: Arc<Scheduler>, grace: Duration, shares: bool) -> Self {
+        Self { scheduler, grace, shares, alone: AtomicU64::default(), table: Mutex::default() }
     }
 
     /// Whether such a pull is under way, so that joining it costs the registry nothing.
@@ -104,7 +105,7 @@ impl SingleFlight {
 
     fn key(&self, work: &Work) -> PullKey {
         let names_pod = work.request.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
-        let is_alone = self.compatibility.is_kubelet() && !work.caller.is_client();
+        let is_alone = !self.shares && !work.caller.is_client();
         PullKey {
             image: work.request.image.clone(),
             platform: work.request.platform.clone(),

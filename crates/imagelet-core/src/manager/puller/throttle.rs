@@ -12,7 +12,6 @@ pub(crate) struct Throttle {
     filled: Instant,
 }
 
-/// How many pulls may begin a second, and how many at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullRate {
     /// Pulls per second; above zero.

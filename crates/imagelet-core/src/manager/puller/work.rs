@@ -8,7 +8,7 @@ use crate::{
     credentials::PullCredentials,
     image::{ByteSize, ImageKey, Reference},
     manager::request::Caller,
-    runtime::{PullRequest, PullWay, RuntimeError},
+    runtime::{PullRequest, PullRoute, RuntimeError},
 };
 
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Pulled {
     pub(crate) attempt: usize,
     /// The hosts that sent something in it; empty where the store does not say.
     pub(crate) senders: Vec<String>,
-    pub(crate) way: Option<PullWay>,
+    pub(crate) way: Option<PullRoute>,
     pub(crate) hosts: Vec<PullHost>,
 }
 

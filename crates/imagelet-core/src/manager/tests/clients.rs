@@ -39,14 +39,14 @@ async fn a_client_is_not_held_back_for_its_own_failures_and_a_pod_is() {
 
 #[tokio::test(start_paused = true)]
 async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_that_wait() {
-    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+    for node_policy in [NodePolicy::IMAGELET, NodePolicy::KUBELET] {
         let runtime = FakeRuntime::new();
         runtime.fail(
             "pull",
             RuntimeErrorKind::RegistryUnavailable,
             "dial tcp 10.0.0.1:443: connect: connection refused",
         );
-        let settings = PullSettings { compatibility, ..PullSettings::default() };
+        let settings = PullSettings { node_policy, ..PullSettings::default() };
         let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
         let pod = |uid: &str, image: &str| {
             let pod = PodIdentity { namespace: "default".into(), name: uid.into(), uid: uid.into() };
@@ -70,12 +70,12 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
             runtime.take_calls();
             node.ensure(&command("reg.test/app:latest")).await.unwrap_err();
             let asked = runtime.take_calls().iter().filter(|call| call.starts_with("pull")).count();
-            assert_eq!(asked, 1, "round {round}, {compatibility:?}");
-            assert_eq!(remaining("a", "reg.test/app"), Some(10 << round), "a failure counts, {compatibility:?}");
+            assert_eq!(asked, 1, "round {round}, {node_policy:?}");
+            assert_eq!(remaining("a", "reg.test/app"), Some(10 << round), "a failure counts, {node_policy:?}");
         }
         assert_eq!(remaining("", "reg.test/app:latest"), None, "a command waits for nothing itself");
         let open: Vec<String> = node.manager.status().open_circuits.into_iter().map(|open| open.registry).collect();
-        assert_eq!(open, if compatibility.is_kubelet() { vec![] } else { vec!["reg.test".to_owned()] });
+        assert_eq!(open, if !node_policy.circuit_breaker { vec![] } else { vec!["reg.test".to_owned()] });
 
         runtime.heal();
         runtime.offer("reg.test/app:latest", "app", 10);
@@ -167,11 +167,11 @@ async fn an_image_that_was_never_pulled_proves_no_right_to_a_client() {
 
 #[tokio::test(start_paused = true)]
 async fn clients_that_ask_the_same_share_a_pull_and_other_credentials_have_their_own() {
-    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+    for node_policy in [NodePolicy::IMAGELET, NodePolicy::KUBELET] {
         let runtime = FakeRuntime::new();
         runtime.offer("reg.test/app:v1", "app", 10);
         runtime.set_pull_takes(Duration::from_secs(5));
-        let settings = PullSettings { compatibility, ..PullSettings::default() };
+        let settings = PullSettings { node_policy, ..PullSettings::default() };
         let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
         let mut callers = Vec::new();
         for _ in 0..50 {
@@ -184,7 +184,7 @@ async fn clients_that_ask_the_same_share_a_pull_and_other_credentials_have_their
         for caller in callers {
             caller.await.unwrap().unwrap();
         }
-        assert_eq!(runtime.pull_requests().len(), 2, "{compatibility:?}");
+        assert_eq!(runtime.pull_requests().len(), 2, "{node_policy:?}");
     }
 }
 
@@ -228,19 +228,19 @@ async fn a_name_that_is_none_is_refused_in_the_words_of_runtimes() {
     assert!(error.to_string().starts_with("failed to parse image reference \"reg.test/UPPER:v1\": "), "{error}");
 }
 
-fn strict(compatibility: Compatibility) -> Wanted {
+fn strict(node_policy: NodePolicy) -> Wanted {
     let rate = Some(PullRate { qps: 0.001, burst: 1 });
-    let settings = PullSettings { slots: NonZeroUsize::new(1), rate, compatibility, ..PullSettings::default() };
+    let settings = PullSettings { slots: NonZeroUsize::new(1), rate, node_policy, ..PullSettings::default() };
     Wanted { settings, ..Wanted::default() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_client_asks_for_waits_for_no_slot_and_no_rate_unless_that_is_wanted() {
-    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+    for node_policy in [NodePolicy::IMAGELET, NodePolicy::KUBELET] {
         for is_limited in [false, true] {
             let runtime = FakeRuntime::new();
             runtime.set_pull_takes(Duration::from_mins(1));
-            let node = TestNode::new(Arc::new(runtime.clone()), strict(compatibility));
+            let node = TestNode::new(Arc::new(runtime.clone()), strict(node_policy));
             let caller = Caller::Client { own_credentials: false, is_limited };
             let mut callers = Vec::new();
             for index in 0..20 {
@@ -250,7 +250,7 @@ async fn what_a_client_asks_for_waits_for_no_slot_and_no_rate_unless_that_is_wan
                 callers.push(node.begin(&asked).await);
             }
             let running = if is_limited { 1 } else { 20 };
-            assert_eq!(runtime.pulls_running(), running, "{compatibility:?}");
+            assert_eq!(runtime.pulls_running(), running, "{node_policy:?}");
             callers.iter().for_each(tokio::task::JoinHandle::abort);
         }
     }
@@ -263,7 +263,7 @@ async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_
     for name in ["one", "two", "three"] {
         runtime.offer(&format!("reg.test/{name}:v1"), name, 10);
     }
-    let node = TestNode::new(Arc::new(runtime.clone()), strict(Compatibility::Imagelet));
+    let node = TestNode::new(Arc::new(runtime.clone()), strict(NodePolicy::IMAGELET));
     let asks = |name: &str| request(&format!("reg.test/{name}:v1"));
     let (_one, _two) = (node.begin(&asks("one")).await, node.begin(&asks("two")).await);
     let _client = node.begin(&client("reg.test/three:v1", PullPolicy::Always)).await;

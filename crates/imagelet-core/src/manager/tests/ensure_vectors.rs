@@ -27,7 +27,7 @@ impl EventSink for Watching {
 struct Recorder(Mutex<Vec<&'static str>>);
 
 impl PullRecorder for Recorder {
-    fn pull_started(&self, pod: &PodIdentity, _image: &str) {
+    fn pull_started(&self, pod: &PodIdentity) {
         assert_eq!(&*pod.uid, "bar");
         self.0.lock().expect("no test panics here").push("started");
     }

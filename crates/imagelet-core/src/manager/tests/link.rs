@@ -127,8 +127,6 @@ impl LocalStore for Link {
             bytes_total: size,
             bytes_missing: size,
             layers_missing: 1,
-            bytes_unpacked: None,
-            inodes: None,
         }))
     }
 }

@@ -49,6 +49,16 @@ struct TestNode {
     records: Arc<PullRecords>,
 }
 
+impl ManagerStatus {
+    fn running(&self) -> usize {
+        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
+    }
+
+    fn waiting(&self) -> usize {
+        self.pulls.len() - self.running()
+    }
+}
+
 /// What of a node a test chooses.
 struct Wanted {
     settings: PullSettings,
@@ -528,7 +538,7 @@ async fn a_store_that_cannot_be_asked_is_reported_with_the_name_of_the_image() {
 
 #[tokio::test(start_paused = true)]
 async fn for_the_kubelet_each_request_has_its_own_pull_and_each_credential_its_try() {
-    let settings = PullSettings { compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
+    let settings = PullSettings { node_policy: NodePolicy::KUBELET, ..Wanted::default().settings };
     let fake = FakeRuntime::new();
     fake.offer("app:v1", "app", 1000);
     fake.set_pull_takes(Duration::from_secs(5));

@@ -135,11 +135,11 @@ async fn an_entry_without_user_and_password_is_no_credential_and_the_registry_is
         r#"{"auths": {"reg.io": {"identitytoken": ""}}}"#,
     ];
     for document in empty {
-        for (compatibility, shown) in [(Compatibility::Imagelet, None), (Compatibility::Kubelet, Some(""))] {
+        for (node_policy, shown) in [(NodePolicy::IMAGELET, None), (NodePolicy::KUBELET, Some(""))] {
             let mut keyring = Keyring::new();
             let parsed = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
             keyring.add(&CredentialSource::Node, parsed);
-            let settings = PullSettings { compatibility, ..PullSettings::default() };
+            let settings = PullSettings { node_policy, ..PullSettings::default() };
             let runtime = FakeRuntime::new();
             runtime.offer("reg.io/app:v1", "app", 10);
             runtime.offer("reg.io/other:v1", "other", 10);
@@ -152,7 +152,7 @@ async fn an_entry_without_user_and_password_is_no_credential_and_the_registry_is
                     CredentialKind::Basic { username, .. } => username,
                     other => panic!("{other:?}"),
                 });
-                assert_eq!(user.as_deref(), shown, "{document}, {compatibility:?}");
+                assert_eq!(user.as_deref(), shown, "{document}, {node_policy:?}");
             }
             assert_eq!(runtime.pull_requests().len(), 2);
         }

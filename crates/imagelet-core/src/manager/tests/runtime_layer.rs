@@ -54,7 +54,7 @@ async fn pulls(input: &Value, expected: &Value, name: &str) {
     store.lock().pull_error = text(&input["runtime_error"]);
     let results = input["attempt_results"].as_array().map(Vec::as_slice).unwrap_or_default();
     store.lock().attempts = results.iter().map(text).collect();
-    let settings = PullSettings { compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
+    let settings = PullSettings { node_policy: NodePolicy::KUBELET, ..Wanted::default().settings };
     let node =
         TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { settings, keyring, ..Wanted::default() });
     // A bare `r/x` would be Docker's.
@@ -221,7 +221,7 @@ fn every_vector_of_well_known_pull_errors_holds() {
     for case in cases {
         let field = |value: &Value| text(value).unwrap();
         let source = Arc::new(RuntimeError::other(field(&case["input"]["error"])));
-        let error = EnsureError::from_pull(&field(&case["input"]["image"]), source, Compatibility::Kubelet);
+        let error = EnsureError::from_pull(&field(&case["input"]["image"]), source, false);
         assert_eq!(error.reason(), field(&case["expected"]["reason"]), "{}", case["name"]);
         assert_eq!(error.message(), field(&case["expected"]["message"]), "{}", case["name"]);
     }

@@ -7,8 +7,8 @@ fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode
     TestNode::new(Arc::new(images), Wanted { settings, ..Wanted::default() })
 }
 
-fn serial(compatibility: Compatibility) -> PullSettings {
-    PullSettings { slots: NonZeroUsize::new(1), compatibility, ..Wanted::default().settings }
+fn serial(node_policy: NodePolicy) -> PullSettings {
+    PullSettings { slots: NonZeroUsize::new(1), node_policy, ..Wanted::default().settings }
 }
 
 fn of(namespace: &str, image: &str) -> EnsureRequest {
@@ -78,13 +78,13 @@ async fn scheduled(case: &VectorCase, way: Way) -> Value {
 async fn five_gigabytes_never_delay_twenty_megabytes_by_more_than_three_seconds() {
     let alone = Duration::from_millis(400);
     for wait in [1, 100, 1000, 1900, 2500, 50_000].map(Duration::from_millis) {
-        let node = node(Link::default(), serial(Compatibility::Imagelet));
+        let node = node(Link::default(), serial(NodePolicy::IMAGELET));
         let large = node.begin(&of("a", "large-5000:v1")).await;
         let took = timed(&node, wait, &of("b", "small-20:v1")).await;
         large.abort();
         assert!(took <= alone + Duration::from_secs(3), "{took:?} after {wait:?}");
     }
-    let node = node(Link::default(), serial(Compatibility::Kubelet));
+    let node = node(Link::default(), serial(NodePolicy::KUBELET));
     let (large, small) = (of("a", "large-5000:v1"), of("b", "small-20:v1"));
     let (_, took) = tokio::join!(timed(&node, Duration::ZERO, &large), timed(&node, Duration::from_millis(1), &small));
     assert!(took > Duration::from_secs(99), "the kubelet's one slot is one slot: {took:?}");
@@ -94,7 +94,7 @@ async fn five_gigabytes_never_delay_twenty_megabytes_by_more_than_three_seconds(
 async fn thirty_small_pulls_beside_a_large_one_are_as_late_as_one() {
     let run = async |with_large: bool| {
         let link = Link::default();
-        let node = Arc::new(node(link.clone(), serial(Compatibility::Imagelet)));
+        let node = Arc::new(node(link.clone(), serial(NodePolicy::IMAGELET)));
         let large = {
             let node = Arc::clone(&node);
             tokio::spawn(async move {
@@ -123,7 +123,7 @@ async fn thirty_small_pulls_beside_a_large_one_are_as_late_as_one() {
 #[tokio::test(start_paused = true)]
 async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
     let link = Link::default();
-    let node = node(link.clone(), serial(Compatibility::Imagelet));
+    let node = node(link.clone(), serial(NodePolicy::IMAGELET));
     let with = |image: &str, priority| EnsureRequest { priority, ..request(image) };
     let mut tasks = Vec::new();
     for (image, priority) in [("first-200:v1", 0), ("low-300:v1", -5), ("raised-300:v1", 0), ("high-300:v1", 5)] {
@@ -173,7 +173,7 @@ async fn a_pull_beyond_the_rate_waits_in_sight_or_fails_as_the_kubelets_does() {
     assert!((waited - 2.0).abs() < 0.1, "two pulls began: {waited}");
     assert!(node.metrics.render().contains("imagelet_pulls_waiting 0\n"));
 
-    let settings = PullSettings { rate, compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
+    let settings = PullSettings { rate, node_policy: NodePolicy::KUBELET, ..Wanted::default().settings };
     let node = TestNode::new(Arc::new(fake), Wanted { settings, ..Wanted::default() });
     let always = |image: &str| EnsureRequest { policy: PullPolicy::Always, ..request(image) };
     node.ensure(&always("a:v1")).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
     fake.offer("app:v1", "app", 1000);
     fake.set_pull_takes(Duration::from_mins(1));
     let grace = Duration::from_secs(2);
-    let node = node(fake.clone(), PullSettings { grace, ..serial(Compatibility::Imagelet) });
+    let node = node(fake.clone(), PullSettings { grace, ..serial(NodePolicy::IMAGELET) });
     let first = node.begin(&request("app:v1")).await;
     advance(Duration::from_secs(30)).await;
     first.abort();
@@ -270,15 +270,15 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     let text =
         "failed to do request: Head \"https://reg.io/v2/app/manifests/v1\": dial tcp: lookup reg.io: no such host";
     fake.fail("pull reg.io/app:v1", RuntimeErrorKind::Other, text);
-    let node = node(fake, serial(Compatibility::Kubelet));
+    let node = node(fake, serial(NodePolicy::KUBELET));
     let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
-    assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Stage::Dns));
+    assert_eq!((error.class(), error.stage()), (ErrorClass::HostNotFound, Stage::Dns));
     assert_eq!(error.message(), text, "the kubelet's words stay");
     let failed = node.events.recent().pop().expect("it was reported").event;
-    let cause = failed.cause.map(|cause| (cause.class, cause.hop));
+    let cause = failed.cause.map(|cause| (cause.class, cause.stage));
     assert_eq!((failed.reason, cause), ("Failed", Some(("host-not-found", "dns"))));
     assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().class(), ErrorClass::HeldBack);
-    let counted = |class, hop| node.metrics.value(&meters::FAILURES, &[class, hop]);
+    let counted = |class, stage| node.metrics.value(&meters::FAILURES, &[class, stage]);
     assert!((counted("host-not-found", "dns") - 1.0).abs() < 0.1 && (counted("held-back", "queue") - 1.0).abs() < 0.1);
 }
 
@@ -318,16 +318,16 @@ async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pod
 
 #[tokio::test(start_paused = true)]
 async fn a_circuit_that_opens_is_one_event_about_the_node_that_names_no_image() {
-    for (compatibility, expected) in [
+    for (node_policy, expected) in [
         (
-            Compatibility::Imagelet,
+            NodePolicy::IMAGELET,
             &["circuit opened for registry `dead.io` (all-pulls) for 10 s: unreachable at connect"][..],
         ),
-        (Compatibility::Kubelet, &[]),
+        (NodePolicy::KUBELET, &[]),
     ] {
         let fake = FakeRuntime::new();
         fake.fail("pull", RuntimeErrorKind::RegistryUnavailable, "could not reach registry `dead.io`");
-        let node = node(fake, PullSettings { compatibility, ..Wanted::default().settings });
+        let node = node(fake, PullSettings { node_policy, ..Wanted::default().settings });
         for index in 0..9 {
             let mut request = request(&format!("dead.io/secret{index}:v1"));
             request.pod.uid = format!("uid-{index}").into();
@@ -337,7 +337,7 @@ async fn a_circuit_that_opens_is_one_event_about_the_node_that_names_no_image() 
         let opened: Vec<Event> = events.filter(|event| event.reason == "CircuitOpened").collect();
         assert!(opened.iter().all(|event| event.subject == EventSubject::Node && event.note.is_none()));
         let texts: Vec<&str> = opened.iter().map(|event| event.message.as_str()).collect();
-        assert_eq!(texts, expected, "{compatibility:?}");
+        assert_eq!(texts, expected, "{node_policy:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::SystemTime};
 
-use super::{DEFAULT, allowed, files, image, node_wide, open, open_as_kubelet};
+use super::{DEFAULT, allowed, files, image, node_wide, open_on};
 use crate::{
     image::{Image, ImageId},
     records::{Absent, Guard, PullRecords, RecordsSettings, UNRECORDED_MAX, faults::Faults},
@@ -10,9 +10,8 @@ use crate::{
 
 /// The record of `sha256:1` could not be written. The kubelet's way has no second guard on the disk.
 fn unrecorded(root: &Path, before: impl FnOnce(&PullRecords)) -> Arc<PullRecords> {
-    let faults = Faults::arm();
-    let records = open_as_kubelet(root);
-    Faults::disarm();
+    let faults = Faults::new();
+    let records = open_on(&faults, root, Guard::Spelling);
     before(&records);
     let intent = records.intend("app:v1").unwrap();
     faults.fail_in(1);
@@ -79,10 +78,9 @@ fn more_unrecorded_images_than_memory_holds_reject_every_client_of_any_unrecorde
 
 #[test]
 fn the_intent_of_a_cut_off_pull_outlives_a_later_one_that_is_given_up_or_cannot_begin() {
-    for open in [open, open_as_kubelet] {
-        let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
-        let records = open(root.path());
-        Faults::disarm();
+    for guard in [Guard::Image, Guard::Spelling] {
+        let (root, faults) = (tempfile::tempdir().unwrap(), Faults::new());
+        let records = open_on(&faults, root.path(), guard);
         drop(records.intend("app:v1").unwrap());
         records.intend("app:v1").unwrap().withdraw().unwrap();
         assert_eq!(files(root.path(), "pulling"), 1, "given up");

@@ -1,7 +1,7 @@
 //! For tests: a disk that fails now and then, and a process that ends between two changes of it.
 
 use std::{
-    cell::RefCell,
+    fs::File,
     io,
     sync::{
         Arc, Mutex,
@@ -9,13 +9,11 @@ use std::{
     },
 };
 
-thread_local! {
-    static ARMED: RefCell<Faults> = RefCell::default();
-}
+use crate::durable::Disk;
 
-/// Decides for each disk change whether it succeeds. Clones share all state; the default fails nothing.
+/// Decides for each change of the disk whether it succeeds. Clones share all state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Faults(Option<Arc<FaultState>>);
+pub(crate) struct Faults(Arc<FaultState>);
 
 #[derive(Debug, Default)]
 struct FaultState {
@@ -31,64 +29,46 @@ struct FaultState {
 }
 
 impl Faults {
-    /// A disk for the folders that this thread opens while the guard lives.
-    pub(crate) fn arm() -> Self {
-        let faults = Self(Some(Arc::default()));
-        ARMED.with_borrow_mut(|armed| *armed = faults.clone());
-        faults
-    }
-
-    /// Folders opened from now on use the common disk.
-    pub(crate) fn disarm() {
-        ARMED.with_borrow_mut(|armed| *armed = Self::default());
-    }
-
-    pub(crate) fn of_this_thread() -> Self {
-        ARMED.with_borrow(Clone::clone)
-    }
-
-    pub(crate) fn are_armed(&self) -> bool {
-        self.0.is_some()
+    pub(crate) fn new() -> Self {
+        Self::default()
     }
 
     /// Fails one later change: 1 is the next one; 0 disarms.
     pub(crate) fn fail_in(&self, changes: usize) {
-        self.state().has_failed.store(false, Ordering::Relaxed);
-        self.state().fails_in.store(changes, Ordering::Relaxed);
+        self.0.has_failed.store(false, Ordering::Relaxed);
+        self.0.fails_in.store(changes, Ordering::Relaxed);
     }
 
     /// Ends the process before a change: no later change reaches the disk; 0 disarms.
     pub(crate) fn end_in(&self, changes: usize) {
-        self.state().ends_in.store(changes, Ordering::Relaxed);
+        self.0.ends_in.store(changes, Ordering::Relaxed);
     }
 
     pub(crate) fn end(&self) {
-        self.state().has_ended.store(true, Ordering::Relaxed);
+        self.0.has_ended.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.state().has_ended.load(Ordering::Relaxed)
+        self.0.has_ended.load(Ordering::Relaxed)
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.state().has_failed.load(Ordering::Relaxed)
+        self.0.has_failed.load(Ordering::Relaxed)
     }
 
     /// The number of attempted changes.
     pub(crate) fn effects(&self) -> usize {
-        self.state().effects.load(Ordering::Relaxed)
+        self.0.effects.load(Ordering::Relaxed)
     }
 
     pub(crate) fn syncs(&self) -> Vec<usize> {
-        self.state().syncs.lock().unwrap().clone()
+        self.0.syncs.lock().unwrap().clone()
     }
+}
 
-    pub(crate) fn synced(&self) {
-        self.state().syncs.lock().unwrap().push(self.effects());
-    }
-
-    pub(crate) fn effect(&self) -> io::Result<()> {
-        let Some(state) = &self.0 else { return Ok(()) };
+impl Disk for Faults {
+    fn change(&self) -> io::Result<()> {
+        let state = &self.0;
         state.effects.fetch_add(1, Ordering::Relaxed);
         if count_down(&state.ends_in) {
             state.has_ended.store(true, Ordering::Relaxed);
@@ -103,8 +83,13 @@ impl Faults {
         Err(io::ErrorKind::StorageFull.into())
     }
 
-    fn state(&self) -> &FaultState {
-        self.0.as_ref().expect("armed")
+    fn sync(&self, _file: &File) -> io::Result<()> {
+        self.0.syncs.lock().unwrap().push(self.effects());
+        Ok(())
+    }
+
+    fn takes_time(&self) -> bool {
+        false
     }
 }
 

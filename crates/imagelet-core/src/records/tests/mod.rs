@@ -15,9 +15,9 @@ pub(super) fn open(root: &Path) -> Arc<PullRecords> {
     Arc::new(PullRecords::open(root, DEFAULT).unwrap())
 }
 
-pub(super) fn open_as_kubelet(root: &Path) -> Arc<PullRecords> {
-    let settings = RecordsSettings { guard: Guard::Spelling, ..RecordsSettings::new(DEFAULT) };
-    Arc::new(PullRecords::open(root, settings).unwrap())
+pub(super) fn open_on(faults: &Faults, root: &Path, guard: Guard) -> Arc<PullRecords> {
+    let settings = RecordsSettings { guard, ..RecordsSettings::new(DEFAULT) };
+    Arc::new(PullRecords::open_on(Arc::new(faults.clone()), root, settings, false).unwrap())
 }
 
 pub(super) fn node_wide() -> ImageAccess {
@@ -159,7 +159,7 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
 #[test]
 fn pruning_takes_what_is_gone_and_older_and_nothing_else() {
     let root = tempfile::tempdir().unwrap();
-    let records = open_as_kubelet(root.path());
+    let records = open_on(&Faults::new(), root.path(), Guard::Spelling);
     let until = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     let (before, after) = (until - Duration::from_millis(1), until + Duration::from_millis(1));
     for (id, updated) in [("gone", before), ("here", before), ("gone-but-new", after), ("same", until)] {
@@ -173,9 +173,8 @@ fn pruning_takes_what_is_gone_and_older_and_nothing_else() {
 
 #[test]
 fn all_records_of_one_pruning_are_removed_before_one_sync_of_their_folder() {
-    let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
-    let records = open(root.path());
-    Faults::disarm();
+    let (root, faults) = (tempfile::tempdir().unwrap(), Faults::new());
+    let records = open_on(&faults, root.path(), Guard::Image);
     for id in ["one", "two", "here"] {
         records.learn("app:v1", &ImageId::new(id), &node_wide(), SystemTime::UNIX_EPOCH).unwrap();
     }
@@ -252,9 +251,8 @@ fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
 #[test]
 fn a_record_that_cannot_be_written_rejects_every_client_until_it_is() {
     let root = tempfile::tempdir().unwrap();
-    let faults = Faults::arm();
-    let records = open(root.path());
-    Faults::disarm();
+    let faults = Faults::new();
+    let records = open_on(&faults, root.path(), Guard::Image);
     let id = ImageId::new("sha256:1");
     let digest = format!("reg.io/app@sha256:{}", "a".repeat(64));
     // Its tag has moved to a newer image.
@@ -298,8 +296,8 @@ fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no
     let mut pulls = 0;
     for change in 1.. {
         let root = tempfile::tempdir().unwrap();
-        let faults = Faults::arm();
-        let records = open(root.path());
+        let faults = Faults::new();
+        let records = open_on(&faults, root.path(), Guard::Image);
         faults.end_in(change);
         let intended = records.intend("reg.io/app:v1");
         let is_pulled = intended.is_ok();
@@ -308,7 +306,6 @@ fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no
         }
         let is_over = !faults.has_ended();
         faults.end();
-        Faults::disarm();
         drop(records);
         if is_pulled {
             pulls += 1;
@@ -329,9 +326,8 @@ fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no
 #[test]
 fn an_image_removed_before_it_was_recorded_is_forgotten() {
     let root = tempfile::tempdir().unwrap();
-    let faults = Faults::arm();
-    let records = open(root.path());
-    Faults::disarm();
+    let faults = Faults::new();
+    let records = open_on(&faults, root.path(), Guard::Image);
     let intent = records.intend("app:v1").unwrap();
     faults.fail_in(1);
     intent.fulfil(&ImageId::new("sha256:1"), &node_wide(), SystemTime::now()).unwrap_err();
@@ -346,10 +342,9 @@ fn an_image_removed_before_it_was_recorded_is_forgotten() {
 }
 
 #[test]
-fn more_than_memory_holds_is_found_on_disk() {
+fn records_are_found_by_the_process_that_wrote_them_and_by_the_next() {
     let root = tempfile::tempdir().unwrap();
-    let settings = RecordsSettings { intents_max: 2, records_max: 2, ..RecordsSettings::new(DEFAULT) };
-    let records = Arc::new(PullRecords::open(root.path(), settings.clone()).unwrap());
+    let records = open(root.path());
     let names: Vec<String> = (0..5).map(|number| format!("reg.io/app{number}:v1")).collect();
     let intents: Vec<Intent> = names.iter().map(|name| records.intend(name).unwrap()).collect();
     for name in &names {
@@ -360,25 +355,12 @@ fn more_than_memory_holds_is_found_on_disk() {
     for (intent, name) in intents.into_iter().zip(&names) {
         intent.fulfil(&ImageId::new(name), &node_wide(), SystemTime::now()).unwrap();
     }
-    for records in [records, Arc::new(PullRecords::open(root.path(), settings).unwrap())] {
+    for records in [records, open(root.path())] {
         for name in &names {
             assert!(allowed(&records, name, name), "{name}");
             assert!(!allowed(&records, "other", name), "{name}");
         }
     }
-}
-
-#[test]
-fn memory_without_a_disk_lets_no_client_in_by_what_it_forgot() {
-    let settings = RecordsSettings { records_max: 2, ..RecordsSettings::new(DEFAULT) };
-    let records = PullRecords::in_memory_with(settings);
-    for id in ["1", "2"] {
-        records.learn("app", &ImageId::new(id), &node_wide(), SystemTime::now()).unwrap();
-    }
-    assert!(allowed(&records, "app", "preloaded"));
-    records.learn("app", &ImageId::new("3"), &node_wide(), SystemTime::now()).unwrap();
-    assert!(allowed(&records, "app", "3"));
-    assert!(!allowed(&records, "app", "preloaded"));
 }
 
 #[test]

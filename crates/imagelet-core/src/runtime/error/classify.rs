@@ -70,7 +70,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     let text = text.to_ascii_lowercase();
     let has = |part: &str| text.contains(part);
     let has_any = |parts: &[&str]| parts.iter().any(|part| has(part));
-    let place = PLACES.iter().find(|(_, parts)| has_any(parts)).map(|(hop, _)| *hop);
+    let place = PLACES.iter().find(|(_, parts)| has_any(parts)).map(|(stage, _)| *stage);
     if kind == RuntimeErrorKind::Unavailable {
         let is_disk = has("read-only");
         let (class, stage) =
@@ -82,21 +82,21 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
     // An error while unpacking is the layer's; disk errors were matched before.
-    if let Some((class, hop, _)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
+    if let Some((class, stage, _)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
             (class, _) => *class,
         };
-        let fault = Fault::new(class, hop.or(place).unwrap_or(Stage::Manifest));
-        return Fault { party: party(fault.hop, place), ..fault };
+        let fault = Fault::new(class, stage.or(place).unwrap_or(Stage::Manifest));
+        return Fault { party: party(fault.stage, place), ..fault };
     }
-    let (class, hop) = of_kind(kind);
-    Fault::new(class, place.unwrap_or(hop))
+    let (class, stage) = of_kind(kind);
+    Fault::new(class, place.unwrap_or(stage))
 }
 
 /// The party that was not reached: for a blob it may be the target of a redirect, and the registry has served the manifest.
-fn party(hop: Stage, place: Option<Stage>) -> Party {
-    match (hop, place) {
+fn party(stage: Stage, place: Option<Stage>) -> Party {
+    match (stage, place) {
         (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Blob)) => Party::RedirectTarget,
         (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Token)) => Party::TokenService,
         _ => Party::Registry,
@@ -166,7 +166,7 @@ mod tests {
         let request = format!("{resolve}failed to do request: Head \"https://r.io/v2/a/manifests/v1\": ");
         let crio = "initializing source docker://r.io/a:v1: ";
         let ping = format!("{crio}pinging container registry r.io: Get \"https://r.io/v2/\": ");
-        for (before, text, class, hop) in [
+        for (before, text, class, stage) in [
             (request.as_str(), "dial tcp: lookup r.io on 10.0.0.10:53: no such host", C::HostNotFound, Stage::Dns),
             (&request, "dial tcp: lookup r.io on 10.0.0.10:53: server misbehaving", C::HostNotFound, Stage::Dns),
             (
@@ -333,7 +333,7 @@ mod tests {
             ("", "something else", C::Other, Stage::Runtime),
         ] {
             let text = format!("{before}{text}");
-            assert_eq!(from_text(RuntimeErrorKind::Other, &text), Fault::new(class, hop), "{text}");
+            assert_eq!(from_text(RuntimeErrorKind::Other, &text), Fault::new(class, stage), "{text}");
         }
     }
 
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_code_alone_says_as_much_as_it_can() {
-        for (kind, class, hop) in [
+        for (kind, class, stage) in [
             (RuntimeErrorKind::NotFound, C::ImageUnknown, Stage::Manifest),
             (RuntimeErrorKind::Denied, C::Unauthorized, Stage::Manifest),
             (RuntimeErrorKind::DiskFull, C::DiskFull, Stage::Disk),
@@ -369,7 +369,7 @@ mod tests {
             (RuntimeErrorKind::TimedOut, C::TimedOut, Stage::Runtime),
             (RuntimeErrorKind::Other, C::Other, Stage::Runtime),
         ] {
-            assert_eq!(from_text(kind, "it did not work"), Fault::new(class, hop), "{kind:?}");
+            assert_eq!(from_text(kind, "it did not work"), Fault::new(class, stage), "{kind:?}");
         }
     }
 

@@ -108,7 +108,7 @@ pub struct Fault {
     /// The class.
     pub class: ErrorClass,
     /// The stage.
-    pub hop: Stage,
+    pub stage: Stage,
     /// The time that the registry requests before a retry.
     pub retry_after: Option<Duration>,
     /// The party that failed.
@@ -117,8 +117,8 @@ pub struct Fault {
 
 impl Fault {
     /// A fault without a wait.
-    pub fn new(class: ErrorClass, hop: Stage) -> Self {
-        Self { class, hop, retry_after: None, party: Party::Registry }
+    pub fn new(class: ErrorClass, stage: Stage) -> Self {
+        Self { class, stage, retry_after: None, party: Party::Registry }
     }
 
     /// Whether the party was not reached at all, and so for no repository: by name, connection, TLS or proxy.
@@ -130,7 +130,7 @@ impl Fault {
             | ErrorClass::CertificateInvalid
             | ErrorClass::TlsFailed
             | ErrorClass::ProxyFailed => true,
-            ErrorClass::TimedOut => matches!(self.hop, Stage::Connect | Stage::Tls),
+            ErrorClass::TimedOut => matches!(self.stage, Stage::Connect | Stage::Tls),
             _ => false,
         }
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn words_are_kebab_case_and_each_stands_for_one() {
         let words: Vec<&str> = ErrorClass::ALL.iter().map(|class| class.word()).collect();
-        let hops: Vec<&str> = Stage::ALL.iter().map(|hop| hop.word()).collect();
+        let hops: Vec<&str> = Stage::ALL.iter().map(|stage| stage.word()).collect();
         for words in [words, hops] {
             assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
             let is_kebab = |word: &str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
@@ -157,7 +157,8 @@ mod tests {
     fn the_documentation_has_a_row_for_each_word() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
         let page = std::fs::read_to_string(path).expect("the page is there");
-        for word in ErrorClass::ALL.iter().map(|class| class.word()).chain(Stage::ALL.iter().map(|hop| hop.word())) {
+        for word in ErrorClass::ALL.iter().map(|class| class.word()).chain(Stage::ALL.iter().map(|stage| stage.word()))
+        {
             assert!(page.lines().any(|line| line.starts_with(&format!("| `{word}` |"))), "no row for `{word}`");
         }
     }

@@ -375,7 +375,7 @@ impl AgentWork {
 /// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
 async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
-    let failed = |class: ErrorClass, hop: Stage, message: String| FetchFailure { class, hop, message };
+    let failed = |class: ErrorClass, stage: Stage, message: String| FetchFailure { class, stage, message };
     let mut secrets = Vec::new();
     if let Some(name) = &image.pull_secret {
         let secret = pull_secret::read(client, &task.set.namespace, name).await;
@@ -396,11 +396,11 @@ async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFai
 
 /// The event of a failed pull. A pull that an open circuit refused has none: the circuit had its own.
 fn failed_event(key: &TaskKey, failure: &FetchFailure) -> Option<Event> {
-    let FetchFailure { class, hop, message } = failure;
+    let FetchFailure { class, stage, message } = failure;
     let image = &key.image.reference;
     (*class != ErrorClass::HeldBack).then(|| {
         let message = format!("could not prefetch `{image}`: {message}");
-        failure_event("PrefetchFailed", message, "could not prefetch an image", image, (*class, *hop))
+        failure_event("PrefetchFailed", message, "could not prefetch an image", image, (*class, *stage))
     })
 }
 

@@ -246,11 +246,11 @@ fn report_of(
             let message = if is_removed && keeps { "the image was removed; it is pulled again" } else { "" };
             ImageReport { phase, message: message.to_owned(), ..report }
         }
-        Some(TaskState::Failed { failure: FetchFailure { class, hop, message }, .. }) => {
+        Some(TaskState::Failed { failure: FetchFailure { class, stage, message }, .. }) => {
             let message = printable_start(message, MESSAGE_LENGTH_MAX);
             let message = if message.len() <= *messages_left { message } else { String::new() };
             *messages_left -= message.len();
-            let (class, hop) = (class.to_string(), hop.to_string());
+            let (class, hop) = (class.to_string(), stage.to_string());
             ImageReport { phase: ImagePhase::Failed, class, hop, message, ..report }
         }
     }

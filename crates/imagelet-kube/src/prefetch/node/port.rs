@@ -72,7 +72,7 @@ pub struct FetchFailure {
     /// The class of the error (`docs/errors.md`).
     pub class: ErrorClass,
     /// The step that failed.
-    pub hop: Stage,
+    pub stage: Stage,
     /// The message, for people.
     pub message: String,
 }

@@ -8,7 +8,7 @@ use std::{
 use imagelet_core::{
     hold::HoldMeter,
     image::Digest,
-    runtime::{LayerState, Progress, PullEvent, PullWay},
+    runtime::{LayerState, Progress, PullEvent, PullRoute},
 };
 use tokio::time::Instant;
 
@@ -70,7 +70,7 @@ impl PullBytes {
     fn take(&self, event: &PullEvent) {
         let mut bytes = self.lock();
         match event {
-            PullEvent::Way(way) => bytes.is_measured = Some(matches!(way, PullWay::Imported)),
+            PullEvent::Route(way) => bytes.is_measured = Some(matches!(way, PullRoute::Imported)),
             PullEvent::Resolved { layers, .. } => {
                 bytes.is_measured = Some(true);
                 bytes.layers = layers.iter().map(|(digest, size)| (digest.clone(), (0, size.0))).collect();
@@ -143,8 +143,10 @@ mod tests {
     fn what_a_runtime_fetches_is_not_measured() {
         let bytes = PullBytes::new(Instant::now());
         let progress = bytes.progress();
-        for (way, is_measured) in [(PullWay::Imported, true), (PullWay::Forwarded(ForwardReason::SwitchedOff), false)] {
-            progress(PullEvent::Way(way));
+        for (way, is_measured) in
+            [(PullRoute::Imported, true), (PullRoute::Forwarded(ForwardReason::SwitchedOff), false)]
+        {
+            progress(PullEvent::Route(way));
             assert_eq!(bytes.is_measured(), Some(is_measured));
         }
     }

@@ -29,7 +29,7 @@ impl TestAgent {
 
     fn restart(&mut self) {
         self.stop();
-        let client = self.fake.client();
+        let client = server(self.fake.client());
         let agent = PrefetchAgent::new(client, "node-1", Arc::new(self.node.clone()));
         self.agent = Some(tokio::spawn(async move { agent.run().await }));
     }

@@ -8,6 +8,10 @@
 
 pub(super) mod layer_turns;
 
+use crate::layer_sink::{
+    ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
+    LayerImport, LayerSink, Taken,
+};
 use std::{
     cmp::Reverse,
     collections::HashMap,
@@ -22,11 +26,9 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
+    failpoint,
     image::{Digest, ImageId, Platform, Reference},
-    runtime::{
-        Freed, ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-        LayerImport, LayerSink, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind, Taken,
-    },
+    runtime::{Freed, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit, watch},
@@ -44,7 +46,6 @@ use super::{
     report_present,
 };
 use crate::{
-    failpoint::import::Step,
     manifest::{Index, ManifestDocument},
     pipeline::{LayerPace, Place},
     registry::{Document, Resolved, about},
@@ -217,7 +218,7 @@ impl EngineImporter {
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
         let import = self.sink.begin(Arc::clone(&described.image)).await;
         let import = import.map_err(handover)?;
-        Step::Begun.reach();
+        failpoint!("import.begun");
         let imported = self.bring_and_finish(described, &import, progress).await;
         if imported.is_err() {
             import.abandon().await;
@@ -250,9 +251,9 @@ impl EngineImporter {
             synced.map_err(handover)?;
         }
         drop(unsynced);
-        Step::Synced.reach();
+        failpoint!("import.synced");
         let id = import.finish().await.map_err(Ended::Failed)?;
-        Step::Finished.reach();
+        failpoint!("import.finished");
         Ok(id)
     }
 
@@ -295,20 +296,20 @@ impl EngineImporter {
             Ok(())
         };
         engine.with_space((&fetches.reservation, &fetches.resumption), progress, fetch, brings).await?;
-        Step::LayersTaken.reach();
+        failpoint!("import.layers-taken");
         Ok(views)
     }
 }
 
 impl Attempt<'_> {
     async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
+        let chain = &self.described.chains[index];
         let turns = &self.engine.turns;
         let Some((mut layer, guard)) = self.fetched(index, spare).await? else {
             return Ok(self.is_present(index));
         };
         self.fetches.reservation.release(chain);
-        Step::LayerWhole.reach();
+        failpoint!("import.layer-whole");
         if layer.has_implicit() {
             let mut taken = self.taken.subscribe();
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
@@ -325,12 +326,11 @@ impl Attempt<'_> {
             Taken::Committed => {}
             Taken::BaseGone => return Err(Ended::BaseGone),
         }
-        Step::LayerTaken.reach();
+        failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        let (media_type, size) = (described.media_type.clone(), described.size);
         let cleared = blocking(move || {
-            layer.taken(&media_type, size);
+            layer.taken();
             Ok(())
         });
         cleared.await.map_err(handover)?;

@@ -187,7 +187,7 @@ fn token_requests(
     // The registry's TLS settings apply.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
-    let request = |target| Request { hop: Stage::Token, urgency: None, ..Request::get(target, connection.clone()) };
+    let request = |target| Request { stage: Stage::Token, urgency: None, ..Request::get(target, connection.clone()) };
     let wanted = [("service", service.map(str::to_owned)), ("scope", host.scope())];
     let wanted: Vec<String> = wanted.into_iter().filter_map(|(name, value)| Some(pair(name, &value?))).collect();
     let query = |account: &[String]| request(target.clone().with_query(&[&wanted[..], account].concat().join("&")));

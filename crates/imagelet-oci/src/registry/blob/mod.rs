@@ -470,9 +470,9 @@ impl BlobStream {
         locked(&self.source.notes).served.insert(index);
         self.is_counted = false;
         (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
-        (self.skip, self.end, self.is_redirected) = (skip, end, answer.strayed);
+        (self.skip, self.end, self.is_redirected) = (skip, end, answer.redirected);
         let session = &self.source.session;
-        if answer.strayed {
+        if answer.redirected {
             session.retry_budget.served(true);
         }
         self.body = Some(BodyReader::new(answer.body, session.shared.transport.progress_timeout, &session.reception));

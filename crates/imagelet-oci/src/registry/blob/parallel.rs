@@ -165,7 +165,7 @@ impl RangedStream {
     }
 
     /// Closes the connections. The next bytes are requested again from the current offset.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
         }

@@ -22,14 +22,14 @@ use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
 
-pub(crate) fn unreachable(host: &str, hop: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let cause = HttpError::new(cause);
     if causes(&cause).filter_map(|error| error.downcast_ref()).any(hyper::Error::is_parse) {
         let message = format!("registry `{host}` did not answer in HTTP");
-        return unavailable(message).caused_by(cause).with_fault(Fault::new(ErrorClass::AnswerInvalid, hop));
+        return unavailable(message).caused_by(cause).with_fault(Fault::new(ErrorClass::AnswerInvalid, stage));
     }
     let fault = connect_fault(&cause);
-    if fault.hop == Stage::Proxy {
+    if fault.stage == Stage::Proxy {
         return proxy_failure(host, cause, fault);
     }
     if causes(&cause).any(<dyn StdError>::is::<Rejected>) {
@@ -109,7 +109,7 @@ fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (
 fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     let failed = causes(error).find_map(|error| error.downcast_ref::<ConnectError>());
     let refusal = causes(error).find_map(|error| error.downcast_ref::<rustls::Error>());
-    let (class, hop) = match (failed, refusal) {
+    let (class, stage) = match (failed, refusal) {
         (Some(ConnectError::BadProxy(_) | ConnectError::ProxyAway { .. } | ConnectError::Tunnel { .. }), _) => {
             (ErrorClass::ProxyFailed, Stage::Proxy)
         }
@@ -129,7 +129,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
             (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
         }
     };
-    Fault::new(class, hop)
+    Fault::new(class, stage)
 }
 
 fn io_class(error: &io::Error) -> Option<ErrorClass> {

@@ -26,7 +26,7 @@ pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 pub(crate) struct AwaitedHead {
     /// Host and port of the server.
     pub(crate) place: String,
-    pub(crate) hop: Stage,
+    pub(crate) stage: Stage,
     /// The server is the target of a redirect.
     pub(crate) is_redirected: bool,
     /// When the request was sent.
@@ -65,12 +65,12 @@ impl Drop for HeadWaitEnd {
 impl AwaitedHead {
     /// The head has not come within a limit.
     pub(crate) fn late(&self, limit: Duration) -> Failure {
-        no_answer(&self.place, self.hop, Silent::Connection(limit)).of_redirect(self.is_redirected)
+        no_answer(&self.place, self.stage, Silent::Connection(limit)).of_redirect(self.is_redirected)
     }
 }
 
 /// A server took a request and sent nothing.
-pub(crate) fn no_answer(place: &str, hop: Stage, silent: Silent) -> Failure {
+pub(crate) fn no_answer(place: &str, stage: Stage, silent: Silent) -> Failure {
     let error = unavailable(format!("registry `{place}` did not answer")).caused_by(silent);
-    Failure { error: error.with_fault(Fault::new(ErrorClass::TimedOut, hop)), retry: silent.retry() }
+    Failure { error: error.with_fault(Fault::new(ErrorClass::TimedOut, stage)), retry: silent.retry() }
 }

@@ -71,7 +71,7 @@ pub(crate) struct Request {
     pub(crate) may_stray: bool,
     /// Origins inside the network that a host outside may redirect to.
     pub(crate) listed: Arc<[Origin]>,
-    pub(crate) hop: Stage,
+    pub(crate) stage: Stage,
     /// `None`: the caller has a slot of the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Response {
     pub(crate) body: ResponseBody,
     pub(crate) target: Target,
     /// Another origin than that of the request sent or redirected it.
-    pub(crate) strayed: bool,
+    pub(crate) redirected: bool,
 }
 
 /// A body, and its place among the requests of its host.
@@ -105,7 +105,7 @@ impl Request {
             form: None,
             may_stray: false,
             listed: Arc::default(),
-            hop: Stage::Manifest,
+            stage: Stage::Manifest,
             urgency: Some(Urgency::is_next()),
         }
     }
@@ -123,47 +123,47 @@ impl Transport {
         let origin = request.target.origin.clone();
         let stray_connection = request.connection.clone().for_other_origin();
         let mut target = request.target.clone();
-        let mut strayed = false;
+        let mut redirected = false;
         for _ in 0..=REDIRECTS_MAX {
             let mut headers = request.open.clone();
-            if !strayed {
+            if !redirected {
                 headers.extend(request.bound.clone());
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
-            let connection = if strayed { &stray_connection } else { &request.connection };
+            let connection = if redirected { &stray_connection } else { &request.connection };
             let slot = match &request.urgency {
                 Some(urgency) => Some(self.slots.acquire(&target.origin, urgency).await),
                 None => None,
             };
             let response = self.exchange(&target, connection, headers, &request, reception).await;
-            let response = response.map_err(|failure| failure.of_redirect(strayed))?;
+            let response = response.map_err(|failure| failure.of_redirect(redirected))?;
             let (head, incoming) = response.into_parts();
             let body = ResponseBody { incoming, _slot: slot };
             if !is_redirect(head.status) {
-                return Ok(Response { status: head.status, headers: head.headers, body, target, strayed });
+                return Ok(Response { status: head.status, headers: head.headers, body, target, redirected });
             }
-            let next = location(&head.headers, &target, request.hop)?;
+            let next = location(&head.headers, &target, request.stage)?;
             let is_followed = request.form.is_none() && (request.may_stray || next.origin == origin);
             let is_downgrade = target.origin.is_https() && !next.origin.is_https();
             // A blob is verified by its digest, and its request has nothing bound to the registry.
-            let is_plain_refused = is_downgrade && request.hop != Stage::Blob;
+            let is_plain_refused = is_downgrade && request.stage != Stage::Blob;
             if !is_followed || is_plain_refused {
                 let problem = if is_followed { "is not encrypted" } else { "is not followed here" };
                 let what = format!("sends on to `{}`, which {problem}", next.origin);
-                return Err(refused(&target, request.hop, &what).into());
+                return Err(refused(&target, request.stage, &what).into());
             }
             if !may_send_on(&target.origin, &next.origin, &request.listed) {
                 let what = format!("sends on to `{}`, which is inside the network, and it is not", next.origin);
-                return Err(refused(&target, request.hop, &what).with_hint(listing_hint(&next.origin)).into());
+                return Err(refused(&target, request.stage, &what).with_hint(listing_hint(&next.origin)).into());
             }
             if is_downgrade {
                 self.warn_of_plain(&target.origin, &next.origin);
             }
             drain(body).await;
-            strayed |= next.origin != origin;
+            redirected |= next.origin != origin;
             target = next;
         }
-        Err(refused(&request.target, request.hop, &format!("redirects more than {REDIRECTS_MAX} times")).into())
+        Err(refused(&request.target, request.stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
     /// Logs once that blobs of a registry on HTTPS come over plain HTTP.
@@ -238,14 +238,14 @@ impl Transport {
     ) -> Result<http::Response<Incoming>, Failure> {
         let place = target.origin.authority();
         let invalid =
-            |error: http::Error| refused(target, asked.hop, "has an address that cannot be asked").caused_by(error);
+            |error: http::Error| refused(target, asked.stage, "has an address that cannot be asked").caused_by(error);
         let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
         let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
         request.headers_mut().extend(headers);
         let mut connection = connection.clone();
         if connection.proxy.is_none() {
             let chosen = self.clients.proxies.choose(&target.origin);
-            connection.proxy = chosen.map_err(|bad| unreachable(&place, asked.hop, ConnectError::from(bad)))?;
+            connection.proxy = chosen.map_err(|bad| unreachable(&place, asked.stage, ConnectError::from(bad)))?;
         }
         let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(target.origin.is_https()));
         if let Some(authorization) = forwards.and_then(Proxy::authorization) {
@@ -254,7 +254,7 @@ impl Transport {
         let client = self.clients.client(target.origin.is_https(), &connection).await?;
         let head = AwaitedHead {
             place: place.clone(),
-            hop: asked.hop,
+            stage: asked.stage,
             is_redirected: !target.origin.is_same_place(&asked.target.origin),
             since: Instant::now(),
         };
@@ -269,7 +269,7 @@ impl Transport {
                 }
             }
             Ok(Err(error)) => {
-                let error = unreachable(&place, asked.hop, error);
+                let error = unreachable(&place, asked.stage, error);
                 let retry = match error.hint() {
                     // The server may have closed the connection for another reason.
                     Some(_) if is_unexplained(&error) => Retry::Again { times: 1 },
@@ -279,7 +279,7 @@ impl Transport {
                 };
                 Err(Failure { error, retry })
             }
-            Err(silent) => Err(no_answer(&place, asked.hop, silent)),
+            Err(silent) => Err(no_answer(&place, asked.stage, silent)),
         }
     }
 
@@ -344,8 +344,8 @@ impl ReadError {
             Self::Cut(_) => (RuntimeErrorKind::RegistryUnavailable, ErrorClass::ConnectionLost, Retry::Soon),
         };
         let message = format!("could not read {what} from registry `{place}`");
-        let hop = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
-        let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, hop));
+        let stage = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
+        let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, stage));
         Failure { error, retry }
     }
 }
@@ -392,13 +392,13 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-fn location(headers: &HeaderMap, from: &Target, hop: Stage) -> Result<Target, RuntimeError> {
-    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, hop, "redirects to nowhere"))?;
-    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, hop, "redirects to no URL"))?;
-    from.join(text).map_err(|problem| refused(from, hop, &format!("redirects to {problem}")))
+fn location(headers: &HeaderMap, from: &Target, stage: Stage) -> Result<Target, RuntimeError> {
+    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, stage, "redirects to nowhere"))?;
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, stage, "redirects to no URL"))?;
+    from.join(text).map_err(|problem| refused(from, stage, &format!("redirects to {problem}")))
 }
 
-fn refused(target: &Target, hop: Stage, what: &str) -> RuntimeError {
+fn refused(target: &Target, stage: Stage, what: &str) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Other, format!("`{target}` {what}"))
-        .with_fault(Fault::new(ErrorClass::AnswerInvalid, hop))
+        .with_fault(Fault::new(ErrorClass::AnswerInvalid, stage))
 }

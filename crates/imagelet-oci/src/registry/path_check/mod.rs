@@ -100,7 +100,7 @@ impl Walk<'_> {
                 self.passed(Stage::Manifest.word(), took, String::new());
                 return self.failed("platform", took, error);
             }
-            Err((hop, took, error)) => return self.failed(hop, took, error),
+            Err((stage, took, error)) => return self.failed(stage, took, error),
         };
         let layers = &resolved.manifest.layers;
         self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
@@ -145,7 +145,7 @@ impl Walk<'_> {
         let took = began.elapsed().saturating_sub(self.connected(steps));
         match outcome {
             Ok(found) => Ok((found, took)),
-            Err(error) => Err((error.fault().hop.word(), took, error)),
+            Err(error) => Err((error.fault().stage.word(), took, error)),
         }
     }
 

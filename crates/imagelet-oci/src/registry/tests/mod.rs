@@ -146,13 +146,13 @@ async fn a_password_is_shown_when_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_wrong_password_is_tried_once_and_not_repeated_in_the_error() {
-    for (guard, hop) in [(Guard::Basic("user", "other"), Stage::Manifest), (bearer(), Stage::Token)] {
+    for (guard, stage) in [(Guard::Basic("user", "other"), Stage::Manifest), (bearer(), Stage::Token)] {
         let fake = FakeRegistry::start().await;
         fake.put_image("v1", &[]);
         fake.guard(guard);
         let error = pull(&fake, Some(&credential("wrongsecret"))).await.unwrap_err();
         assert_eq!(error.kind(), RuntimeErrorKind::Denied);
-        assert_eq!(error.fault(), Fault::new(ErrorClass::Unauthorized, hop));
+        assert_eq!(error.fault(), Fault::new(ErrorClass::Unauthorized, stage));
         assert!(error.hint().is_some());
         let text = format!("{} {error:?}", error.chain());
         assert!(!text.contains("wrongsecret") && !text.contains("dXNlcjp3cm9uZ3NlY3JldA"), "{text}");

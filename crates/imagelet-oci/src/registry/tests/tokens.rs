@@ -57,7 +57,7 @@ async fn a_token_service_that_knows_only_forms_gets_one_and_one_token_serves_con
     fake.clear_tricks();
     fake.trick("/token", 9, answer(405, &[], ""));
     let error = pull(&fake, Some(&credential("hunter2pass"))).await.unwrap_err();
-    assert_eq!((error.kind(), error.fault().hop), (RuntimeErrorKind::Denied, Stage::Token), "{}", error.chain());
+    assert_eq!((error.kind(), error.fault().stage), (RuntimeErrorKind::Denied, Stage::Token), "{}", error.chain());
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn a_wait_that_a_token_service_requests_holds_back_no_request_to_its_regis
     let granted = registry.resolve(&reference, Some(&credential), &platform()).await.unwrap();
     fake.trick("/token", 9, answer(503, &[("retry-after", "50")], ""));
     let error = registry.resolve(&reference, Some(&credential), &platform()).await.unwrap_err();
-    assert_eq!(error.fault().hop, Stage::Token, "{}", error.chain());
+    assert_eq!(error.fault().stage, Stage::Token, "{}", error.chain());
     assert_eq!(granted.session.standing(0).held_until, None);
 }
 

@@ -1,5 +1,6 @@
 //! Files replaced and trees removed so that a crash at any point is harmless.
 
+use imagelet_core::failpoint;
 use std::{
     fs::{self, File},
     io::{self, Write as _},
@@ -11,27 +12,25 @@ use std::{
     },
 };
 
-use crate::failpoint::Step;
-
 /// Replaces a file as a whole: written beside, synced, renamed, folder synced.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let beside = path.with_extension("new");
     let written = create_anew(&beside).and_then(|mut file| {
-        Step::FileCreated.reach();
+        failpoint!("file.created");
         file.write_all(bytes)?;
-        Step::FileWritten.reach();
+        failpoint!("file.written");
         file.sync_data()?;
-        Step::FileSynced.reach();
+        failpoint!("file.synced");
         Ok(())
     });
     if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
         let _ = fs::remove_file(&beside);
         return Err(error);
     }
-    Step::FileRenamed.reach();
+    failpoint!("file.renamed");
     sync_folder(folder)?;
-    Step::FileDurable.reach();
+    failpoint!("file.durable");
     Ok(())
 }
 
@@ -43,9 +42,7 @@ pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
 
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()?;
-    #[cfg(test)]
-    super::sync_observer::synced(Some(folder))?;
-    Ok(())
+    failpoint::synced(Some(folder))
 }
 
 /// A view of a file system that receives each write error since it was opened, once.
@@ -72,8 +69,7 @@ impl SyncView {
             return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));
         }
         let synced = rustix::fs::syncfs(&self.root).map_err(io::Error::from);
-        #[cfg(test)]
-        let synced = synced.and_then(|()| super::sync_observer::synced(None));
+        let synced = synced.and_then(|()| failpoint::synced(None));
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 

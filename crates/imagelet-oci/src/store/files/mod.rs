@@ -3,5 +3,3 @@
 pub(super) mod durable;
 pub(super) mod lock;
 pub(super) mod root;
-#[cfg(test)]
-pub(super) mod sync_observer;

@@ -13,6 +13,7 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     runtime::{RuntimeError, RuntimeErrorKind},
     trusted_files::{Exposure, folder_exposure},
 };
@@ -21,7 +22,6 @@ use rustix::{
     io::Errno,
 };
 
-use crate::failpoint::Step;
 use crate::store::could_not;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
@@ -67,11 +67,11 @@ impl Place {
     }
 
     pub(crate) fn make_folders(&self) -> io::Result<()> {
-        Step::OpenFolder.reach();
+        failpoint!("open.folder");
         for name in FOLDERS {
             match rustix::fs::mkdirat(&self.folder, name, PRIVATE) {
                 Err(error) if error != Errno::EXIST => return Err(error.into()),
-                _ => Step::OpenFolder.reach(),
+                _ => failpoint!("open.folder"),
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ pub(crate) mod repositories;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use imagelet_core::{
+    failpoint,
     image::{Digest, ImageId, ImageNames, LookupError, look_up},
     runtime::{Findings, Listing, RuntimeError, RuntimeErrorKind},
 };
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
-    LayerSizes, could_not,
+    could_not,
     files::durable::{SyncView, replace_file},
     record::{ImageRecord, LayerRecord, SpareRecord, checksum},
     storage_error,
@@ -45,7 +46,6 @@ pub(crate) struct Index {
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) spares: HashMap<Digest, Spare>,
-    pub(crate) sunk: VecDeque<LayerSizes>,
     pub(crate) block: u64,
     /// The images sorted by id; `None`: the index may have changed since (see [`listing::Locked`]).
     list: Option<Listing>,
@@ -365,7 +365,7 @@ fn load_names(
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
         fs::rename(&path, &aside)
             .map_err(|error| storage_error(format!("could not set `{}` aside", path.display()), error))?;
-        crate::failpoint::Step::OpenSetAside.reach();
+        failpoint!("open.set-aside");
     }
     let rebuilt = records.flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))

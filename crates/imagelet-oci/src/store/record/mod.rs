@@ -9,13 +9,15 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::image::{Digest, ImageId};
+use imagelet_core::{
+    failpoint,
+    image::{Digest, ImageId},
+};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use self::disk_usage::DiskUsage;
 use super::files::durable::remove_file;
-use crate::failpoint::Step;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -154,7 +156,7 @@ pub(crate) struct SpareRecord {
 impl SpareRecord {
     pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
         fs::write(folder.join(SPARE_RECORD), checksum::seal(self))?;
-        Step::LayerResumable.reach();
+        failpoint!("layer.resumable");
         Ok(())
     }
 

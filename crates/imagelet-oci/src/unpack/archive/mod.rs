@@ -16,7 +16,7 @@ use self::{
     pax::{Extended, SparseRecords, Time},
     sparse::{Builder, Version},
 };
-use super::{Claim, EntryRules, UnpackLimits, error::Fault};
+use super::{EntryRules, MemoryReservation, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -72,7 +72,7 @@ pub(crate) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
     rules: EntryRules,
-    claim: Claim,
+    claim: MemoryReservation,
     globals: Extended,
     /// Unread data of the current entry, then its padding.
     remaining: u64,
@@ -91,7 +91,12 @@ struct Pending {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(input: &'a mut dyn BufRead, limits: UnpackLimits, rules: EntryRules, claim: Claim) -> Self {
+    pub(crate) fn new(
+        input: &'a mut dyn BufRead,
+        limits: UnpackLimits,
+        rules: EntryRules,
+        claim: MemoryReservation,
+    ) -> Self {
         let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(rules));
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }

@@ -32,7 +32,7 @@ fn directories_are_kept_open_up_to_the_bound_and_given_back() {
 #[test]
 fn the_least_budget_holds_the_largest_header_and_the_window_of_every_decoder() {
     let budget = Arc::new(UnpackBudget::new(0));
-    let mut claim = Claim::on(&layer(&budget, "a"));
+    let mut claim = MemoryReservation::on(&layer(&budget, "a"));
     let header = crate::unpack::UnpackLimits::default().header_max;
     claim.grow(8 * MIB + 4 * header + (4 << 20)).expect("it fits");
 }
@@ -41,7 +41,7 @@ fn the_least_budget_holds_the_largest_header_and_the_window_of_every_decoder() {
 fn by_default_each_layer_has_a_mebibyte_of_its_own_and_one_tenant_a_window_of_32() {
     let budget = Arc::new(UnpackBudget::new(UNPACK_MEMORY_DEFAULT));
     let layers: Vec<_> = (0..LAYERS_MAX).map(|_| layer(&budget, "a")).collect();
-    let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+    let mut claims: Vec<_> = layers.iter().map(MemoryReservation::on).collect();
     for claim in &mut claims {
         claim.grow(MIB).expect("each layer has it, whatever the others hold");
     }
@@ -53,7 +53,7 @@ fn by_default_each_layer_has_a_mebibyte_of_its_own_and_one_tenant_a_window_of_32
 fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
     let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
     let layers: Vec<_> = ["a", "a", "b"].map(|name| layer(&budget, name)).into();
-    let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+    let mut claims: Vec<_> = layers.iter().map(MemoryReservation::on).collect();
     claims[0].grow(20 * MIB).expect("it is free");
     assert_eq!(claims[1].grow(20 * MIB), Err(MemoryError::Busy), "the half of its tenant is used up");
     claims[1].grow(11 * MIB).expect("the rest of that half");
@@ -64,7 +64,7 @@ fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
 fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
     let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
     let layers: Vec<_> = (0..4).map(|number| layer(&budget, &format!("t{number}"))).collect();
-    let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+    let mut claims: Vec<_> = layers.iter().map(MemoryReservation::on).collect();
     for claim in &mut claims {
         claim.grow(usize::try_from(OWN_NOTES_MIN).unwrap()).expect("each layer has some of its own");
     }
@@ -75,12 +75,12 @@ fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_t
     assert!(layers[0].holds_shared() && !layers[1].holds_shared());
     claims[1].grow(6 * MIB).expect("as much is free");
     drop((claims, layers));
-    Claim::on(&layer(&budget, "a")).grow(16 * MIB).expect("all is free again");
+    MemoryReservation::on(&layer(&budget, "a")).grow(16 * MIB).expect("all is free again");
 }
 
 #[test]
 fn one_layer_is_refused_what_no_layer_may_have_and_told_the_limit() {
-    let mut claim = Claim::on(&LayerMemory::of_its_own(1 << 20));
+    let mut claim = MemoryReservation::on(&LayerMemory::of_its_own(1 << 20));
     claim.grow(MIB).expect("as much as there is");
     let limit = (1 << 20) + OWN_NOTES_MIN;
     assert_eq!(claim.grow(MIB), Err(MemoryError::Limit(limit)));
@@ -88,7 +88,7 @@ fn one_layer_is_refused_what_no_layer_may_have_and_told_the_limit() {
     claim.clear();
     claim.grow(MIB).expect("it was given back");
     drop(claim);
-    let mut all = Claim::on(&LayerMemory::of_its_own(1 << 20));
+    let mut all = MemoryReservation::on(&LayerMemory::of_its_own(1 << 20));
     all.grow(usize::try_from(limit).unwrap()).expect("to the byte");
     assert_eq!(all.grow(1), Err(MemoryError::Limit(limit)));
 }
@@ -97,12 +97,12 @@ fn one_layer_is_refused_what_no_layer_may_have_and_told_the_limit() {
 fn what_a_claim_took_is_given_back_whichever_way_it_was_taken() {
     let memory = LayerMemory::of_its_own(1 << 20);
     for _ in 0..3 {
-        let mut claim = Claim::on(&memory);
+        let mut claim = MemoryReservation::on(&memory);
         assert!(claim.grow_if_free(MIB / 2));
         claim.grow(MIB / 2).expect("the rest is free");
         assert!(!claim.grow_if_free(MIB));
     }
-    let mut claim = Claim::on(&memory);
+    let mut claim = MemoryReservation::on(&memory);
     assert!(claim.grow_if_free(MIB));
     claim.clear();
     claim.grow(MIB).expect("all of it");
@@ -112,21 +112,21 @@ fn what_a_claim_took_is_given_back_whichever_way_it_was_taken() {
 async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ever() {
     let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
     let first = layer(&budget, "first");
-    let mut claim = Claim::on(&first);
+    let mut claim = MemoryReservation::on(&first);
     claim.grow(12 * MIB).expect("it is free");
     let waiting: Vec<_> = (0..3)
         .map(|number| {
             let budget = Arc::clone(&budget);
             tokio::spawn(async move {
                 let layer = budget.whole_layer(layer(&budget, &format!("t{number}"))).await;
-                Claim::on(&layer).grow(16 * MIB).expect("the whole of a tenant is its own");
+                MemoryReservation::on(&layer).grow(16 * MIB).expect("the whole of a tenant is its own");
             })
         })
         .collect();
     tokio::task::yield_now().await;
     assert!(first.is_wanted());
     // A later request does not overtake.
-    assert_eq!(Claim::on(&layer(&budget, "later")).grow(MIB), Err(MemoryError::Busy));
+    assert_eq!(MemoryReservation::on(&layer(&budget, "later")).grow(MIB), Err(MemoryError::Busy));
     drop((claim, first));
     for task in waiting {
         task.await.expect("no panic");
@@ -137,13 +137,13 @@ async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ev
 async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
     let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
     let (holder, other) = (layer(&budget, "a"), layer(&budget, "b"));
-    let mut held = Claim::on(&holder);
+    let mut held = MemoryReservation::on(&holder);
     held.grow(20 * MIB).expect("it is free");
     let mut waiting = Box::pin(budget.whole_layer(layer(&budget, "a")));
     assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "its tenant has not the whole half");
     assert!(holder.is_wanted() && !other.is_wanted());
     assert_eq!(other.holder().as_deref(), Some("a:v1"));
-    Claim::on(&other).grow(30 * MIB).expect("the other half is free");
+    MemoryReservation::on(&other).grow(30 * MIB).expect("the other half is free");
     drop(waiting);
     assert!(!holder.is_wanted(), "a wait that is dropped leaves the line");
     drop((held, holder, other));
@@ -154,13 +154,13 @@ async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
 async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
     let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
     let holder = layer(&budget, "holder");
-    let mut held = Claim::on(&holder);
+    let mut held = MemoryReservation::on(&holder);
     held.grow(15 * MIB).expect("it is free");
     let layer = layer(&budget, "waits");
     let wait = |cancelled: bool| {
         let layer = Arc::clone(&layer);
         tokio::task::spawn_blocking(move || {
-            let mut claim = Claim::on(&layer);
+            let mut claim = MemoryReservation::on(&layer);
             claim.grow_to(8 << 20, &AtomicBool::new(cancelled))
         })
     };
@@ -174,7 +174,7 @@ async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_ot
     assert_eq!(waiting.await.expect("no panic"), Ok(()));
     assert!(!layer.is_awaited() && layer.holds_shared());
     // It holds some, and must not wait for more.
-    let mut rest = Claim::on(&layer);
+    let mut rest = MemoryReservation::on(&layer);
     let taken = tokio::task::spawn_blocking(move || rest.grow_to(15 << 20, &AtomicBool::new(false)));
     assert_eq!(taken.await.expect("no panic"), Ok(()));
 }
@@ -184,7 +184,7 @@ async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_secon
     let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
     let (fast, slower) = (9 << 20, 2 << 20);
     let holders = [("a", fast), ("b", slower)].map(|(name, rate)| metered(&budget, name, rate));
-    let mut claims: Vec<_> = holders.iter().map(Claim::on).collect();
+    let mut claims: Vec<_> = holders.iter().map(MemoryReservation::on).collect();
     for claim in &mut claims {
         claim.grow(31 * MIB).expect("it is free");
     }

@@ -17,7 +17,7 @@ use super::whiteout::Opacity;
 use crate::scarce::patiently;
 use crate::unpack::{
     archive::{TarMetadata, Xattrs},
-    budget::Claim,
+    budget::MemoryReservation,
     error::Fault,
 };
 
@@ -68,7 +68,7 @@ pub(crate) struct DeferredMetadata {
     pub(crate) notes: BTreeMap<Vec<u8>, Note>,
     /// Some record may be of a device; of most layers none is.
     has_devices: bool,
-    claim: Claim,
+    claim: MemoryReservation,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ pub(crate) struct DirectoryMeta {
 }
 
 impl DeferredMetadata {
-    pub(crate) fn new(claim: Claim) -> Self {
+    pub(crate) fn new(claim: MemoryReservation) -> Self {
         DeferredMetadata { notes: BTreeMap::new(), has_devices: false, claim }
     }
 
@@ -208,7 +208,7 @@ mod tests {
     use crate::unpack::LayerMemory;
 
     fn deferred(memory: usize) -> DeferredMetadata {
-        DeferredMetadata::new(Claim::on(&LayerMemory::of_its_own(memory as u64)))
+        DeferredMetadata::new(MemoryReservation::on(&LayerMemory::of_its_own(memory as u64)))
     }
 
     #[test]

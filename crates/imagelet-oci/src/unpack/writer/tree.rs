@@ -24,7 +24,7 @@ use super::{
 use crate::scarce::patiently;
 use crate::unpack::{
     UnpackOptions,
-    budget::Claim,
+    budget::MemoryReservation,
     error::{Fault, shown},
     name,
 };
@@ -87,7 +87,7 @@ pub(crate) struct Tree<'a> {
     /// By path as in entries, links included. Cleared when any directory or link is removed.
     open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
     pub(crate) deferred: DeferredMetadata,
-    removal: Claim,
+    removal: MemoryReservation,
     /// Disk bytes of directories without an entry that the writer has not counted yet.
     pub(crate) made_bytes: u64,
 }
@@ -99,8 +99,8 @@ impl<'a> Tree<'a> {
             options,
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
-            deferred: DeferredMetadata::new(Claim::on(&options.memory)),
-            removal: Claim::on(&options.memory),
+            deferred: DeferredMetadata::new(MemoryReservation::on(&options.memory)),
+            removal: MemoryReservation::on(&options.memory),
             made_bytes: 0,
         })
     }
@@ -284,7 +284,7 @@ fn remove_tree(
     parent: BorrowedFd<'_>,
     name: &[u8],
     cancelled: &AtomicBool,
-    memory: &mut Claim,
+    memory: &mut MemoryReservation,
     freed: &mut Freed,
 ) -> Result<(), Fault> {
     let action = "remove the directory replaced by";
@@ -328,7 +328,7 @@ fn remove_tree(
 fn remove_files(
     directory: BorrowedFd<'_>,
     names_max: usize,
-    memory: &mut Claim,
+    memory: &mut MemoryReservation,
     freed: &mut Freed,
 ) -> Result<Vec<Vec<u8>>, Fault> {
     let action = "remove the directory replaced by";
@@ -395,8 +395,8 @@ mod tests {
             fs::write(inner.join("file"), "content").expect("a file");
         }
         let memory = LayerMemory::of_its_own(64 << 10);
-        let is_free = |bytes: usize| Claim::on(&memory).grow(bytes).is_ok();
-        let (mut claim, mut freed) = (Claim::on(&memory), Freed::default());
+        let is_free = |bytes: usize| MemoryReservation::on(&memory).grow(bytes).is_ok();
+        let (mut claim, mut freed) = (MemoryReservation::on(&memory), Freed::default());
         let old = opened(&folder.path().join("old"));
         let found = remove_files(old.as_fd(), 3, &mut claim, &mut freed).expect("it reads");
         let taken = 3 * ("directory0".len() + REMEMBERED_COST);
@@ -423,7 +423,7 @@ mod tests {
         }
         let kept = (REMEMBERED_MANY + REMEMBERED_AT_LEAST) * (4 + REMEMBERED_COST);
         let memory = LayerMemory::of_its_own((kept as u64).next_multiple_of(1 << 10) - (16 << 10));
-        let mut claim = Claim::on(&memory);
+        let mut claim = MemoryReservation::on(&memory);
         let root = opened(folder.path());
         remove_tree(root.as_fd(), b"old", &AtomicBool::new(false), &mut claim, &mut Freed::default()).expect("it goes");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);

@@ -1,14 +1,9 @@
 //! `controller`: runs the controller of prefetch until it is stopped.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    process::ExitCode,
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use futures_util::future::OptionFuture;
-use imagelet_core::metrics::Metrics;
+use imagelet_core::{backoff::random, metrics::Metrics};
 use imagelet_kube::PrefetchController;
 
 use super::access;
@@ -44,7 +39,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
 /// The name of the host and a random number: two controllers on one host that had one identity would both hold the lease.
 fn own_identity() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{host}_{:016x}", RandomState::new().hash_one(host.as_str()))
+    format!("{host}_{:016x}", random())
 }
 
 #[cfg(test)]

@@ -248,7 +248,7 @@ impl DiagnosisStep {
         let failure = error.map(|error| {
             let fault = error.fault();
             Failure::of(&error)
-                .at(fault.class, fault.hop)
+                .at(fault.class, fault.stage)
                 .or_hint(advice(fault.class).unwrap_or("`imagelet help errors` describes the class of the failure"))
         });
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

@@ -57,7 +57,7 @@ pub(crate) async fn log_in(
     })?;
     let checked = checked.map_err(|error| {
         let fault = error.fault();
-        Failure::because(format!("no login for `{registry}` was kept"), &error).at(fault.class, fault.hop)
+        Failure::because(format!("no login for `{registry}` was kept"), &error).at(fault.class, fault.stage)
     })?;
     if checked == LoginCheck::NotAsked {
         note(&format!("warning: `{registry}` asks for no credential, so that the login could not be checked"));

@@ -33,12 +33,7 @@ fn a_file_that_a_kubelet_starts_with_starts_imagelet() {
     let text = |more: &str| format!("{HEAD}{more}");
     for (what, file, key, value) in [
         ("a key twice: the last", text("registryBurst: 1\nregistryBurst: 2\n"), "registryBurst", json!(2)),
-        (
-            "a key of a map twice",
-            text("evictionHard: {imagefs.available: 5%, imagefs.available: 7%}\n"),
-            "evictionHard",
-            json!({"imagefs.available": "7%"}),
-        ),
+        ("evictions", text("evictionHard: {imagefs.available: 5%, x: 7%}\nmaxPods: 9\n"), "maxPods", json!(9)),
         ("a key of no image twice", text("clusterDNS: [a]\nclusterDNS: [b]\nmaxPods: 9\n"), "maxPods", json!(9)),
         ("a marker behind it", text("registryBurst: 7\n---\n"), "registryBurst", json!(7)),
         ("a marker without a line end", text("registryBurst: 7\n---"), "registryBurst", json!(7)),
@@ -54,7 +49,7 @@ fn a_file_that_a_kubelet_starts_with_starts_imagelet() {
             json!(110),
         ),
         ("a gate of a newer version", text("featureGates: {Newer: true}\n"), "maxPods", json!(110)),
-        ("null maps", text("evictionSoft: null\nfeatureGates:\ntracing: ~\n"), "evictionSoft", json!({})),
+        ("null maps", text("featureGates:\ntracing: ~\n"), "maxPods", json!(110)),
         ("a null list", text("preloadedImagesVerificationAllowlist: null\n"), "maxPods", json!(110)),
         ("a null number", text("maxPods: null\nmaxParallelImagePulls: null\n"), "maxPods", json!(110)),
         ("yes and no", text("serializeImagePulls: no\n"), "serializeImagePulls", json!(false)),
@@ -78,7 +73,7 @@ fn a_file_that_a_kubelet_starts_with_starts_imagelet() {
 fn the_thresholds_of_a_kubelets_drop_ins_are_those_of_the_node() {
     let main = format!(
         "{HEAD}imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nmaxPods: 50\n\
-         evictionHard: {{imagefs.available: 5%, nodefs.available: 5%}}\n\
+         evictionHard: {{imagefs.available: 5%}}\n\
          preloadedImagesVerificationAllowlist: [a, b]\nimagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\n\
          tracing: {{endpoint: 'localhost:1', samplingRatePerMillion: 7}}\n"
     );
@@ -86,17 +81,10 @@ fn the_thresholds_of_a_kubelets_drop_ins_are_those_of_the_node() {
     let text = |more: &str| format!("{HEAD}{more}");
     let high = |percent: u8| text(&format!("imageGCHighThresholdPercent: {percent}\n"));
     let (low, high_75, high_80) = (text("imageGCLowThresholdPercent: 50\n"), high(75), high(80));
-    let hard = text("evictionHard: {imagefs.available: 9%}\n");
-    let without = text("evictionHard: {imagefs.available: null}\n");
-    let no_hard = text("evictionHard: null\n");
     let list = text("preloadedImagesVerificationAllowlist: [c]\n");
     let (pods_0, pods_null) = (text("maxPods: 0\n"), text("maxPods: null\n"));
     let rate = text("tracing: {samplingRatePerMillion: 9}\n");
     let key = "imageGCHighThresholdPercent";
-    let default_hard = |image: &str| {
-        json!({"imagefs.available": image, "imagefs.inodesFree": "5%", "memory.available": "100Mi",
-               "nodefs.available": "10%", "nodefs.inodesFree": "5%"})
-    };
     for (what, file, drop_ins, key, value, source) in [
         ("one", main, &[("10-gc.conf", high_75.as_str())][..], key, json!(75), "10-gc.conf:3"),
         ("two", main, &[("10-gc.conf", &high_75), ("20-gc.conf", &high_80)], key, json!(80), "20-gc.conf:3"),
@@ -119,24 +107,6 @@ fn the_thresholds_of_a_kubelets_drop_ins_are_those_of_the_node() {
             json!(95),
             "99-user.conf:3",
         ),
-        (
-            "a map",
-            main,
-            &[("a.conf", &hard)],
-            "evictionHard",
-            json!({"imagefs.available": "9%", "nodefs.available": "5%"}),
-            "a.conf:3",
-        ),
-        ("a map over the defaults", None, &[("a.conf", &hard)], "evictionHard", default_hard("9%"), "a.conf:3"),
-        (
-            "a null in a map",
-            main,
-            &[("a.conf", &without)],
-            "evictionHard",
-            json!({"nodefs.available": "5%"}),
-            "a.conf:3",
-        ),
-        ("a null for a map", main, &[("a.conf", &no_hard)], "evictionHard", default_hard("15%"), "default"),
         ("a list", main, &[("a.conf", &list)], "preloadedImagesVerificationAllowlist", json!(["c"]), "a.conf:3"),
         ("a null", main, &[("a.conf", &pods_null)], "maxPods", json!(110), "default"),
         ("a zero that is the default", main, &[("a.conf", &pods_0)], "maxPods", json!(110), "default"),

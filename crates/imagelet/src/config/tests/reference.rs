@@ -117,7 +117,8 @@ fn page() -> String {
          `IMAGELET_UPDATE=1 cargo test -p imagelet reference` writes it anew. -->\n\n\
          `imagelet serve --config FILE` reads YAML:\n\n\
          ```yaml\napiVersion: {API_VERSION}\nkind: {KIND}\nimageGCHighThresholdPercent: 75\nimageGCLowThresholdPercent: 70\n```\n\n\
-         Every key may be left out. Keys that are not listed here are refused with their line. Durations are written as Go\n\
+         Every key may be left out. Keys that are not listed here are refused with their line; the kubelet's\n\
+         keys about evictions are ignored. Durations are written as Go\n\
          writes them: `2m30s`, `24h`, `500ms`. A dot stands for a level: `store.directory` is `directory` below `store`.\n\
          Values come from the defaults, then a kubelet's own configuration, then the file given with `--config`, then flags;\n\
          `imagelet config show` prints the source of each value. SIGHUP reads the files again; an invalid file changes nothing.\n\
@@ -126,17 +127,15 @@ fn page() -> String {
          ## The kubelet's configuration\n\n\
          `--kubelet-config FILE` reads a kubelet's file, and `--kubelet-config-dir DIR` the drop-ins of its `--config-dir`, with or\n\
          without a file: the `*.conf` files in the order of their names, also those of folders in it. As with the kubelet, a\n\
-         drop-in replaces values and lists, merges maps key by key, over the defaults where nothing else is given, and a null\n\
-         takes a value back. Of all these files only the kubelet's own keys below are read. What the kubelet accepts is\n\
+         drop-in replaces values and lists, and a null takes a value back. Of all these files only the kubelet's own keys below are read. What the kubelet accepts is\n\
          accepted: the first document counts, of a repeated key the last value, and keys of other versions are ignored.\n\n\
          `serve` and `config show` take the kubelet's flags for these keys, too, and they win over all files:\n\
          `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`, `--maximum-image-ttl-duration`,\n\
-         `--serialize-image-pulls`, `--registry-qps`, `--registry-burst`, `--max-parallel-image-pulls`, `--eviction-hard`,\n\
-         `--eviction-soft`, `--eviction-soft-grace-period`, `--eviction-minimum-reclaim`,\n\
-         `--eviction-pressure-transition-period`, `--pod-infra-container-image`, `--feature-gates`, `--max-pods`,\n\
+         `--serialize-image-pulls`, `--registry-qps`, `--registry-burst`, `--max-parallel-image-pulls`,\n\
+         `--pod-infra-container-image`, `--feature-gates`, `--max-pods`,\n\
          `--runtime-request-timeout`, `--node-status-max-images`, `--node-status-update-frequency`,\n\
          `--local-storage-capacity-isolation`, `--event-qps`, `--event-burst`, `--container-runtime-endpoint`,\n\
-         `--image-service-endpoint`. The kubelet's other flags are ignored with a warning, so that the flags of its unit can be\n\
+         `--image-service-endpoint`. The kubelet's other flags, among them those of evictions, are ignored with a warning, so that the flags of its unit can be\n\
          copied, and so is `--kubeconfig` where neither `--node-name` nor a file names the node. Of a repeated flag the last\n\
          value counts; `--config` is imagelet's own.\n\n\
          ## Keys\n\n\

@@ -116,7 +116,7 @@ fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
             @else {
                 (table([Text("When"), Text("What"), Text("Why")], image.history.iter().rev().map(|happening| [
                     html! { (when(happening, now)) },
-                    html! { (happening.what) @if happening.count > 1 { " ×" (happening.count) } },
+                    html! { (happening.what) },
                     html! { (happening.explained()) },
                 ])))
             }
@@ -147,8 +147,7 @@ fn facts(image: &WhyImage, now: Timestamp) -> Vec<(&'static str, String)> {
 }
 
 fn when(happening: &WhyHappening, now: Timestamp) -> String {
-    let at = |time: &Option<String>| time.as_ref().map(|at| ago(at, now));
-    at(&happening.until).or_else(|| at(&happening.at)).unwrap_or_default()
+    happening.at.as_ref().map(|at| ago(at, now)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -190,11 +189,10 @@ mod tests {
 
     #[test]
     fn the_page_of_an_image_has_its_state_its_next_decision_and_its_history_latest_first() {
-        let happening = |what: &str, at: &str, count| WhyHappening {
+        let happening = |what: &str, at: &str| WhyHappening {
             at: Some(at.into()),
             what: what.into(),
             reason: "because".into(),
-            count,
             ..WhyHappening::default()
         };
         let image_now = WhyImage {
@@ -202,16 +200,22 @@ mod tests {
             names: vec!["r.example/app:v1".into()],
             now: Some(ImageRow { unique: Some(3000), in_use_by: vec!["shop/web/app".into()], ..ImageRow::default() }),
             next: Some(WhyNext { verdict: "keep".into(), reason: "in use".into(), ..WhyNext::default() }),
-            history: vec![happening("pulled", "2026-08-01T00:00:00Z", 1), happening("kept", "2026-08-01T12:00:00Z", 4)],
+            history: vec![happening("pulled", "2026-08-01T00:00:00Z"), happening("refused", "2026-08-01T12:00:00Z")],
             ..WhyImage::default()
         };
         let why = Why { images: vec![image_now, WhyImage::default()], ..Why::default() };
         let text = image(&Frame::default(), &why, "2026-08-02T00:00:00Z".parse().unwrap());
-        for words in
-            ["r.example/app:v1", "3kB", "shop/web/app", "keep: in use", "kept ×4", "not present", "Nothing is recorded"]
-        {
+        for words in [
+            "r.example/app:v1",
+            "3kB",
+            "shop/web/app",
+            "keep: in use",
+            ">refused<",
+            "not present",
+            "Nothing is recorded",
+        ] {
             assert!(text.contains(words), "{words} is missing in {text}");
         }
-        assert!(text.find("kept ×4") < text.find(">pulled<"), "{text}");
+        assert!(text.find(">refused<") < text.find(">pulled<"), "{text}");
     }
 }

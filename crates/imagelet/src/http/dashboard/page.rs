@@ -6,7 +6,7 @@ use maud::{DOCTYPE, Markup, html};
 
 use super::{
     charts::{image_map, share_bar, state, usage},
-    text::{ago, image_href, of_seconds, shown},
+    text::{ago, image_href, shown},
 };
 use crate::{
     api::{Disk, ImageRow, OpenCircuitRow, PullProgress, Queue},
@@ -18,8 +18,6 @@ use Column::{Number, Text};
 
 /// Rows of the list of images; the API has all.
 const IMAGES_MAX: usize = 200;
-/// Rows of the pods that started last.
-const PODS_MAX: usize = 50;
 
 /// What every page shows around its content.
 #[derive(Clone, Debug, Default)]
@@ -258,7 +256,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
         let target = if row.id.is_empty() { &*name } else { row.id.as_str() };
         [
             html! { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) },
-            html! { (happening.what) @if happening.shadow { " (shadow)" } },
+            html! { (happening.what) },
             html! {
                 // A pattern of pins has no page.
                 @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
@@ -273,7 +271,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
 fn waits(queue: &Queue) -> Markup {
     let waiting: Vec<_> = queue.pulls.iter().filter(|pull| pull.state != "running").collect();
     html! {
-        @if waiting.is_empty() && queue.held_back.is_empty() && queue.namespaces.is_empty() {
+        @if waiting.is_empty() && queue.held_back.is_empty() {
             p .empty { "Nothing waits." }
         }
         @if !waiting.is_empty() {
@@ -296,27 +294,6 @@ fn waits(queue: &Queue) -> Markup {
                     html! { (held.pods) },
                     html! { (milliseconds(held.remaining_ms)) },
                     html! { (held.failure) },
-                ]),
-            ))
-        }
-        @if !queue.namespaces.is_empty() {
-            (table(
-                [Text("Namespace"), Number("Pods"), Number("Waited"), Number("Pulled"), Number("Longest")],
-                queue.namespaces.iter().map(|row| [
-                    html! { (row.namespace) },
-                    html! { (row.pods) },
-                    html! { (of_seconds(row.waited_seconds)) },
-                    html! { (of_seconds(row.pulling_seconds)) },
-                    html! { (of_seconds(row.longest_seconds)) },
-                ]),
-            ))
-            (table(
-                [Text("Pod"), Number("Images"), Number("Waited"), Number("Pulled")],
-                queue.pod_starts.iter().take(PODS_MAX).map(|pod| [
-                    html! { (pod.namespace) "/" (pod.pod) @if !pod.over { " (so far)" } },
-                    html! { (pod.images.len()) },
-                    html! { (of_seconds((pod.took_seconds - pod.pulling_seconds).max(0.0))) },
-                    html! { (of_seconds(pod.pulling_seconds)) },
                 ]),
             ))
         }
@@ -344,7 +321,7 @@ fn registries(queue: &Queue) -> Markup {
 mod tests {
     use super::*;
     use crate::{
-        api::{HeldBackRow, NamespaceWaitRow, OpenCircuitRow, PodStartRow, PullRow},
+        api::{HeldBackRow, OpenCircuitRow, PullRow},
         node::WhyHappening,
     };
 
@@ -421,19 +398,6 @@ mod tests {
                     class: "registry-unreachable".into(),
                     ..OpenCircuitRow::default()
                 }],
-                pod_starts: vec![PodStartRow {
-                    namespace: "shop".into(),
-                    pod: "web".into(),
-                    took_seconds: 9.0,
-                    pulling_seconds: 4.5,
-                    ..PodStartRow::default()
-                }],
-                namespaces: vec![NamespaceWaitRow {
-                    namespace: "shop".into(),
-                    pods: 1,
-                    waited_seconds: 4.5,
-                    ..NamespaceWaitRow::default()
-                }],
             }),
             decisions: Some(vec![DecisionRow {
                 id: "sha256:cd".into(),
@@ -461,8 +425,6 @@ mod tests {
             "the rate limit",
             "no such host",
             "3 failures (registry-unreachable)",
-            "shop/web (so far)",
-            "4.5 s",
             "least needed, 1kB, by timer",
             "60m ago",
             "/image?ref=sha256%3Acd",

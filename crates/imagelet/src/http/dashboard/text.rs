@@ -1,15 +1,10 @@
 //! Texts of the dashboard: names of images, times and durations as people read them.
 
-use std::time::Duration;
-
 use imagelet_core::image::ImageId;
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::{
-    api::ImageRow,
-    output::{age, milliseconds},
-};
+use crate::{api::ImageRow, output::age};
 
 /// The name that a reader knows the image by.
 pub(super) fn shown(row: &ImageRow) -> String {
@@ -24,14 +19,6 @@ pub(super) fn image_href(image: &str) -> String {
 /// `3m ago`, for a time in RFC 3339.
 pub(super) fn ago(at: &str, now: Timestamp) -> String {
     format!("{} ago", age(Some(at), now))
-}
-
-pub(super) fn of_seconds(seconds: f64) -> String {
-    if seconds < 10.0 {
-        format!("{seconds:.1} s")
-    } else {
-        milliseconds(Duration::from_secs_f64(seconds.min(1e9)).as_millis().try_into().unwrap_or(u64::MAX))
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use imagelet_core::{
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::collection_stats::COLLECTED;
+use super::gc_audit::COLLECTED;
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
@@ -79,7 +79,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     for removal in report.removed() {
         node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
     }
-    let is_ours = !request.policy.is_kubelet();
+    let is_ours = request.policy.rules.own_texts;
     // Events of shadow mode are marked as such, with its record.
     if !shadow {
         node.record_events(report.events.iter().cloned());
@@ -107,7 +107,7 @@ impl LocalNode {
             "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
             self.parts.backend
         );
-        steps(Step::Silence { note });
+        steps(Step::Notice { note });
         tokio::time::sleep(wait).await;
         self.refresh().await.map(drop)
     }
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn the_configuration_says_whose_way_of_collecting_is_gone() {
         let kubelet = configured("kubelet").gc;
-        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::Kubelet, None));
+        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::ListedSizes, None));
         let own = configured("imagelet").gc;
         let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
         assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));

@@ -1,4 +1,4 @@
-//! Records a node's collections: audit log, metrics, events, and the counts of shadow mode.
+//! Records a node's acts in the audit log, and its collections in metrics and events.
 
 use std::{
     collections::BTreeMap,
@@ -11,26 +11,48 @@ use imagelet_core::{
     events::EventKind,
     gc::{GcError, GcOutcome, GcReport, RunTrigger},
     image::{ByteSize, Image, ImageKey, counted},
+    metrics::{Family, MetricKind},
 };
 
-use super::collection_stats::{
-    CANDIDATE_BYTES, CANDIDATES, DECISIONS, DURATION, FREED, LAST_RUN, LAST_SUCCESS, LOST, REMOVED, REMOVED_BYTES,
-    RUNS, SHADOW_AGREED, SHADOW_COMPARED, SHADOW_KEPT, SHADOW_KEPT_BYTES, SHADOW_SAVED_BYTES, SHADOW_STILL,
-    SHADOW_STILL_BYTES,
-};
 use crate::{
     api::{LastCollection, milliseconds_of, moment, since_epoch},
     node::LocalNode,
 };
 
+use MetricKind::{Counter, Gauge, Histogram};
+
+/// From a collection without removals to one with hundreds.
+const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+families! {
+    RUNS = "imagelet_gc_runs_total",
+        "Collections by trigger (timer, command, pull) and how they ended (nothing, removed, short, failed, shadow).",
+        Counter, &["by", "outcome"];
+    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", Gauge, &[];
+    LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",
+        "When the last collection ended that did not fail and was not short of its goal.", Gauge, &[];
+    DURATION = "imagelet_gc_duration_seconds", "How long collections take, listing and removing included.",
+        Histogram(DURATION_BOUNDS), &[];
+    FREED = "imagelet_gc_freed_bytes_total",
+        "Bytes that collections freed: claimed, as the removed images were listed; measured, as the disk gained them.",
+        Counter, &["measure"];
+    REMOVED = "imagelet_gc_removed_images_total", "Images that collections removed, by reason code.",
+        Counter, &["code"];
+    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.", Counter, &["code"];
+    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", Gauge, &[];
+    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", Gauge, &[];
+    DECISIONS = "imagelet_gc_images", "Images at the last collection by what was decided (keep, remove) and reason code.",
+        Gauge, &["verdict", "code"];
+    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", Gauge, &[];
+    COLLECTED = "kubelet_image_garbage_collected_total",
+        "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+        Counter, &["reason"];
+}
+
 impl LocalNode {
-    /// Records a collection in the audit log, metrics and events.
+    /// Records a collection in metrics and events; the collector has recorded its removals in the audit log.
     pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        if self.parts.decisions.is_on() {
-            self.parts.decisions.run(report.to_audit(asked, (began, SystemTime::now())));
-        }
         if asked.shadow {
-            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).record(report);
             self.record_shadow_events(report);
         }
         self.count(report, asked);
@@ -51,6 +73,10 @@ impl LocalNode {
         self.remember(LastCollection { outcome, failure, ..LastCollection::default() }, asked, began, took);
     }
 
+    pub(crate) fn last_collection(&self) -> Option<LastCollection> {
+        self.last_collection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Counts a run and keeps it as the last one.
     fn remember(&self, last: LastCollection, asked: &RunTrigger, began: SystemTime, took: Duration) {
         let (metrics, now) = (&self.parts.metrics, since_epoch(SystemTime::now()).as_secs_f64());
@@ -62,7 +88,7 @@ impl LocalNode {
         metrics.observe(&DURATION, &[], took.as_secs_f64());
         let (at, by) = (moment(began), asked.by.clone());
         let last = LastCollection { at, by, took_ms: milliseconds_of(took), ..last };
-        *self.collections.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        *self.last_collection.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
 
     fn count(&self, report: &GcReport, asked: &RunTrigger) {
@@ -82,7 +108,6 @@ impl LocalNode {
             metrics.set(&DECISIONS, &[verdict, code], count as f64);
         }
         if asked.shadow {
-            self.show_shadow();
             return;
         }
         metrics.add(&FREED, &["claimed"], report.claimed.0 as f64);
@@ -91,21 +116,6 @@ impl LocalNode {
             let code = removal.reason.code();
             metrics.increment(&REMOVED, &[code]);
             metrics.add(&REMOVED_BYTES, &[code], removal.entry.image.size.0 as f64);
-        }
-    }
-
-    fn show_shadow(&self) {
-        let (metrics, shadow) = (&self.parts.metrics, self.collections.shadow());
-        for (family, value) in [
-            (&SHADOW_COMPARED, shadow.compared),
-            (&SHADOW_AGREED, shadow.agreed),
-            (&SHADOW_KEPT, shadow.kept_in_vain),
-            (&SHADOW_KEPT_BYTES, shadow.kept_in_vain_bytes.0),
-            (&SHADOW_SAVED_BYTES, shadow.saved_bytes.0),
-            (&SHADOW_STILL, shadow.still_there),
-            (&SHADOW_STILL_BYTES, shadow.still_there_bytes.0),
-        ] {
-            metrics.set(family, &[], value as f64);
         }
     }
 
@@ -136,11 +146,7 @@ impl LocalNode {
         by: &str,
         freed: Option<u64>,
     ) {
-        let key = image.key();
-        if code == ActCode::RemovedOnRequest {
-            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).removed_on_request(&key);
-        }
-        self.parts.decisions.act(Act { bytes: freed, ..act_now(code, &[key], names, by) });
+        self.parts.decisions.act(Act { bytes: freed, ..act_now(code, &[image.key()], names, by) });
     }
 
     /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
@@ -175,6 +181,7 @@ pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &s
         by: by.to_owned(),
         bytes: None,
         took_ms: None,
+        reason: String::new(),
         why: String::new(),
         hosts: Vec::new(),
     }

@@ -20,10 +20,10 @@ const UNREADABLE_REPORTED_MAX: usize = 1000;
 impl LocalNode {
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
-        let takes_over = self.parts.takes_over.swap(false, Ordering::Relaxed);
+        let first_run_adopts = self.parts.first_run_adopts.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &ImageEntry| match entry.origin {
             ImageOrigin::Found => true,
-            ImageOrigin::Adopted => takes_over,
+            ImageOrigin::Adopted => first_run_adopts,
             ImageOrigin::Pulled => false,
         };
         let asked: Vec<Arc<ImageEntry>> = snapshot.entries.iter().filter(|entry| is_asked(entry)).cloned().collect();

@@ -70,7 +70,7 @@ impl Command for RemoveRequest {
         let before = node.sizes().await?;
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         // An explicit order overrides the lease of an earlier pull; the reply reports the lease.
-        let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
+        let held_until = node.parts.inventory.leases.until(&image.id, SystemTime::now()).and_then(moment);
         let pinned_by = node.parts.inventory.pins_of(&image);
         let awaited_by = node.parts.inventory.awaited_by(&image);
         let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;

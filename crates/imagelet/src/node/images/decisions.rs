@@ -1,8 +1,8 @@
-//! The last happenings of all images, as the audit log has them.
+//! The last acts on all images, as the audit log has them.
 
 use std::sync::Arc;
 
-use imagelet_core::{audit_log::RecentHappening, image::ImageKey};
+use imagelet_core::{audit_log::Act, image::ImageKey};
 use serde::{Deserialize, Serialize};
 
 use super::why::{WhyHappening, happening};
@@ -20,7 +20,7 @@ api_documents! {
         /// At most this many, up to 500.
         limit: u64,
     }
-    /// The last happenings of all images, the latest first.
+    /// The last acts on all images, the latest first.
     Decisions {
         decisions: Vec<DecisionRow>,
     }
@@ -41,9 +41,9 @@ impl Command for DecisionsRequest {
         let max = usize::try_from(self.limit.min(DECISIONS_MAX)).unwrap_or_default();
         let read = tokio::task::spawn_blocking(move || log.recent(max)).await?;
         let read = read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
-        let row = |it: RecentHappening| DecisionRow {
-            id: if it.key.is_empty() { String::new() } else { ImageKey::parse(&it.key).id().to_string() },
-            happening: happening(it.happening),
+        let row = |act: Act| DecisionRow {
+            id: act.keys.first().map_or_else(String::new, |key| ImageKey::parse(key).id().to_string()),
+            happening: happening(act),
         };
         Ok(Decisions { decisions: read.into_iter().map(row).collect() })
     }

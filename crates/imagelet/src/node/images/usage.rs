@@ -24,7 +24,7 @@ impl Command for UsageRequest {
         super::why::predict_all(node, &mut images).await;
         let (mountpoint, disk) = disk_of_images(node).await?;
         let (reclaimable, certainty) = reclaimable(node).await.unwrap_or_else(|failure| {
-            tracing::warn!(error = failure.to_string(), "could not reckon what may go");
+            tracing::warn!(error = failure.to_string(), "could not compute the reclaimable bytes");
             (0, Certainty::Claimed)
         });
         let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));

@@ -1,4 +1,4 @@
-//! An image's recorded history, what holds it now, and the next collection's decision on it.
+//! What holds an image now, the next collection's decision on it, and the last acts on it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::{ActCode, Happening, HappeningKind, History, ImageHistory, PullHost},
+    audit_log::{Act, ActCode, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ByteSize, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use crate::{
-    api::{HeldBackRow, ImageRow, PodStartRow, PullRow, Queue, Steps, milliseconds_of, moment},
+    api::{HeldBackRow, ImageRow, PullRow, Queue, Steps, milliseconds_of, moment},
     config::{Backend, Settings},
     failure::Failure,
     node::{
@@ -40,7 +40,7 @@ api_documents! {
         images: Vec<WhyImage>,
         /// Time of the oldest recorded line.
         on_record_since: Option<String>,
-        /// Decisions that are missing from the log because a write failed.
+        /// Acts that are missing from the log because a write failed.
         lost: u64,
         damaged: u64,
         /// Failures of the lookup; the other fields are valid.
@@ -51,7 +51,7 @@ api_documents! {
     WhyImage {
         id: String,
         names: Vec<String>,
-        /// In bytes; the last known size of an absent image.
+        /// In bytes; of an absent image that a collection removed, its size then.
         size: u64,
         /// The present row; absent for an absent image.
         now: Option<ImageRow>,
@@ -68,8 +68,7 @@ api_documents! {
         pulls: Vec<PullRow>,
         /// Pods whose next pull of it is in back-off.
         held_back: Vec<HeldBackRow>,
-        /// Startup latency of the pods that pulled it, since the daemon's start; the latest first.
-        pod_starts: Vec<PodStartRow>,
+        /// The last acts on it, oldest first.
         history: Vec<WhyHappening>,
     }
     WhyNext {
@@ -89,14 +88,10 @@ api_documents! {
     }
     WhyHappening {
         at: Option<String>,
-        /// The last time, where the same decision was repeated.
-        until: Option<String>,
-        count: u64,
-        /// `pulled`, `imported`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`,
-        /// `pinned`, `unpinned`, `pull failed`, `given up`.
+        /// `pulled`, `imported`, `adopted`, `removed`, `refused`, `untagged`, `pinned`, `unpinned`, `pull failed`, `given up`.
         what: String,
+        /// Of a removal by a collection, or its refusal, the code of the reason.
         code: String,
-        inputs: serde_json::Value,
         reason: String,
         by: String,
         /// Names added or removed, or the pattern.
@@ -104,8 +99,6 @@ api_documents! {
         /// Bytes fetched or freed.
         bytes: Option<u64>,
         took_ms: Option<u64>,
-        /// Planned only, in shadow mode.
-        shadow: bool,
         /// Of a pull by the embedded store: what each host of the registry sent.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         hosts: Vec<WhyHost>,
@@ -235,7 +228,6 @@ impl Command for WhyRequest {
         for image in &mut images {
             image.pulls = pulls_of(&pulls, &image.names);
             image.held_back = held_back(&status, &image.names);
-            image.pod_starts = PodStartRow::pulling(&node.parts.pod_starts, &image.names);
         }
         problems.dedup();
         Ok(Why {
@@ -336,52 +328,40 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
+    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.bytes);
     WhyImage {
         id: key.id().to_string(),
         names,
-        size: now.as_ref().map_or(image.size, |row| row.size),
+        size: now.as_ref().map(|row| row.size).or(removed).unwrap_or_default(),
         next: next.filter(|_| now.is_some()),
         now,
-        history: image.happenings.into_iter().map(happening).collect(),
+        history: image.acts.into_iter().map(happening).collect(),
         ..WhyImage::default()
     }
 }
 
-pub(super) fn happening(happening: Happening) -> WhyHappening {
-    let what = match happening.kind {
-        HappeningKind::Act(code) => match code {
-            ActCode::Pulled => "pulled",
-            ActCode::Imported => "imported",
-            ActCode::RemovedOnRequest => "removed",
-            ActCode::UntaggedOnRequest => "untagged",
-            ActCode::Pinned => "pinned",
-            ActCode::Unpinned => "unpinned",
-            ActCode::Adopted => "adopted",
-            ActCode::PullFailed => "pull failed",
-            ActCode::PullGivenUp => "given up",
-            ActCode::Removing => "removing",
-        },
-        HappeningKind::Found => "found",
-        HappeningKind::Kept => "kept",
-        HappeningKind::Chosen => "chosen",
-        HappeningKind::Removed => "removed",
-        HappeningKind::Failed => "failed",
-        HappeningKind::Spared => "spared",
-        HappeningKind::Gone => "gone",
+pub(super) fn happening(act: Act) -> WhyHappening {
+    let what = match act.code {
+        ActCode::Pulled => "pulled",
+        ActCode::Imported => "imported",
+        ActCode::Removed | ActCode::RemovedOnRequest => "removed",
+        ActCode::Refused => "refused",
+        ActCode::UntaggedOnRequest => "untagged",
+        ActCode::Pinned => "pinned",
+        ActCode::Unpinned => "unpinned",
+        ActCode::Adopted => "adopted",
+        ActCode::PullFailed => "pull failed",
+        ActCode::PullGivenUp => "given up",
     };
     WhyHappening {
-        at: moment(happening.at),
-        until: moment(happening.until).filter(|_| happening.count > 1),
-        count: happening.count,
+        at: moment(act.at),
         what: what.into(),
-        code: happening.code,
-        inputs: happening.inputs,
-        reason: happening.text,
-        by: happening.by,
-        names: happening.names,
-        bytes: happening.bytes,
-        took_ms: happening.took_ms,
-        shadow: happening.shadow,
-        hosts: happening.hosts.into_iter().map(WhyHost::from).collect(),
+        code: if act.reason.is_empty() { act.code.code().into() } else { act.reason },
+        reason: act.why,
+        by: act.by,
+        names: act.names,
+        bytes: act.bytes,
+        took_ms: act.took_ms,
+        hosts: act.hosts.into_iter().map(WhyHost::from).collect(),
     }
 }

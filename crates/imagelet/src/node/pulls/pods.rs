@@ -8,7 +8,7 @@ use imagelet_core::{
     image::ImageSpec,
     manager::{
         EnsureError, EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
-        PodWatch, PullPolicy,
+        PullPolicy,
     },
     runtime::{ErrorClass, Progress},
 };
@@ -36,14 +36,17 @@ impl Command for PodRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
-        if node.settings().compatibility.is_kubelet() {
+        if !node.settings().node_policy.sends_runtime_handler {
             // The kubelet sends one only with a feature gate that is off.
             request.common.runtime_handler = String::new();
         }
         let mut listening = Listening::new(node.parts.events.follow(), &request);
         let is_silent = node.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
-        let ensure = node.parts.manager.ensure_pod(&request, &report);
+        let ensure = node
+            .parts
+            .manager
+            .ensure_pod(&request, &|image| report.progress(image), &|image, outcome| report.finished(image, outcome));
         let outcomes = listening.during(node.parts.tracer.ensure_pod(&self.pod.name, ensure)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
@@ -123,7 +126,7 @@ struct PodReport<'a> {
     is_silent: bool,
 }
 
-impl PodWatch for PodReport<'_> {
+impl PodReport<'_> {
     fn progress(&self, image: usize) -> Progress {
         let steps = Arc::clone(&self.steps);
         steps(Step::Asked { image });
@@ -136,9 +139,7 @@ impl PodWatch for PodReport<'_> {
     fn finished(&self, image: usize, outcome: &PodOutcome) {
         (self.steps)(Step::Settled { image, row: Box::new(self.row(image, outcome, &[])) });
     }
-}
 
-impl PodReport<'_> {
     fn row(&self, image: usize, outcome: &PodOutcome, others: &[PodOutcome]) -> PodImageRow {
         let wanted = &self.request.images[image];
         let row = PodImageRow {
@@ -256,7 +257,7 @@ impl Listening {
                 message: recorded.event.message,
                 field: field_path.to_string(),
                 class: recorded.event.cause.map(|cause| cause.class.into()).unwrap_or_default(),
-                hop: recorded.event.cause.map(|cause| cause.hop.into()).unwrap_or_default(),
+                hop: recorded.event.cause.map(|cause| cause.stage.into()).unwrap_or_default(),
             });
         }
     }

@@ -13,7 +13,7 @@ use imagelet_core::{
     hold::PullWait,
     image::{ByteSize, Digest, shown_name},
     metrics::{Family, MetricKind, Metrics},
-    runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
+    runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullRoute},
 };
 use tokio::time::Instant;
 
@@ -230,8 +230,8 @@ impl Pull {
                 self.unanswered.retain(|_, count| *count > 0);
             }
             PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Warning { .. } => {}
-            PullEvent::Way(PullWay::Imported) => shown.phase = phase::RESOLVING.into(),
-            PullEvent::Way(PullWay::Forwarded(_)) => {
+            PullEvent::Route(PullRoute::Imported) => shown.phase = phase::RESOLVING.into(),
+            PullEvent::Route(PullRoute::Forwarded(_)) => {
                 // The runtime does not reuse what an import fetched.
                 (shown.phase, shown.layers, shown.layers_hidden) = (phase::PULLING.into(), Vec::new(), 0);
                 shown.manifest.clear();
@@ -466,11 +466,11 @@ mod tests {
         let seen = tracker.begin(&request("app:v1"));
         let progress = || tracker.since(0, now).1.remove(0);
         assert_eq!(progress().phase, "pulling");
-        tracker.step(seen, &PullEvent::Way(PullWay::Imported));
+        tracker.step(seen, &PullEvent::Route(PullRoute::Imported));
         assert_eq!(progress().phase, "asking");
         tracker.step(seen, &resolved(&[("a", 10 * MEGABYTE)]));
         assert_eq!((progress().phase.as_str(), progress().bytes_total), ("fetching", Some(10 * MEGABYTE)));
-        tracker.step(seen, &PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
+        tracker.step(seen, &PullEvent::Route(PullRoute::Forwarded(ForwardReason::SwitchedOff)));
         assert_eq!((progress().phase.as_str(), progress().bytes_total, progress().layers.len()), ("pulling", None, 0));
         tracker.end(seen, PullEnd::Cancelled);
     }

@@ -1,24 +1,23 @@
-//! The rows of pulls in `status` and `why`: running and waiting ones, how pods started, and how pulls enter a runtime.
+//! The rows of pulls in `status` and `why`: running and waiting ones, and how pulls enter a runtime.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
-use imagelet_containerd::Containerd;
 use imagelet_core::{
     image::Reference,
-    manager::{HeldBack, ManagerStatus, OpenCircuit, PodImages, PodStarts, PullStatus},
-    runtime::{ImportMode, ImportStanding, ImportingImages, RegistrySettings, WayTaken},
+    manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
 };
+use imagelet_runtime::Containerd;
+use imagelet_runtime::cri::RegistrySettings;
+use imagelet_runtime::{ImportHealth, ImportMode, ImportingImages, RouteTaken};
 use tokio::time::Instant;
 
 use super::PullTracker;
-use crate::api::{
-    HeldBackRow, ImportStatus, OpenCircuitRow, PodStartRow, PullRow, PullWayRow, Queue, milliseconds_of, moment,
-};
+use crate::api::{HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment};
 
-/// What runs and what waits; without the starts of pods.
+/// What runs and what waits.
 pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
     let (now, waits) = (Instant::now(), tracker.waits());
     let row = |pull: PullStatus| {
@@ -29,7 +28,6 @@ pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
         pulls: status.pulls.into_iter().map(row).collect(),
         held_back: held_back_rows(&status.held_back),
         registries: status.open_circuits.into_iter().map(open_circuit_row).collect(),
-        ..Queue::default()
     }
 }
 
@@ -91,38 +89,15 @@ fn open_circuit_row(open: OpenCircuit) -> OpenCircuitRow {
     }
 }
 
-impl PodStartRow {
-    pub(crate) fn all(starts: &PodStarts) -> Vec<Self> {
-        starts.all().into_iter().map(Self::from_images).collect()
-    }
-
-    /// Pods that pulled an image with one of these names, the latest first.
-    pub(crate) fn pulling(starts: &PodStarts, names: &[String]) -> Vec<Self> {
-        let is_it = |pod: &PodImages| pod.images.iter().any(|image| is_named(image, names));
-        starts.all().into_iter().filter(is_it).map(Self::from_images).collect()
-    }
-
-    fn from_images(pod: PodImages) -> Self {
-        let seconds = |time: Duration| time.as_millis() as f64 / 1000.0;
-        Self {
-            namespace: pod.pod.namespace.to_string(),
-            pod: pod.pod.name.to_string(),
-            uid: pod.pod.uid.to_string(),
-            images: pod.images,
-            began_at: moment(pod.began),
-            took_seconds: seconds(pod.took),
-            pulling_seconds: seconds(pod.pulling),
-            over: pod.is_over,
-        }
-    }
-}
-
 impl ImportStatus {
     pub(crate) async fn of(images: &ImportingImages) -> Self {
-        Self { recent: images.ways().iter().map(PullWayRow::of).collect(), ..Self::standing(&images.standing().await) }
+        Self {
+            recent: images.recent_routes().iter().map(PullRouteRow::of).collect(),
+            ..Self::standing(&images.standing().await)
+        }
     }
 
-    fn standing(standing: &ImportStanding) -> Self {
+    fn standing(standing: &ImportHealth) -> Self {
         let decision = match (&standing.obstacle, standing.mode) {
             (None, _) => "import",
             (Some(_), ImportMode::Require) => "refuse",
@@ -150,14 +125,14 @@ impl ImportStatus {
     }
 }
 
-impl PullWayRow {
-    fn of(taken: &WayTaken) -> Self {
+impl PullRouteRow {
+    fn of(taken: &RouteTaken) -> Self {
         Self {
             at: moment(taken.at),
             image: taken.image.clone(),
-            way: taken.way.code().into(),
-            code: taken.way.reason_code().map(str::to_owned),
-            reason: if taken.failure.is_some() { taken.way.of_failed() } else { taken.way.to_string() },
+            way: taken.route.code().into(),
+            code: taken.route.reason_code().map(str::to_owned),
+            reason: if taken.failure.is_some() { taken.route.of_failed() } else { taken.route.to_string() },
             took_ms: milliseconds_of(taken.took),
             failure: taken.failure.clone(),
         }
@@ -166,7 +141,9 @@ impl PullWayRow {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::{ForwardReason, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
+    use imagelet_runtime::cri::{RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
+
+    use imagelet_core::runtime::ForwardReason;
 
     use super::*;
 
@@ -202,15 +179,15 @@ mod tests {
             configuration: RuntimeConfiguration::default(),
         };
         let obstacle = Some(ForwardReason::Staging("it is on another mount".into()));
-        let standing = ImportStanding { mode: ImportMode::Auto, runtime: Ok(runtime), obstacle };
+        let standing = ImportHealth { mode: ImportMode::Auto, runtime: Ok(runtime), obstacle };
         let status = ImportStatus::standing(&standing);
         assert_eq!((status.decision.as_str(), status.code.as_deref()), ("forward", Some("staging")));
         assert_eq!(status.runtime.as_deref(), Some("containerd 1.6.20"));
         assert_eq!(status.staging.as_deref(), Some("/var/lib/containerd/imagelet-staging"));
         assert_eq!(status.registry_folders, None, "a runtime that reports none");
-        let required = ImportStatus::standing(&ImportStanding { mode: ImportMode::Require, ..standing.clone() });
+        let required = ImportStatus::standing(&ImportHealth { mode: ImportMode::Require, ..standing.clone() });
         assert_eq!(required.decision, "refuse");
-        let free = ImportStatus::standing(&ImportStanding { obstacle: None, ..standing });
+        let free = ImportStatus::standing(&ImportHealth { obstacle: None, ..standing });
         assert_eq!((free.decision.as_str(), free.code), ("import", None));
     }
 }

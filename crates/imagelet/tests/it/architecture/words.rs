@@ -8,7 +8,7 @@ use std::{
 use super::is_generated;
 use crate::source::{defined_items, public_types, repository, rust_files, without_comments_and_strings, without_tests};
 
-/// Words that no name of a file or an item holds. docs/glossary.md has the ones that are used instead.
+/// Words that no name of a file or an item holds. ARCHITECTURE.md has the ones that are used instead.
 const WORDS: [&str; 55] = [
     "absorb",
     "apart",

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
     samples::Sample,
 };
 use crate::{
+    failpoints::steps_in_sources,
     fake_registry::FakeRegistry,
     images::{Image, Random},
     program::Daemon,
@@ -160,11 +161,9 @@ fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
     for release in ContainerdRelease::all() {
         let scene = Scene::start(&release);
         let (reached, with_blobs) = (scene.reached(IMPORTS), scene.reached(KEEPS_BLOBS));
-        let own = imagelet_containerd::failpoint::Step::ALL.iter().map(|step| step.name());
-        let engine = imagelet_oci::failpoint::import::Step::ALL.iter().map(|step| step.name());
-        let own: BTreeSet<&str> = own.chain(engine).collect();
-        let met = reached.keys().chain(with_blobs.keys()).map(String::as_str).filter(|name| own.contains(name));
-        assert_eq!(met.collect::<BTreeSet<&str>>(), own, "{release}: steps of an import that none reaches");
+        let own: BTreeSet<String> = steps_in_sources().into_iter().filter(|name| name.starts_with("import.")).collect();
+        let met = reached.keys().chain(with_blobs.keys()).filter(|name| own.contains(*name)).cloned();
+        assert_eq!(met.collect::<BTreeSet<String>>(), own, "{release}: steps of an import that none reaches");
         let more = with_blobs.into_iter().filter(|(step, _)| !reached.contains_key(step)).collect();
         // Records of pulls are another story.
         let others: Vec<&str> = imagelet_core::failpoint::Step::ALL.iter().map(|step| step.name()).collect();
@@ -174,7 +173,7 @@ fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
                     continue;
                 }
                 // Steps that other stories are about, too, are taken once.
-                let count = if own.contains(step.as_str()) { count } else { 1 };
+                let count = if own.contains(&step) { count } else { 1 };
                 for nth in 1..=count {
                     scene.crash(settings, &format!("{step}:{nth}"));
                 }

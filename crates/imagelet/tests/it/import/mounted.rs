@@ -8,11 +8,11 @@ use std::{
     process::Command,
 };
 
-use imagelet_containerd::{
+use imagelet_core::image::Digest;
+use imagelet_runtime::containerd::{
     ContainerdClient,
     v1::{snapshots::PrepareSnapshotRequest, types::Mount},
 };
-use imagelet_core::image::Digest;
 
 use super::node::SNAPSHOTTER;
 use crate::testbed::run;

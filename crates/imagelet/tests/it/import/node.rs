@@ -5,9 +5,9 @@ use std::{
     time::Duration,
 };
 
-use imagelet_containerd::{ContainerdClient, LeaseId};
 use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::containerd::{ContainerdClient, LeaseId};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 
 use crate::{
     images::Image,

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use imagelet_containerd::{ContainerdClient, LeaseId, v1::snapshots::PrepareSnapshotRequest};
 use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::ImageService as _,
 };
+use imagelet_runtime::containerd::{ContainerdClient, LeaseId, v1::snapshots::PrepareSnapshotRequest};
 
 use super::{
     dump::{self, dump},
@@ -153,7 +153,7 @@ fn two_imports_with_layers_in_common_fetch_these_once_and_both_complete() {
                 let client = node.folder.path().join("imagelet.sock");
                 let endpoint = format!("unix://{}", client.display()).parse().unwrap();
                 tokio::spawn(async move {
-                    let images = imagelet_cri::RemoteImageService::connect(&endpoint, LEASED).await.unwrap();
+                    let images = imagelet_runtime::cri::RemoteImageService::connect(&endpoint, LEASED).await.unwrap();
                     pull(&images, &request(&name)).await
                 })
             });

@@ -7,7 +7,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use imagelet_cri::listen;
+use imagelet_runtime::cri::listen;
 use rustix::process::Signal;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status, transport::Server};

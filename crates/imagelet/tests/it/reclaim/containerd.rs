@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
-use imagelet_containerd::{ContainerdClient, ContainerdSizes};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{Certainty, ImageService as _, LayerGraph, LayerSource as _, PullRequest, no_progress},
 };
-use imagelet_cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::cri::{Endpoint, RemoteImageService};
+use imagelet_runtime::{ContainerdSizes, containerd::ContainerdClient};
 use serde_json::{Value, json};
 
 use super::{DISK_MEBIBYTES, layer};

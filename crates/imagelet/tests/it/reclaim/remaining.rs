@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use imagelet_containerd::ContainerdClient;
+use imagelet_runtime::containerd::ContainerdClient;
 use serde_json::Value;
 
 use super::{containerd::Beside, layer};

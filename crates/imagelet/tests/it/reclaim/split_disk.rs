@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use imagelet_cri::RemoteImageService;
+use imagelet_runtime::cri::RemoteImageService;
 use serde_json::json;
 
 use super::{containerd::Beside, layer};

@@ -1,9 +1,6 @@
 //! The greedy search for any number of images: the best moves first, then pruning.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
-};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
@@ -12,41 +9,21 @@ const GROUPS_FEW: usize = 4_000;
 /// Bound of the work to find overlapping groups; beyond it moves look smaller than they are.
 const RELATIONS_MAX: usize = 8_000_000;
 
-/// A set that frees enough; all candidates together must.
+/// A set that frees enough, the best moves first; all candidates together must.
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
-        let mut walk = Walk::new(moves, &[], Rule { target, is_capped: *is_capped });
+        let mut walk = Walk::new(moves, Rule { target, is_capped: *is_capped });
+        let mut order = Vec::new();
         while !walk.state.freed.meets(target) {
             let group = walk.next().expect("all candidates together free enough");
-            walk.take(group);
+            order.extend(walk.take(group));
         }
         leave_out(&mut walk.state, target);
-        walk.state
+        order.retain(|user| walk.state.taken[place(*user)]);
+        (walk.state.cost, order)
     };
-    rules.iter().map(fill).min_by_key(|state| state.cost).expect("a rule was tried").set()
-}
-
-pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
-    let problem = moves.problem;
-    let chosen: BTreeSet<u32> = set.iter().copied().collect();
-    let others: Vec<u32> = (0..number(problem.costs.len())).filter(|user| !chosen.contains(user)).collect();
-    let target = CoverState::of(problem, set).freed;
-    let mut walk = Walk::new(moves, &others, Rule { target, is_capped: false });
-    let mut order = Vec::with_capacity(set.len());
-    while let Some(group) = walk.next() {
-        // Narrow images first: an image with few shared layers frees bytes before all users are removed.
-        let narrowest = |user: &u32| {
-            let groups = problem.groups_of[place(*user)].iter().map(|group| &problem.groups[place(*group)]);
-            groups.filter(|group| group.weight != Weight::default()).map(|group| group.users.len()).min()
-        };
-        let mut users = walk.take(group);
-        users.sort_by_cached_key(|user| (narrowest(user), *user));
-        order.extend(users);
-    }
-    // Images that free nothing are last.
-    let placed: BTreeSet<u32> = order.iter().copied().collect();
-    order.extend(chosen.difference(&placed));
+    let (_, order) = rules.iter().map(fill).min_by_key(|(cost, _)| *cost).expect("a rule was tried");
     order
 }
 
@@ -122,8 +99,6 @@ struct Walk<'m, 'a> {
     state: CoverState<'a>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
-    /// A user of the group must stay.
-    barred: Vec<bool>,
     heap: BinaryHeap<Move>,
     /// Groups with one remaining user, counted in the moves of that user.
     alone: Vec<bool>,
@@ -134,26 +109,21 @@ struct Walk<'m, 'a> {
 type Move = (u64, Reverse<u32>);
 
 impl<'m, 'a> Walk<'m, 'a> {
-    fn new(moves: &'m Moves<'a>, barred_users: &[u32], rule: Rule) -> Self {
+    fn new(moves: &'m Moves<'a>, rule: Rule) -> Self {
         let problem = moves.problem;
         let mut walk = Self {
             gains: moves.gains.clone(),
             costs: moves.costs.clone(),
-            barred: vec![false; problem.groups.len()],
             heap: BinaryHeap::new(),
             alone: vec![false; problem.groups.len()],
             moves,
             rule,
             state: CoverState::new(problem),
         };
-        for group in barred_users.iter().flat_map(|user| &problem.groups_of[place(*user)]) {
-            walk.barred[place(*group)] = true;
-        }
         walk.heap = (0..number(problem.groups.len())).filter_map(|group| walk.entry(group)).collect();
         walk
     }
 
-    /// The best move with a gain.
     fn next(&mut self) -> Option<u32> {
         while let Some(top) = self.heap.pop() {
             let (_, Reverse(group)) = top;
@@ -168,18 +138,24 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 
     fn entry(&self, group: u32) -> Option<Move> {
-        if self.barred[place(group)] || self.state.left[place(group)] == 0 {
+        if self.state.left[place(group)] == 0 {
             return None;
         }
         let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.freed);
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
-    /// Removes the remaining users of a group and returns them.
+    /// Removes the remaining users of a group and returns them, narrow images first: an image with few shared layers
+    /// frees bytes before all users are removed.
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
-        let users: Vec<u32> =
-            problem.groups[place(group)].users.iter().copied().filter(|user| !self.state.taken[place(*user)]).collect();
+        let mut users = problem.groups[place(group)].users.clone();
+        users.retain(|user| !self.state.taken[place(*user)]);
+        let narrowest = |user: &u32| {
+            let groups = problem.groups_of[place(*user)].iter().map(|group| &problem.groups[place(*group)]);
+            groups.filter(|group| group.weight != Weight::default()).map(|group| group.users.len()).min()
+        };
+        users.sort_by_cached_key(|user| (narrowest(user), *user));
         let mut touched = Vec::new();
         for user in &users {
             self.take_user(*user, &mut touched);

@@ -1,10 +1,9 @@
 //! Selects the candidates to remove for space.
 //!
 //! With known layers, the cheapest set that frees enough is a set-cover problem: a layer is freed with its last image.
-//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. Small sets are solved
-//! exactly (`exact.rs`), large ones greedily (`greedy.rs`). With sizes alone, images are independent.
+//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. The best moves are taken
+//! first (`greedy.rs`). With sizes alone, images are independent.
 
-mod exact;
 mod greedy;
 mod set_cover;
 
@@ -13,14 +12,13 @@ mod tests;
 
 use std::{
     borrow::Cow,
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
 };
 
 use self::{
     greedy::Moves,
-    set_cover::{CoverState, Item, Problem, Weight, number, place},
+    set_cover::{CoverState, Item, Problem, Weight, place},
 };
 use super::{PlanInput, is_idle, retention_score};
 use crate::{
@@ -29,10 +27,8 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-/// How much to free for space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// The goal.
     pub(super) all: Freed,
     /// The least amount; below it the goal is out of reach.
     pub(super) least: Freed,
@@ -44,13 +40,10 @@ pub(super) struct Wanted {
 pub(super) struct Selection {
     /// Indices in removal order, and the bytes freed after the previous ones.
     pub(super) chosen: Vec<(usize, Freed)>,
-    /// The kubelet's policy: the next removals after a failed one.
+    /// In the order of listed sizes: the next removals after a failed one.
     pub(super) reserve: Vec<(usize, Freed)>,
-    /// Bytes that all candidates free together.
     pub(super) possible: Freed,
-    /// All candidates do not reach the goal.
     pub(super) is_short: bool,
-    /// All candidates do not reach the least amount.
     pub(super) is_out_of_reach: bool,
 }
 
@@ -62,7 +55,7 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
         let chosen = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
         return Selection { chosen, possible, ..Selection::default() };
     };
-    if input.policy.is_kubelet() {
+    if !input.policy.is_planned() {
         let mut listed = ByteSize::ZERO;
         let is_last = |place: &usize| {
             listed = listed + input.size(*place);
@@ -164,7 +157,7 @@ impl<'a> Field<'a> {
                 };
                 cover.iter().flat_map(entries).collect()
             }
-            (Some(graph), GcOrder::Lru | GcOrder::Kubelet) => {
+            (Some(graph), GcOrder::Lru | GcOrder::ListedSizes) => {
                 let chosen = until(self.in_order(candidates), wanted);
                 let mut chosen: Vec<usize> = chosen.into_iter().map(|(place, _)| place).collect();
                 leave_out(graph, input, &mut chosen, wanted);
@@ -176,12 +169,11 @@ impl<'a> Field<'a> {
                 let chosen = choose_independent(&images, wanted).into_iter();
                 chosen.map(|at| (candidates[at], bytes(input.size(candidates[at])))).collect()
             }
-            (None, GcOrder::Lru | GcOrder::Kubelet) => until(self.in_order(candidates), wanted),
+            (None, GcOrder::Lru | GcOrder::ListedSizes) => until(self.in_order(candidates), wanted),
         }
     }
 }
 
-/// The shortest prefix that frees enough.
 fn until(chosen: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
     let mut sum = Freed::default();
     let is_wanted = |(_, frees): &(usize, Freed)| {
@@ -271,14 +263,13 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         return None;
     }
     let moves = Moves::new(&problem);
-    let best = exact::improve(&problem, target, greedy::choose(&moves, target));
     let mut state = CoverState::new(&problem);
     let step = |user: u32| {
         let before = state.freed;
         state.take(user);
         (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
     };
-    Some(greedy::order(&moves, &best).into_iter().map(step).collect())
+    Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
 fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
@@ -288,36 +279,9 @@ fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
 /// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free
 /// enough. Sizes do not cover inodes, so an inode goal selects all.
 fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
-    let by_ratio = |at: &usize| Reverse((images[*at].1.0 as f64 / images[*at].0.max(1) as f64).to_bits());
-    let target = Weight::of(wanted);
-    let frees = |at: usize| Weight { bytes: images[at].1.0.into(), inodes: 0 };
-    let mut order: Vec<usize> = (0..images.len()).collect();
-    let all = order.iter().fold(Weight::default(), |sum, at| sum.plus(frees(*at)));
-    if !all.meets(target) {
-        return order;
+    let (problem, target) = (Problem::independent(images), Weight::of(wanted));
+    if !problem.all().meets(target) {
+        return (0..images.len()).collect();
     }
-    order.sort_by_cached_key(by_ratio);
-    // The best ratios cost at most one image more than the best set: without the last one they are the cheapest set for
-    // the bytes that they free.
-    let (mut chosen, mut freed) = (Vec::new(), Weight::default());
-    for at in order {
-        if freed.meets(target) {
-            break;
-        }
-        freed = freed.plus(frees(at));
-        chosen.push(at);
-    }
-    for position in (0..chosen.len()).rev() {
-        let without = freed.less(frees(chosen[position]));
-        if without.meets(target) {
-            freed = without;
-            chosen.remove(position);
-        }
-    }
-    if images.len() <= exact::CANDIDATES_MAX {
-        let best = exact::improve(&Problem::independent(images), target, chosen.into_iter().map(number).collect());
-        chosen = best.into_iter().map(place).collect();
-        chosen.sort_by_cached_key(by_ratio);
-    }
-    chosen
+    greedy::choose(&Moves::new(&problem), target).into_iter().map(place).collect()
 }

@@ -111,8 +111,8 @@ impl Problem {
     /// Images without shared layers, by cost and size, identified by index.
     pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
         let costs = images.iter().map(|(cost, _)| *cost).collect();
-        let mut problem =
-            Self { images: Vec::new(), costs, groups: Vec::new(), groups_of: vec![Vec::new(); images.len()] };
+        let groups_of = vec![Vec::new(); images.len()];
+        let mut problem = Self { images: Vec::new(), costs, groups: Vec::new(), groups_of };
         for (user, (_, frees)) in images.iter().enumerate() {
             let group = problem.group(vec![number(user)]);
             problem.groups[group].weight.bytes = frees.0.into();
@@ -172,14 +172,6 @@ impl<'a> CoverState<'a> {
     pub(super) fn new(problem: &'a Problem) -> Self {
         let left = problem.groups.iter().map(|group| number(group.users.len())).collect();
         Self { problem, taken: vec![false; problem.costs.len()], left, freed: Weight::default(), cost: 0 }
-    }
-
-    pub(super) fn of(problem: &'a Problem, set: &[u32]) -> Self {
-        let mut state = Self::new(problem);
-        for user in set {
-            state.take(*user);
-        }
-        state
     }
 
     pub(super) fn take(&mut self, user: u32) {

@@ -15,9 +15,8 @@ use self::{
     explore::explore,
     story::{Act, Before, Size},
     walk::{KINDS, MOVING, NodeKind, ORDINARY, SANDBOXES, SHARED, VOLUMES, Walk, walk},
-    world::Use,
+    world::{Mutation, Use},
 };
-use crate::inventory::Mutation;
 
 /// Steps of the long walks in a wide run.
 const STEPS_WIDE: u64 = 1_000_000;
@@ -52,7 +51,6 @@ fn sizes() -> Vec<(&'static str, Size)> {
         ("a crash", Size { crashes: 1, ticks: 1, ..one }),
         ("a pin", Size { pins: 1, ..one }),
         ("an order", Size { orders: 1, ..one }),
-        ("work at hand", Size { works: 1, ..one }),
         ("an image volume", Size { pods_hold: Use::Volume, ticks: 1, ..one }),
         ("a sandbox", Size { pods: 0, besides: 1, besides_hold: Use::Sandbox, passes: 1, ..one }),
         ("a failed call", Size { is_stocked: false, failures: 1, ..one }),
@@ -86,7 +84,7 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
         ("a crash amid half a list", Size { collections: 2, crashes: 1, restarts: 1, before: BOTH_WATCHED, ..two }),
         ("two crashes", Size { collections: 2, crashes: 2, ..one }),
         ("a crash beside a restart", Size { crashes: 1, restarts: 1, passes: 1, ..one }),
-        ("all at once", Size { crashes: 1, orders: 1, works: 1, pins: 1, ..one }),
+        ("all at once", Size { crashes: 1, orders: 1, pins: 1, ..one }),
         ("three pods with one image", Size { pods: 3, ..one }),
         ("three pods with three images", Size { pods: 3, images: 3, ..one }),
     ]
@@ -140,7 +138,6 @@ fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
             Size { pods: 0, besides: 1, passes: 1, before: ASKING_AGAIN, ..one },
         ),
         (Mutation::PinsNotAskedAgain, "a pin while it is asked again", Size { pins: 1, before: ASKING_AGAIN, ..one }),
-        (Mutation::HoldsIgnored, "work that begins late", Size { works: 1, before: ASKING_AGAIN, ..one }),
         (Mutation::VolumesIgnored, "an image volume", Size { pods_hold: Use::Volume, before: VOLUME, ..one }),
         (
             Mutation::SandboxesIgnored,

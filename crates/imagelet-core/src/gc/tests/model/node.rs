@@ -17,14 +17,14 @@ use tokio::runtime::Runtime;
 use super::{
     story::{Act, Before, Size},
     world::{
-        ACTORS, BESIDE, COLLECTOR, Failure, GrantedLease, OBSERVER, REMOVER, State, WORKER, World, id, image_of, name,
-        uid,
+        ACTORS, BESIDE, COLLECTOR, Failure, GrantedLease, Mutation, OBSERVER, REMOVER, State, Use, World, id, image_of,
+        name, uid,
     },
 };
 use crate::{
     gc::{GcError, GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
-    inventory::{Hold, Inventory, ModelDisk, Mutation},
+    inventory::{Inventory, ModelDisk},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
@@ -71,8 +71,6 @@ pub(super) struct Node {
     collecting: Option<Work<bool>>,
     observing: Option<Work<bool>>,
     removing: Option<Work<()>>,
-    working: Option<Work<Hold>>,
-    hold: Option<Hold>,
     /// The start of the last pass that ended, and of those under way.
     passed: u64,
     collecting_from: u64,
@@ -96,12 +94,12 @@ impl Node {
         let clock = Rc::clone(clock);
         let world = World::new(size.pods, size.images, size.is_stocked);
         world.lock().is_fine = size.is_fine;
+        world.lock().flaw = size.flaw;
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let disk = ModelDisk::default();
-        let (inventory, gc) = start(&world, &disk, size.flaw);
+        let (inventory, gc) = start(&world, &disk);
         let pods = (0..size.pods).map(|_| Pod::Idle).collect();
-        let (collecting, observing, removing, working, hold) = (None, None, None, None, None);
-        let passed = 0;
+        let (collecting, observing, removing, passed) = (None, None, None, 0);
         let mut node = Self {
             bells: std::array::from_fn(|_| Arc::default()),
             clock,
@@ -115,8 +113,6 @@ impl Node {
             collecting,
             observing,
             removing,
-            working,
-            hold,
             passed,
             collecting_from: 0,
             observing_from: 0,
@@ -182,7 +178,6 @@ impl Node {
         may(Act::Collect, can(self.collecting.is_some(), COLLECTOR, self.left.collections));
         may(Act::Observe, can(self.observing.is_some(), OBSERVER, self.left.passes));
         may(Act::Remove, can(self.removing.is_some(), REMOVER, self.left.orders));
-        may(Act::Work, self.hold.is_some() || can(self.working.is_some(), WORKER, self.left.works));
         may(Act::Crash, self.left.crashes > 0);
         // If a runtime restarts again before a pass saw it whole, no observer can detect it.
         let is_whole = world.short_since.is_none() && self.seen_whole == self.restarts;
@@ -224,7 +219,6 @@ impl Node {
             Act::Collect => self.collect(),
             Act::Observe => self.observe(),
             Act::Remove => self.remove(),
-            Act::Work => self.work(),
             Act::Crash => self.crash(),
             Act::Restart | Act::RestartHalf => {
                 (self.left.restarts, self.restarts) = (self.left.restarts - 1, self.restarts + 1);
@@ -325,6 +319,9 @@ impl Node {
         self.marks[pod] = u64::MAX;
         // After a failure a kubelet tries again.
         let Some(image) = answer else { return Pod::Idle };
+        if self.left.flaw == Some(Mutation::NoLease) {
+            self.inventory.leases.lock().end(&id(image));
+        }
         let mut world = self.world.lock();
         world.leases[pod] = Some(GrantedLease { image, until: world.answered_at[pod] + CREATED_WITHIN });
         Pod::Leased
@@ -404,29 +401,9 @@ impl Node {
         }
     }
 
-    fn work(&mut self) {
-        if self.hold.take().is_some() {
-            self.world.lock().held = None;
-            return;
-        }
-        let mut working = self.working.take().unwrap_or_else(|| {
-            self.left.works -= 1;
-            self.world.lock().seen[WORKER] = 0;
-            let (inventory, image) = (Arc::clone(&self.inventory), id(0));
-            Box::pin(async move { inventory.hold(&image, "export").await })
-        });
-        match self.poll(WORKER, &mut working) {
-            None => self.working = Some(working),
-            Some(hold) => {
-                self.hold = Some(hold);
-                self.world.lock().held = Some(0);
-            }
-        }
-    }
-
     fn crash(&mut self) {
         self.left.crashes -= 1;
-        (self.collecting, self.observing, self.removing, self.working, self.hold) = (None, None, None, None, None);
+        (self.collecting, self.observing, self.removing) = (None, None, None);
         for pod in &mut self.pods {
             if matches!(pod, Pod::Asking(_)) {
                 *pod = Pod::Idle;
@@ -435,12 +412,14 @@ impl Node {
         self.marks.fill(u64::MAX);
         {
             let mut world = self.world.lock();
-            world.held = None;
             world.seen = Default::default();
             (world.pass_saw, world.noticed, world.removed_before_pin) = (Vec::new(), Vec::new(), Vec::new());
             world.forget_names(true);
         }
-        (self.inventory, self.gc) = start(&self.world, &self.disk, self.left.flaw);
+        if self.left.flaw == Some(Mutation::LeasesForgotten) {
+            self.disk.forget_leases();
+        }
+        (self.inventory, self.gc) = start(&self.world, &self.disk);
         // Pins are on disk before they are reported.
         if self.world.lock().is_pinned {
             self.inventory.pin(&name(0)).unwrap();
@@ -451,9 +430,11 @@ impl Node {
     fn poll<T>(&self, actor: usize, work: &mut Work<T>) -> Option<T> {
         // An actor's observations are its answers and the parts of the inventory it reads; the whole only for a
         // snapshot. Two stories with equal observations merge.
+        self.mistake_before(actor);
         let drawn = self.inventory.snapshot();
+        let removing = self.inventory.leases.lock().removing.clone();
         {
-            let is_asker = actor < COLLECTOR || actor == WORKER;
+            let is_asker = actor < COLLECTOR;
             let digest = match self.is_known {
                 true => 0,
                 false if is_asker => self.inventory.digest_for_caller(self.mark()),
@@ -469,6 +450,11 @@ impl Node {
             let waker = Waker::from(Arc::clone(bell));
             work.as_mut().poll(&mut Context::from_waker(&waker))
         };
+        if self.left.flaw == Some(Mutation::RemovalNotMarked) && actor == COLLECTOR {
+            let mut leases = self.inventory.leases.lock();
+            let begun: Vec<_> = leases.removing.difference(&removing).cloned().collect();
+            begun.iter().for_each(|id| leases.unmark(id));
+        }
         let is_drawn = self.inventory.snapshot().map(|it| Arc::as_ptr(&it)) != drawn.as_ref().map(Arc::as_ptr);
         if is_drawn {
             // As each pass does, also one whose collection fails later.
@@ -487,6 +473,24 @@ impl Node {
         }
     }
 
+    /// What a flaw does before a step of an actor.
+    fn mistake_before(&self, actor: usize) {
+        let passes = actor == COLLECTOR || actor == OBSERVER;
+        match self.left.flaw {
+            Some(Mutation::EmptyListBelieved | Mutation::HalfListBelieved) if passes => {
+                self.inventory.forget_containers()
+            }
+            Some(Mutation::AnyContainerServes) if passes => {
+                let world = self.world.lock();
+                let listed = world.containers.iter().filter(|held| !held.hidden && held.kind == Use::Container);
+                listed.for_each(|held| self.inventory.leases.lock().end(&id(held.image)));
+            }
+            Some(Mutation::NewestPassIgnored) if actor == COLLECTOR => self.inventory.forget_users(),
+            Some(Mutation::PinsNotAskedAgain) if actor == COLLECTOR => self.inventory.forget_pins(),
+            _ => {}
+        }
+    }
+
     fn mark(&self) -> u64 {
         self.marks.iter().copied().min().unwrap_or(u64::MAX)
     }
@@ -497,17 +501,10 @@ impl Node {
         let pods: Vec<u8> = self.pods.iter().map(Pod::stage).collect();
         (self.world.lock().digest(), self.inventory.digest(self.mark()), self.disk.digest(), pods, self.passed)
             .hash(&mut hasher);
-        (
-            self.collecting.is_some(),
-            self.observing.is_some(),
-            self.removing.is_some(),
-            self.working.is_some(),
-            self.hold.is_some(),
-        )
-            .hash(&mut hasher);
+        (self.collecting.is_some(), self.observing.is_some(), self.removing.is_some()).hash(&mut hasher);
         self.bells.each_ref().map(|bell| bell.0.load(Ordering::Relaxed)).hash(&mut hasher);
-        let Size { collections, passes, orders, works, crashes, restarts, pins, .. } = self.left;
-        [collections, passes, orders, works, crashes, restarts, pins].hash(&mut hasher);
+        let Size { collections, passes, orders, crashes, restarts, pins, .. } = self.left;
+        [collections, passes, orders, crashes, restarts, pins].hash(&mut hasher);
         let Size { besides, failures, moves, ticks, .. } = self.left;
         [besides, failures, moves, ticks].hash(&mut hasher);
         (self.restarts, self.seen_whole, self.collecting_since, self.observing_since).hash(&mut hasher);
@@ -529,10 +526,10 @@ impl Pod {
     }
 }
 
-fn start(world: &World, disk: &ModelDisk, flaw: Option<Mutation>) -> (Arc<Inventory>, Arc<ImageGc>) {
+fn start(world: &World, disk: &ModelDisk) -> (Arc<Inventory>, Arc<ImageGc>) {
     let runtime = RuntimeManager::new(Arc::new(world.clone()), Arc::new(world.clone()));
     let lasts = Duration::from_secs(LEASE);
-    let inventory = Arc::new(Inventory::from_disk(runtime.clone(), disk, flaw, lasts, world.now()));
+    let inventory = Arc::new(Inventory::from_disk(runtime.clone(), disk, lasts, world.now()));
     let gc = Arc::new(ImageGc::new(runtime, Arc::clone(&inventory)));
     (inventory, gc)
 }
@@ -552,6 +549,9 @@ async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, named: usize) 
             let request = PullRequest { image: spec.clone(), ..PullRequest::default() };
             Image { id: world.pull(&request, no_progress()).await?, ..blank() }
         };
+        if world.lock().flaw == Some(Mutation::OldAnswerBelieved) {
+            inventory.leases.lock().forget_removals(&found.id);
+        }
         // The lease is granted at once, and its write takes steps.
         let mut world = world.lock();
         world.answered_at[pod] = world.seconds;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::world::Use;
-use crate::inventory::Mutation;
+use super::world::{Mutation, Use};
 
 /// A possible act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,8 +15,6 @@ pub(super) enum Act {
     Observe,
     /// A requested removal starts or continues.
     Remove,
-    /// Work on an image starts, continues or ends.
-    Work,
     /// imagelet crashes and restarts.
     Crash,
     /// The runtime restarts and lists no earlier container for now.
@@ -62,7 +59,6 @@ pub(super) struct Size {
     pub(super) collections: usize,
     pub(super) passes: usize,
     pub(super) orders: usize,
-    pub(super) works: usize,
     pub(super) crashes: usize,
     pub(super) restarts: usize,
     pub(super) pins: usize,
@@ -95,7 +91,6 @@ impl Size {
             collections: 0,
             passes: 0,
             orders: 0,
-            works: 0,
             crashes: 0,
             restarts: 0,
             pins: 0,

@@ -9,12 +9,12 @@ use super::{
     explore::clock,
     node::{Node, TICK},
     story::{Act, Size, joined},
-    world::Use,
+    world::{Mutation, Use},
 };
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::ByteSize,
-    inventory::Mutation,
+    testing::in_order,
 };
 
 /// Acts printed with a failure.
@@ -109,7 +109,6 @@ pub(super) fn walk(walk: Walk) -> Walked {
             collections: endless,
             passes: endless,
             orders: endless,
-            works: endless,
             crashes: endless,
             restarts: endless,
             pins: endless,
@@ -190,7 +189,6 @@ impl Weather {
             Act::Tick => self.wheels[2],
             Act::Recover => self.ends[0],
             Act::Unpin => self.ends[1],
-            Act::Work => self.hands[0],
             Act::Beside => self.hands[1],
             Act::Pin => self.hands[2],
             Act::Remove => self.events[0],
@@ -243,7 +241,7 @@ impl Random {
         let age_max = Some(Duration::from_secs(TICK));
         let goal = self.one_of(&[GcGoal::AllUnused, GcGoal::AllUnused, GcGoal::Free(ByteSize(100)), GcGoal::Threshold]);
         let policy = GcPolicy::new(90, 80, Duration::ZERO, age_max).expect("low is below high");
-        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost, GcOrder::Kubelet]);
-        GcRequest { policy: GcPolicy { order, ..policy }, goal, dry_run: false }
+        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost, GcOrder::ListedSizes]);
+        GcRequest { policy: in_order(order, policy), goal, dry_run: false }
     }
 }

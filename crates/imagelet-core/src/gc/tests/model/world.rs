@@ -22,8 +22,7 @@ use crate::{
 pub(super) const COLLECTOR: usize = 8;
 pub(super) const OBSERVER: usize = 9;
 pub(super) const REMOVER: usize = 10;
-pub(super) const WORKER: usize = 11;
-pub(super) const ACTORS: usize = 12;
+pub(super) const ACTORS: usize = 11;
 /// A pod that starts containers without imagelet.
 pub(super) const BESIDE: usize = 99;
 /// The image of containers that mount another one.
@@ -52,8 +51,6 @@ pub(super) struct State {
     pub(super) removed_before_pin: Vec<usize>,
     /// The failure of the next answer, for any caller.
     pub(super) failure: Option<Failure>,
-    /// Work holds the image while this is set.
-    pub(super) held: Option<usize>,
     /// When the runtime began to omit containers.
     pub(super) short_since: Option<u64>,
     /// The first violation.
@@ -76,6 +73,9 @@ pub(super) struct State {
     /// Each answer takes a step; else only those do between which somebody could act to any effect.
     pub(super) is_fine: bool,
     next_container: u32,
+    pub(super) flaw: Option<Mutation>,
+    /// The names when a collection last listed the images, for a flaw.
+    names_listed: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,6 +99,37 @@ pub(super) enum Use {
     /// A container of another image that mounts it.
     Volume,
     Sandbox,
+}
+
+/// A violation of the rules of leases and removals, which the node makes on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutation {
+    /// A request leases nothing.
+    NoLease,
+    /// A lease is granted on an answer that a removal has overtaken.
+    OldAnswerBelieved,
+    /// A request during a removal does not wait for it.
+    RemovalNotMarked,
+    /// An empty list of containers is trusted at once.
+    EmptyListBelieved,
+    /// An image missing its last container counts as unused at once.
+    HalfListBelieved,
+    /// Leases end with the process.
+    LeasesForgotten,
+    /// Any new container ends any lease of its image.
+    AnyContainerServes,
+    /// A pass that ran during the last check does not count.
+    NewestPassIgnored,
+    /// Pins are not checked again.
+    PinsNotAskedAgain,
+    /// Images mounted as volumes count as unused.
+    VolumesIgnored,
+    /// Images of sandboxes count as unused.
+    SandboxesIgnored,
+    /// A name that an image got after the plan does not count.
+    NewNamesIgnored,
+    /// A container whose volumes the runtime failed to report has none.
+    FailedAnswerBelieved,
 }
 
 /// A container or sandbox, which holds its image whether it runs or not.
@@ -151,7 +182,6 @@ impl World {
             is_pinned: false,
             removed_before_pin: Vec::new(),
             failure: None,
-            held: None,
             short_since: None,
             violation: None,
             actor: 0,
@@ -164,6 +194,8 @@ impl World {
             removals: 0,
             is_fine: false,
             next_container: 0,
+            flaw: None,
+            names_listed: (0..images).collect(),
         })))
     }
 
@@ -241,7 +273,6 @@ impl State {
             wrong.extend((self.is_pinned && has_name && !is_late).then(|| "pinned".to_owned()));
             self.removed_before_pin.retain(|removed| *removed != image);
         }
-        wrong.extend((self.held == Some(image)).then(|| "held".to_owned()));
         if let Some(wrong) = wrong.first().filter(|_| self.present[image]) {
             self.violation.get_or_insert(format!("image {image} was removed, and is {wrong}"));
         }
@@ -265,14 +296,10 @@ impl State {
         }
     }
 
-    fn names_of(&self, image: usize) -> Vec<String> {
-        (0..self.names.len()).filter(|at| self.names[*at] == image).map(name).collect()
-    }
-
     fn image(&self, image: usize) -> Image {
         Image {
             id: id(image),
-            tags: self.names_of(image),
+            tags: names_in(&self.names, image),
             digests: Vec::new(),
             size: ByteSize(100),
             user: ImageUser::Unset,
@@ -285,9 +312,10 @@ impl State {
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.seconds, &self.present, &self.names, &self.containers, &self.leases, &self.is_pinned).hash(&mut hasher);
-        (&self.held, &self.short_since, &self.seen, &self.ordered_saw, &self.failure).hash(&mut hasher);
+        (&self.short_since, &self.seen, &self.ordered_saw, &self.failure).hash(&mut hasher);
         (&self.pass_saw, &self.noticed, &self.noticed_before).hash(&mut hasher);
         (&self.names_before, &self.removed_before_pin, &self.answered_at).hash(&mut hasher);
+        self.flaw.map(|_| &self.names_listed).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -335,6 +363,9 @@ impl ImageService for World {
             let mut world = self.lock();
             let seen = (world.present.clone(), world.names.clone());
             world.see(&("list", seen));
+            if world.actor == COLLECTOR {
+                world.names_listed = world.names.clone();
+            }
             (0..world.present.len()).filter(|at| world.present[*at]).map(|at| Arc::new(world.image(at))).collect()
         };
         self.step_if_fine().await;
@@ -350,7 +381,11 @@ impl ImageService for World {
             if world.actor == COLLECTOR {
                 world.names_before = names;
             }
-            (is_present.then(|| world.image(image)), world.actor < COLLECTOR)
+            let mut found = world.image(image);
+            if world.flaw == Some(Mutation::NewNamesIgnored) && world.actor == COLLECTOR {
+                found.tags = names_in(&world.names_listed, image);
+            }
+            (is_present.then_some(found), world.actor < COLLECTOR)
         };
         if is_asked_by_pod {
             step().await;
@@ -426,7 +461,8 @@ impl ContainerService for World {
             shown
         };
         self.step_if_fine().await;
-        self.deliver(listed.iter().map(sandbox).collect())
+        let is_ignored = self.lock().flaw == Some(Mutation::SandboxesIgnored);
+        self.deliver(listed.iter().filter(|_| !is_ignored).map(sandbox).collect())
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
@@ -438,7 +474,12 @@ impl ContainerService for World {
             mounted
         };
         self.step_if_fine().await;
-        self.deliver(mounted)
+        let flaw = self.lock().flaw;
+        match self.deliver(mounted) {
+            Ok(_) if flaw == Some(Mutation::VolumesIgnored) => Ok(Vec::new()),
+            Err(_) if flaw == Some(Mutation::FailedAnswerBelieved) => Ok(Vec::new()),
+            answer => answer,
+        }
     }
 
     /// A runtime that omits a container cannot report it as gone.
@@ -467,6 +508,11 @@ impl ContainerService for World {
         self.step_if_fine().await;
         self.deliver(reported)
     }
+}
+
+/// The names of an image among these.
+fn names_in(names: &[usize], image: usize) -> Vec<String> {
+    (0..names.len()).filter(|at| names[*at] == image).map(name).collect()
 }
 
 fn container_name(held: &Held) -> String {

@@ -59,7 +59,7 @@ fn three_failures_hold_back_only_the_pulls_they_concern() {
 fn all_pulls_wait_only_after_failures_of_two_repositories_or_of_the_registrys_own_connection() {
     use ErrorClass::{ConnectionRefused, RateLimited, RegistryFailed, TimedOut};
     let now = Instant::now();
-    let at = |hop, party, class| Fault { party, ..Fault::new(class, hop) };
+    let at = |stage, party, class| Fault { party, ..Fault::new(class, stage) };
     let own = |class| at(Stage::Manifest, Party::Registry, class);
     let store = |class| at(Stage::Connect, Party::RedirectTarget, class);
     let service = |class| at(Stage::Connect, Party::TokenService, class);

@@ -171,7 +171,7 @@ fn story(setup: Setup, clients: &[Client]) -> InterleavedStory {
     let log = SharedLog::default();
     let policy = Policy { slots: Some(setup.slots), is_fifo: false };
     let scheduler = Arc::new(Scheduler::new(policy, None, Arc::default()));
-    let pulls = Arc::new(SingleFlight::new(Arc::clone(&scheduler), setup.grace, Compatibility::Imagelet));
+    let pulls = Arc::new(SingleFlight::new(Arc::clone(&scheduler), setup.grace, true));
     let tasks = clients.iter().map(|it| client(&log, &pulls, setup, *it)).collect();
     let invariant = {
         let log = Arc::clone(&log);

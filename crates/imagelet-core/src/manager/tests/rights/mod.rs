@@ -529,15 +529,9 @@ fn start(
     accounts: &Arc<Mutex<BTreeMap<String, Login>>>,
     node: &BTreeMap<&'static str, Login>,
 ) -> (Faults, Arc<PullRecords>, Arc<ImageManager>) {
-    let faults = Faults::arm();
-    // So little memory that much is found on disk alone.
-    let settings = RecordsSettings {
-        intents_max: 3,
-        records_max: 3,
-        ..RecordsSettings::new(VerificationPolicy::NeverVerifyPreloadedImages)
-    };
-    let records = Arc::new(PullRecords::open(root, settings).unwrap());
-    Faults::disarm();
+    let faults = Faults::new();
+    let settings = RecordsSettings::new(VerificationPolicy::NeverVerifyPreloadedImages);
+    let records = Arc::new(PullRecords::open_on(Arc::new(faults.clone()), root, settings, false).unwrap());
     shop.lock().faults = faults.clone();
     let mut keyring = Keyring::new();
     for (repository, login) in node {

@@ -74,7 +74,7 @@ fn running() -> TaskState {
 }
 
 fn failed(retry_at: Instant) -> TaskState {
-    let failure = FetchFailure { class: ErrorClass::Forbidden, hop: Stage::Token, message: "denied".into() };
+    let failure = FetchFailure { class: ErrorClass::Forbidden, stage: Stage::Token, message: "denied".into() };
     TaskState::Failed { failure, retry_at }
 }
 
@@ -221,7 +221,7 @@ async fn a_report_is_bounded_in_sets_and_in_messages() {
     for set in &case.sets {
         for image in &set.spec.images {
             let message = "denied ".repeat(100);
-            let failure = FetchFailure { class: ErrorClass::Forbidden, hop: Stage::Token, message };
+            let failure = FetchFailure { class: ErrorClass::Forbidden, stage: Stage::Token, message };
             let state = TaskState::Failed { failure, retry_at: now };
             case.states.insert(key_of(set, image), state);
         }

@@ -45,7 +45,8 @@ async fn play(hosts: &[Does], patience: Patience, head_max: u64) -> (Outcome, Ve
     let attempt = |host: usize| {
         asked.lock().unwrap()[host] += 1;
         let (does, place) = (hosts[host], places[host].clone());
-        let at_place = |place| AwaitedHead { place, hop: Stage::Manifest, is_redirected: false, since: Instant::now() };
+        let at_place =
+            |place| AwaitedHead { place, stage: Stage::Manifest, is_redirected: false, since: Instant::now() };
         async move {
             let head = match does {
                 Does::Refuses => return Err(Failure { error: unavailable("refused"), retry: Retry::Soon }),
@@ -138,7 +139,7 @@ async fn a_mirror_that_another_host_overtakes_is_asked_last_by_the_next_request(
     let session = PullSession::new(Registry::new(config).unwrap().shared, reference, own, &[], Patience::FULL);
     let attempt = |host: usize| {
         let head =
-            AwaitedHead { place: String::new(), hop: Stage::Manifest, is_redirected: false, since: Instant::now() };
+            AwaitedHead { place: String::new(), stage: Stage::Manifest, is_redirected: false, since: Instant::now() };
         async move {
             let _awaited = awaits(head);
             sleep(Duration::from_secs(if host == 0 { 3600 } else { 1 })).await;

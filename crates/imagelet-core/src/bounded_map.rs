@@ -1,0 +1,20 @@
+//! Maps with a bound: a full one forgets its earliest entry.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash},
+};
+
+/// Makes room for this key: of a map with `max` entries, the one with the earliest time goes.
+pub fn make_room<K: Clone + Eq + Hash, V, S: BuildHasher, T: Ord>(
+    map: &mut HashMap<K, V, S>,
+    key: &K,
+    max: usize,
+    time: impl Fn(&V) -> T,
+) {
+    while map.len() >= max && !map.contains_key(key) {
+        let earliest = map.iter().min_by_key(|(_, entry)| time(entry)).map(|(key, _)| key.clone());
+        let Some(earliest) = earliest else { return };
+        map.remove(&earliest);
+    }
+}

@@ -1,0 +1,125 @@
+//! Whole files replaced, so that a crash at any point leaves the old file or the new one.
+
+mod state_dir;
+
+use std::{
+    fmt,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+pub(crate) use self::state_dir::{StateDir, misread, nanos, time};
+use crate::failpoint;
+
+/// The disk below a change. That of a test counts the changes and fails some of them.
+pub trait Disk: fmt::Debug + Send + Sync {
+    /// Called before each change: its error is that of the change.
+    fn change(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    /// Whether a change takes so long that it leaves the async threads.
+    fn takes_time(&self) -> bool {
+        true
+    }
+}
+
+/// The disk of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineDisk;
+
+impl Disk for MachineDisk {}
+
+/// Replaces a file by these bytes, readable by its owner alone. Durable on return.
+///
+/// `beside` is its name until it is whole, in the same folder; a crash may leave it, and the next replacement removes it.
+/// `steps` begins the names of the failpoints within.
+///
+/// # Errors
+/// The file is then the old one, except where the last sync of the folder failed: a power cut then decides.
+pub fn replace_file(path: &Path, beside: &Path, steps: &str, bytes: &[u8]) -> io::Result<()> {
+    replace_file_on(&MachineDisk, path, beside, steps, |file| file.write_all(bytes))
+}
+
+/// As [`replace_file`], on this disk; `fill` writes the new file and sets its owner and permissions.
+pub fn replace_file_on(
+    disk: &dyn Disk,
+    path: &Path,
+    beside: &Path,
+    steps: &str,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let written = write_whole(disk, beside, steps, fill).and_then(|()| {
+        disk.change()?;
+        fs::rename(beside, path)
+    });
+    if let Err(error) = written {
+        // The first error says more than a failed cleanup.
+        let _ = fs::remove_file(beside);
+        return Err(error);
+    }
+    failpoint::reach_in(steps, "renamed");
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    sync_folder_on(disk, folder)?;
+    failpoint::reach_in(steps, "durable");
+    Ok(())
+}
+
+fn write_whole(
+    disk: &dyn Disk,
+    path: &Path,
+    steps: &str,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    disk.change()?;
+    let mut file = create_anew(path)?;
+    fill(&mut file)?;
+    failpoint::reach_in(steps, "written");
+    disk.sync(&file)?;
+    failpoint::reach_in(steps, "synced");
+    Ok(())
+}
+
+/// Creates a file after unlinking its name: it follows no link and changes no other hard link.
+pub fn create_anew(path: &Path) -> io::Result<File> {
+    remove_file(path)?;
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a file that may be missing.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// Makes the names in a folder durable.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    sync_folder_on(&MachineDisk, path)
+}
+
+pub(crate) fn sync_folder_on(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    disk.change()?;
+    disk.sync(&File::open(path)?)
+}
+
+/// Creates a folder and its missing parents with owner-only access. Durable on return.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    let made: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    for parent in made.into_iter().filter_map(Path::parent) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// As [`replace_file`], for what may be lost in a power cut: survives the end of this process alone.
+pub fn replace_file_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    let written = create_anew(beside).and_then(|mut file| file.write_all(bytes));
+    written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| drop(fs::remove_file(beside)))
+}

@@ -1,0 +1,167 @@
+//! The state directory of the inventory: usage history, leases and pins, which outlive a restart.
+//!
+//! ```text
+//! STATE_DIR/ledger        the usage history, as `inventory/ledger` says; lost: ages and histories start anew
+//! STATE_DIR/leases.json   the last request of each leased image; lost: a collection may remove an image that a pod waits for
+//! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
+//! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: nothing is pinned for them until the agent knows them
+//! STATE_DIR/pins.lock     held while a file is written, and while the pins are changed, by any process
+//! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
+//! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
+//! ```
+//!
+//! Unknown fields of newer versions are ignored.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
+
+use super::{create_folder, replace_file};
+use crate::image::ByteSize;
+
+/// A ledger of this size has a quarter of a million images.
+const FILE_SIZE_MAX: u64 = 64 << 20;
+const PINS: &str = "pins.json";
+const LOCK: &str = "pins.lock";
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct PinsFile {
+    version: u32,
+    patterns: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct StateDir {
+    pub(crate) path: PathBuf,
+    /// A read-only file system: existing files are read, nothing is stored, pins cannot change.
+    pub(crate) is_read_only: bool,
+}
+
+impl StateDir {
+    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
+        create_folder(directory)?;
+        Ok(Self { path: directory.to_owned(), is_read_only: false })
+    }
+
+    /// A state directory on a read-only file system; it may be absent.
+    pub(crate) fn open_read_only(directory: &Path) -> Self {
+        Self { path: directory.to_owned(), is_read_only: true }
+    }
+
+    pub(crate) fn read_pins(&self) -> io::Result<Vec<String>> {
+        let parse = |text: &[u8]| serde_json::from_slice(text).map_err(|error| misread(&error));
+        self.read(PINS, parse).map(|file: PinsFile| file.patterns)
+    }
+
+    /// The caller holds the lock, and has read the patterns under it.
+    pub(crate) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
+        let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
+        self.replace(PINS, &text)
+    }
+
+    /// Excludes writers of this and other processes until dropped.
+    pub(crate) fn lock(&self) -> io::Result<File> {
+        if self.is_read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(self.path.join(LOCK))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(file)
+    }
+
+    /// An absent file is empty; a damaged one is set aside.
+    pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
+        let path = self.path.join(name);
+        let mut text = Vec::new();
+        match File::open(&path) {
+            Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
+            Err(error) => return Err(error),
+        };
+        let parsed = if text.len() as u64 > FILE_SIZE_MAX {
+            Err(format!("it has more than {}", ByteSize(FILE_SIZE_MAX)))
+        } else {
+            parse(&text)
+        };
+        parsed.or_else(|error| {
+            if self.is_read_only {
+                tracing::error!(path = %path.display(), error, "ignored a damaged file");
+                return Ok(T::default());
+            }
+            let mut aside = path.clone().into_os_string();
+            aside.push(format!(".corrupt-{}", nanos(SystemTime::now()) / 1_000_000_000));
+            fs::rename(&path, &aside)?;
+            let aside = Path::new(&aside).display();
+            tracing::error!(path = %path.display(), %aside, error, "set a damaged file aside; starting without");
+            Ok(T::default())
+        })
+    }
+
+    /// Replaces a whole file; it is on disk on return. The caller holds the lock.
+    pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        if text.len() as u64 > FILE_SIZE_MAX {
+            let (size, limit) = (ByteSize(text.len() as u64), ByteSize(FILE_SIZE_MAX));
+            let message = format!("`{name}` would have {size}; the limit is {limit}");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        // One name for all writes: the next write overwrites the remains of a crash.
+        let beside = self.path.join(format!(".{name}.new"));
+        replace_file(&self.path.join(name), &beside, "state", text)
+    }
+}
+
+/// Where a damaged file does not read. The parser's own message may repeat any text of it.
+pub(crate) fn misread(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        Category::Data => "a value does not fit",
+        Category::Eof => "it ends early",
+        Category::Syntax | Category::Io => "it is no JSON",
+    };
+    format!("{what} at line {}, column {}", error.line(), error.column())
+}
+
+/// Nanoseconds since 1970, clamped to 1970 to 2554.
+pub(crate) fn nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn time(nanos: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_file_is_set_aside_and_never_an_error() {
+        for damage in ["", "{", "1", "{\"patterns\":[1]}", "\u{0}\u{0}"] {
+            let directory = tempfile::tempdir().unwrap();
+            let state = StateDir::open(directory.path()).unwrap();
+            fs::write(directory.path().join(PINS), damage).unwrap();
+            assert_eq!(state.read_pins().unwrap(), Vec::<String>::new(), "{damage:?}");
+            let names: Vec<_> = fs::read_dir(directory.path())
+                .unwrap()
+                .map(|it| it.unwrap().file_name().into_string().unwrap())
+                .collect();
+            assert!(names.iter().all(|name| name.starts_with("pins.json.corrupt-")), "{names:?}");
+            assert_eq!(names.len(), 1);
+        }
+    }
+
+    #[test]
+    fn fields_of_a_newer_version_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        fs::write(directory.path().join(PINS), r#"{"version":9,"patterns":["a"],"why":{}}"#).unwrap();
+        assert_eq!(state.read_pins().unwrap(), ["a"]);
+    }
+}

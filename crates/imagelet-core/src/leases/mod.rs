@@ -1,0 +1,447 @@
+//! Leases: what protects an image between a request for it and the container, and the removals that run.
+//!
+//! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
+//! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
+//! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
+//! a started removal and looks again, and an existing lease rejects a removal.
+
+mod file;
+mod service;
+
+#[cfg(test)]
+pub(crate) use file::LEASES;
+pub(crate) use file::LeaseFile;
+pub use service::LeaseService;
+pub(crate) use service::Removal;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, SystemTime},
+};
+
+use crate::image::ImageId;
+
+/// Limit of remembered ended removals; a look older than the oldest of them is repeated.
+const ENDED_MAX: usize = 1024;
+/// Limit of pods per leased image; more than a node has pods.
+const PODS_MAX: usize = 1024;
+/// A written lease counts this much longer after a restart, so that not every request writes.
+pub(crate) const AHEAD_MAX: Duration = Duration::from_secs(15);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leases {
+    /// Duration of a lease; zero disables leases.
+    pub(crate) lasts: Duration,
+    /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
+    images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
+    pub(crate) removing: BTreeSet<ImageId>,
+    begun: u64,
+    /// Ended removals, with the value of `begun` at the end.
+    ended: VecDeque<(u64, ImageId)>,
+    /// The leases on disk are unreadable: all images count as leased until then.
+    pub(crate) all_until: Option<SystemTime>,
+    /// The pods of the node are not known yet: all images count as leased until then.
+    pub(crate) pods_unknown_until: Option<SystemTime>,
+    /// The last write, which may still be running: the request time that a restart restores, and the lease version.
+    kept: BTreeMap<ImageId, (SystemTime, u64)>,
+    /// Increases with each lease that is not on disk.
+    pub(crate) version: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// First request of the pod: later containers match it.
+    pub(crate) since: SystemTime,
+    /// Last request; the duration counts from here.
+    pub(crate) asked_at: SystemTime,
+    /// Requests without a matching container yet.
+    pub(crate) open: u32,
+}
+
+/// The removal counter at the time of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ReadMark(u64);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RemovalBlocker {
+    Gone,
+    InUse(Vec<String>),
+    /// Pinned by these patterns or by the runtime.
+    Pinned(Vec<String>),
+    /// Leased to these pods, which are bound to the node and have no container of it yet.
+    Awaited(Vec<String>),
+    /// Requested after the entry was built.
+    Touched,
+    /// Leased until this time at the latest.
+    Leased(SystemTime),
+    /// First seen without its last container at this time; a second pass has to confirm it.
+    Released(SystemTime),
+    Busy,
+    /// The runtime lists no container after it listed some for the snapshot.
+    Doubtful,
+}
+
+impl Leases {
+    /// The mark of a look, taken before the store is queried.
+    pub(crate) fn look(&self) -> ReadMark {
+        ReadMark(self.begun)
+    }
+
+    /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
+    pub(crate) fn is_overtaken(&self, id: &ImageId, look: ReadMark) -> bool {
+        if self.removing.contains(id) {
+            return true;
+        }
+        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > look.0);
+        forgotten || self.ended.iter().any(|(begun, ended)| *begun > look.0 && ended == id)
+    }
+
+    /// Leases a found image to a pod. Returns the version with which the disk has the lease.
+    pub(crate) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
+        if self.lasts.is_zero() {
+            return 0;
+        }
+        let pods = self.images.entry(id.clone()).or_default();
+        let pod = if pods.len() < PODS_MAX || pods.contains_key(pod) { pod } else { "" };
+        let lease = pods.entry(pod.to_owned()).or_insert(Lease { since: now, asked_at: now, open: 0 });
+        if ends_at(lease, self.lasts) <= now {
+            *lease = Lease { since: now, asked_at: now, open: 0 };
+        }
+        lease.asked_at = lease.asked_at.max(now);
+        lease.open = lease.open.saturating_add(1);
+        let covered = self.kept.get(id).filter(|(until, _)| *until >= now).map(|(_, version)| *version);
+        covered.unwrap_or_else(|| {
+            self.version += 1;
+            self.version
+        })
+    }
+
+    /// Matches a new container of this pod and image with its lease.
+    pub(crate) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
+        if pod.is_empty() {
+            return;
+        }
+        let Some(pods) = self.images.get_mut(id) else { return };
+        let Some(lease) = pods.get_mut(pod) else { return };
+        // A container created at the same time may belong to an earlier request.
+        if created_at > lease.since {
+            lease.open = lease.open.saturating_sub(1);
+        }
+        if lease.open == 0 {
+            pods.remove(pod);
+        }
+        if pods.is_empty() {
+            self.images.remove(id);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    #[cfg(test)]
+    pub(crate) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
+        let kept: Vec<_> = self.kept.iter().map(|(id, (until, _))| (id.clone(), *until)).collect();
+        (self.images.clone(), kept, self.all_until, self.removals(mark))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
+        let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
+        let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
+        let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
+        (self.removing.clone(), ended, begun)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn end(&mut self, id: &ImageId) {
+        self.images.remove(id);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn forget_removals(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        self.ended.clear();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn unmark(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        self.begun -= 1;
+    }
+
+    pub(crate) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+        let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
+        let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
+        ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
+    }
+
+    /// Removes expired leases; a start in the future moves to now, because the clock was set back.
+    pub(crate) fn tidy(&mut self, now: SystemTime) {
+        let lasts = self.lasts;
+        self.images.retain(|_, pods| {
+            pods.retain(|_, lease| {
+                lease.since = lease.since.min(now);
+                lease.asked_at = lease.asked_at.min(now);
+                ends_at(lease, lasts) > now
+            });
+            !pods.is_empty()
+        });
+        for all_until in [&mut self.all_until, &mut self.pods_unknown_until] {
+            *all_until = all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
+        }
+    }
+
+    pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
+        match self.until(id, now) {
+            Some(until) => Err(RemovalBlocker::Leased(until)),
+            None if self.begin_ordered_removal(id) => Ok(()),
+            None => Err(RemovalBlocker::Busy),
+        }
+    }
+
+    /// Starts a requested removal, which leases do not prevent; false where one runs.
+    fn begin_ordered_removal(&mut self, id: &ImageId) -> bool {
+        let is_first = self.removing.insert(id.clone());
+        self.begun += u64::from(is_first);
+        is_first
+    }
+
+    pub(crate) fn end_removal(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        // A number above the mark of every earlier look.
+        self.begun += 1;
+        self.ended.push_back((self.begun, id.clone()));
+    }
+
+    /// Pods with a request without a matching container.
+    pub(crate) fn open_pods(&self) -> BTreeSet<&str> {
+        self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
+    }
+
+    /// The leases to write, a little ahead, so that repeated requests write rarely.
+    pub(crate) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
+        let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
+        let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
+        let due: BTreeMap<ImageId, SystemTime> = asked.collect();
+        self.kept = due.iter().map(|(id, until)| (id.clone(), (*until, self.version))).collect();
+        due
+    }
+
+    /// Restores leases from disk, of an earlier or another process, without their pods.
+    ///
+    /// A process writes a little ahead. A time further in the future is a clock set back: it counts from the start of
+    /// this process.
+    pub(crate) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime, at_start: bool) {
+        for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
+            let asked_at = line.min(now);
+            if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
+                continue;
+            }
+            let pods = self.images.entry(id).or_default();
+            let lease = pods.entry(String::new()).or_insert(Lease { since: asked_at, asked_at, open: 1 });
+            lease.asked_at = lease.asked_at.max(asked_at);
+        }
+    }
+}
+
+fn ends_at(lease: &Lease, lasts: Duration) -> SystemTime {
+    lease.asked_at + lasts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn leases() -> (Leases, ImageId) {
+        (Leases { lasts: MINUTE, ..Leases::default() }, ImageId::new("sha256:a"))
+    }
+
+    #[test]
+    fn a_lease_runs_from_the_last_asking_and_ends() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(0));
+        leases.lease(&id, "pod", at(30));
+        assert_eq!(leases.until(&id, at(89)), Some(at(90)));
+        assert_eq!(leases.until(&id, at(90)), None);
+        leases.tidy(at(90));
+        assert!(leases.images.is_empty());
+    }
+
+    #[test]
+    fn a_pod_ends_its_lease_with_as_many_containers_as_it_asked_for() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(10));
+        leases.lease(&id, "pod", at(12));
+        leases.serve(&id, "other", at(13));
+        leases.serve(&id, "pod", at(10));
+        leases.serve(&id, "pod", at(11));
+        assert!(leases.until(&id, at(14)).is_some(), "the second container is not there yet");
+        leases.serve(&id, "pod", at(13));
+        assert_eq!(leases.until(&id, at(14)), None);
+        assert!(leases.images.is_empty());
+    }
+
+    #[test]
+    fn requests_add_up_while_the_lease_runs_and_a_request_after_its_end_starts_anew() {
+        for (again, is_leased) in [(59, true), (60, false)] {
+            let (mut leases, id) = leases();
+            leases.lease(&id, "pod", at(0));
+            leases.lease(&id, "pod", at(again));
+            leases.serve(&id, "pod", at(61));
+            assert_eq!(leases.until(&id, at(62)).is_some(), is_leased, "{again}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_leased_until_the_last_of_its_pods_lets_it_go() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "late", at(20));
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.until(&id, at(30)), Some(at(80)));
+    }
+
+    #[test]
+    fn beyond_the_limit_of_pods_a_lease_has_no_pod_and_runs_until_it_expires() {
+        let (mut leases, id) = leases();
+        for number in 0..PODS_MAX {
+            leases.lease(&id, &format!("pod-{number}"), at(0));
+        }
+        leases.lease(&id, "pod-0", at(1));
+        assert_eq!(leases.images[&id].len(), PODS_MAX, "a known pod keeps its lease");
+        leases.lease(&id, "late", at(2));
+        assert!(leases.images[&id].contains_key("") && !leases.images[&id].contains_key("late"));
+    }
+
+    #[test]
+    fn after_a_clock_set_back_new_containers_still_end_the_lease_of_their_pod() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(1000));
+        leases.tidy(at(10));
+        leases.serve(&id, "pod", at(20));
+        assert_eq!(leases.until(&id, at(21)), None);
+    }
+
+    #[test]
+    fn nobodys_lease_is_served_by_no_container() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "", at(10));
+        leases.serve(&id, "", at(20));
+        leases.serve(&id, "pod", at(20));
+        assert_eq!(leases.until(&id, at(21)), Some(at(70)));
+    }
+
+    #[test]
+    fn a_removal_begins_only_without_lease_and_other_removal() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.begin_removal(&id, at(59)), Err(RemovalBlocker::Leased(at(60))));
+        assert_eq!(leases.begin_removal(&id, at(60)), Ok(()));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::Busy));
+        assert!(!leases.begin_ordered_removal(&id));
+        leases.end_removal(&id);
+        assert!(leases.begin_ordered_removal(&id));
+    }
+
+    #[test]
+    fn who_looked_before_a_removal_looks_again_and_who_looked_after_it_does_not() {
+        let (mut leases, id) = leases();
+        let (other, before) = (ImageId::new("sha256:b"), leases.look());
+        leases.begin_removal(&id, at(0)).unwrap();
+        let during = leases.look();
+        assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
+        assert!(!leases.is_overtaken(&other, before));
+        leases.end_removal(&id);
+        assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
+        assert!(!leases.is_overtaken(&id, leases.look()));
+        let after = leases.look();
+        for number in 0..ENDED_MAX {
+            let id = ImageId::new(format!("sha256:{number}"));
+            leases.begin_removal(&id, at(0)).unwrap();
+            leases.end_removal(&id);
+        }
+        assert!(leases.is_overtaken(&other, after), "too long ago to know");
+        assert!(!leases.is_overtaken(&other, leases.look()));
+    }
+
+    #[test]
+    fn a_clock_set_back_makes_no_lease_longer() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(1000));
+        leases.all_until = Some(at(1000) + leases.lasts);
+        leases.tidy(at(10));
+        assert_eq!(leases.until(&id, at(10)), Some(at(70)));
+    }
+
+    #[test]
+    fn what_is_kept_is_taken_up_by_a_restart_and_not_by_its_writer() {
+        let (mut leases, id) = leases();
+        let ahead = Duration::from_secs(5);
+        leases.lease(&id, "pod", at(10));
+        assert_eq!(leases.version, 1);
+        let kept = leases.due(ahead);
+        leases.lease(&id, "pod", at(15));
+        assert_eq!(leases.version, 1, "the disk has it");
+        leases.lease(&id, "pod", at(16));
+        assert_eq!(leases.version, 2);
+        leases.restore(kept.clone(), at(16), false);
+        assert_eq!(leases.images[&id].len(), 1, "its own is not somebody else's");
+
+        let mut restarted = Leases { lasts: MINUTE, ..Leases::default() };
+        restarted.restore(kept.clone(), at(20), true);
+        restarted.serve(&id, "pod", at(21));
+        assert_eq!(restarted.until(&id, at(22)), Some(at(75)));
+        let mut late = Leases { lasts: MINUTE, ..Leases::default() };
+        late.restore(kept, at(75), true);
+        assert!(late.images.is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_the_disk_has_from_the_future_ends_all_the_same() {
+        let (mut leases, id) = leases();
+        for now in [10, 20, 50, 70] {
+            leases.restore(BTreeMap::from([(id.clone(), at(4_000_000_000))]), at(now), now == 10);
+            leases.tidy(at(now));
+            assert_eq!(leases.until(&id, at(now)), Some(at(70)).filter(|_| now < 70), "{now}");
+        }
+        assert_eq!(leases.begin_removal(&id, at(70)), Ok(()));
+
+        // A time that another process writes ahead counts in full.
+        let (mut leases, _) = self::leases();
+        for now in [10, 20, 30] {
+            leases.restore(BTreeMap::from([(id.clone(), at(20))]), at(now), false);
+        }
+        assert_eq!(leases.until(&id, at(30)), Some(at(80)));
+        leases.restore(BTreeMap::from([(id.clone(), at(45))]), at(50), false);
+        assert_eq!(leases.until(&id, at(50)), Some(at(105)), "it asked again");
+    }
+
+    #[test]
+    fn a_request_that_the_disk_has_waits_for_no_later_write() {
+        let (mut leases, id) = leases();
+        let (other, ahead) = (ImageId::new("sha256:b"), Duration::from_secs(5));
+        assert_eq!(leases.lease(&id, "pod", at(10)), 1);
+        leases.due(ahead);
+        assert_eq!(leases.lease(&other, "pod", at(12)), 2);
+        assert_eq!(leases.lease(&id, "pod", at(15)), 1);
+        assert_eq!(leases.lease(&id, "pod", at(16)), 3, "no write covers it");
+    }
+
+    #[test]
+    fn without_a_time_there_are_no_leases() {
+        let (_, id) = leases();
+        let mut leases = Leases::default();
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.until(&id, at(0)), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! The leases of a node: requests for an image, passes over its containers, and removals share them.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+
+use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark, RemovalBlocker};
+use crate::image::{ImageId, ImageKey};
+
+/// All leases, in memory and in their file.
+#[derive(Debug)]
+pub struct LeaseService {
+    state: Mutex<Leases>,
+    file: LeaseFile,
+    /// Notified at the end of each removal.
+    removals: tokio::sync::Notify,
+}
+
+/// A running removal: requests for the image wait until this is dropped and then look again.
+#[derive(Debug)]
+#[must_use = "the removal ends with it"]
+pub(crate) struct Removal<'a> {
+    leases: &'a LeaseService,
+    id: ImageId,
+}
+
+impl LeaseService {
+    pub(crate) fn new(file: LeaseFile) -> Self {
+        Self { state: Mutex::default(), file, removals: tokio::sync::Notify::new() }
+    }
+
+    /// Enables leases of this duration; zero disables them.
+    ///
+    /// Leases of an earlier process are restored. If their file is unreadable, every image counts as leased.
+    pub fn start(&self, lasts: Duration, now: SystemTime) {
+        let found = self.file.read();
+        let mut leases = self.lock();
+        leases.lasts = lasts;
+        match found {
+            Ok(found) => leases.restore(found, now, true),
+            Err(error) => {
+                tracing::error!(%error, "cannot read the leases; every image counts as leased for the time of a lease");
+                leases.all_until = Some(now + lasts);
+            }
+        }
+    }
+
+    /// Every image counts as leased until the pods of the node are known, and no longer than a lease lasts.
+    pub fn expect_pods(&self, now: SystemTime) {
+        let mut leases = self.lock();
+        leases.pods_unknown_until = Some(now + leases.lasts);
+    }
+
+    /// The end of the image's last lease.
+    pub fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+        self.lock().until(id, now)
+    }
+
+    /// Queries a store on behalf of a pod, by uid or empty, and leases the image it finds: no collection removes the
+    /// image before the lease ends.
+    ///
+    /// `ask` is a look or a pull; `key` extracts the found image; `granted` is called with each lease. If a removal
+    /// intervenes between the answer and the lease, `ask` runs again, so the returned image is present. Concurrent requests
+    /// share one write to the disk, and a repeated request within seconds writes nothing.
+    ///
+    /// # Errors
+    /// The error of `ask`.
+    pub(crate) async fn leased<T, E, F>(
+        &self,
+        pod: &str,
+        now: SystemTime,
+        mut ask: impl FnMut() -> F,
+        key: impl Fn(&T) -> Option<ImageKey>,
+        granted: impl Fn(ImageKey, SystemTime),
+    ) -> Result<T, E>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let began = Instant::now();
+        loop {
+            let look = self.lock().look();
+            let answer = ask().await?;
+            let Some(key) = key(&answer) else { return Ok(answer) };
+            let (id, now) = (key.id().clone(), now + began.elapsed());
+            if let Some(version) = self.lease(&id, pod, look, now) {
+                granted(key, now);
+                self.keep(version).await;
+                // A requested removal takes a leased image, too, and may have done so during the write.
+                if !self.lock().is_overtaken(&id, look) {
+                    return Ok(answer);
+                }
+            }
+            tracing::debug!(image = %id, "a removal of the image ran meanwhile; looking again");
+            self.removal_ended(&id).await;
+        }
+    }
+
+    /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
+    /// intervened.
+    fn lease(&self, id: &ImageId, pod: &str, look: ReadMark, now: SystemTime) -> Option<u64> {
+        let mut leases = self.lock();
+        (!leases.is_overtaken(id, look)).then(|| leases.lease(id, pod, now))
+    }
+
+    /// Starts a requested removal, which leases do not prevent, after waiting for another removal of the image.
+    pub(crate) async fn order_removal(&self, id: &ImageId) -> Removal<'_> {
+        while !self.lock().begin_ordered_removal(id) {
+            self.removal_ended(id).await;
+        }
+        Removal { leases: self, id: id.clone() }
+    }
+
+    pub(crate) fn begin_removal(&self, id: &ImageId, now: SystemTime) -> Result<Removal<'_>, RemovalBlocker> {
+        self.lock().begin_removal(id, now).map(|()| Removal { leases: self, id: id.clone() })
+    }
+
+    async fn removal_ended(&self, id: &ImageId) {
+        loop {
+            let mut ended = std::pin::pin!(self.removals.notified());
+            // Enabled before the look, so that no notification is missed.
+            ended.as_mut().enable();
+            if !self.lock().removing.contains(id) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Writes the leases up to this version; after a failure they hold for this process alone.
+    async fn keep(&self, wanted: u64) {
+        let due = || {
+            let mut leases = self.lock();
+            (leases.version, leases.due(AHEAD_MAX), leases.lasts)
+        };
+        if let Err(error) = self.file.keep(wanted, due).await {
+            tracing::warn!(%error, "could not write the leases; a crash now may lose a request for an image");
+        }
+    }
+
+    /// Adds the leases that other processes wrote.
+    pub(crate) async fn reload(&self, now: SystemTime) {
+        match self.file.reload().await {
+            Ok(found) => self.lock().restore(found, now, false),
+            Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Leases> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        self.leases.lock().end_removal(&self.id);
+        self.leases.removals.notify_waiters();
+    }
+}

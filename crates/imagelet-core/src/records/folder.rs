@@ -1,0 +1,308 @@
+//! One kind of record in its folder, in the kubelet's format, with all of it in memory.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::file::{DecodeError, RecordFile, file_name};
+use crate::{
+    durable::{Disk, MachineDisk, create_folder, replace_file_on, sync_folder_on},
+    failpoint::Step,
+};
+
+/// A full record has some hundred entries of some hundred bytes.
+pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
+pub(super) const PREFIX: &str = "sha256-";
+pub(super) const UNFINISHED: &str = ".tmp";
+/// A write takes milliseconds; an unfinished file older than this is the remains of a crash.
+const UNFINISHED_AGE: Duration = Duration::from_mins(1);
+
+/// The records of one folder. A change reaches the disk first; a lookup reads no disk.
+#[derive(Debug)]
+pub(super) struct RecordFolder<T> {
+    /// `None`: the records end with the process.
+    path: Option<PathBuf>,
+    /// Changes end with the process: nothing is written.
+    is_read_only: bool,
+    disk: Arc<dyn Disk>,
+    /// Held over each change with the decision that leads to it.
+    turn: Mutex<()>,
+    /// By file name; an error: the file cannot be read. Locked for moments, never during disk I/O.
+    files: Mutex<HashMap<String, Result<Arc<T>, Arc<Unreadable>>>>,
+}
+
+/// A file exists, or may exist, and cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error(transparent)]
+    Content(#[from] DecodeError),
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+}
+
+impl<T: RecordFile> RecordFolder<T> {
+    /// Reads a folder and rewrites files of an older version. Unless it is read-only, it is created with owner-only access,
+    /// and files left by crashes are removed.
+    pub(super) fn open(path: PathBuf, is_read_only: bool, disk: Arc<dyn Disk>) -> io::Result<Self> {
+        if !is_read_only {
+            create_folder(&path)?;
+            drop_unfinished(&path)?;
+        }
+        let names = match names(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_read_only => Vec::new(),
+            names => names?,
+        };
+        let folder = Self { path: Some(path), is_read_only, disk, ..Self::in_memory() };
+        for name in names {
+            let file = folder.read(&name);
+            if let Err(error) = &file {
+                tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
+            }
+            folder.files().insert(name, file.map(Arc::new).map_err(Arc::new));
+        }
+        Ok(folder)
+    }
+
+    pub(super) fn in_memory() -> Self {
+        let (turn, files) = (Mutex::default(), Mutex::default());
+        Self { path: None, is_read_only: false, disk: Arc::new(MachineDisk), turn, files }
+    }
+
+    pub(super) fn takes_time(&self) -> bool {
+        self.path.is_some() && self.disk.takes_time()
+    }
+
+    /// Excludes other changes until dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+        let name = file_name(key);
+        let found = self.files().get(&name).cloned();
+        let found = match found {
+            None => return Ok(None),
+            Some(Ok(found)) => found,
+            Some(Err(_)) => self.read_again(&name)?,
+        };
+        // A file with another key's content says nothing about this key.
+        Ok(Some(found).filter(|found| found.key() == key))
+    }
+
+    pub(super) fn any(&self, mut wanted: impl FnMut(&T) -> bool) -> bool {
+        self.files().values().flatten().any(|record| wanted(record))
+    }
+
+    /// All records, and why files cannot be read, one error for each.
+    pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
+        let unreadable: Vec<String> =
+            self.files().iter().filter(|(_, file)| file.is_err()).map(|(name, _)| name.clone()).collect();
+        let failures = unreadable.iter().filter_map(|name| self.read_again(name).err()).collect();
+        (self.files().values().flatten().cloned().collect(), failures)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.files().len()
+    }
+
+    /// After a crash the file is the old or the new one.
+    pub(super) fn write(&self, record: T) -> io::Result<()> {
+        let name = file_name(record.key());
+        if let Some(path) = self.writable() {
+            create_folder(path)?;
+            self.replace(path, &name, &record.encode())?;
+        }
+        self.files().insert(name, Ok(Arc::new(record)));
+        Ok(())
+    }
+
+    /// A power cut may restore the file until [`Self::sync_removals`]. Without an error it is absent.
+    pub(super) fn remove(&self, key: &str) -> io::Result<()> {
+        let name = file_name(key);
+        if let Some(path) = self.writable() {
+            self.disk.change()?;
+            match fs::remove_file(path.join(&name)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => {
+                    removed?;
+                    Step::RecordRemoved.reach();
+                }
+            }
+        }
+        self.files().remove(&name);
+        Ok(())
+    }
+
+    /// Makes the removals until now durable, by one sync of the folder.
+    pub(super) fn sync_removals(&self) -> io::Result<()> {
+        self.writable().map_or(Ok(()), |path| sync_folder_on(&*self.disk, path))
+    }
+
+    fn writable(&self) -> Option<&Path> {
+        self.path.as_deref().filter(|_| !self.is_read_only)
+    }
+
+    fn replace(&self, path: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+        let beside = path.join(format!("{name}{UNFINISHED}"));
+        replace_file_on(&*self.disk, &path.join(name), &beside, "record", |file| file.write_all(content))
+    }
+
+    fn read(&self, name: &str) -> Result<T, Unreadable> {
+        let path = self.path.as_deref().unwrap_or(Path::new(""));
+        let decoded = T::decode(&read(File::open(path.join(name))?)?)?;
+        if decoded.outdated
+            && let Some(path) = self.writable()
+            && let Err(error) = self.replace(path, name, &decoded.content.encode())
+        {
+            tracing::warn!(file = name, %error, "a pull record of an older version could not be rewritten");
+        }
+        Ok(decoded.content)
+    }
+
+    /// Reads a file that could not be read: it may be repaired, or its disk failed for a moment.
+    fn read_again(&self, name: &str) -> Result<Arc<T>, Arc<Unreadable>> {
+        let file = self.read(name).map(Arc::new).map_err(Arc::new);
+        if let Some(known) = self.files().get_mut(name).filter(|known| known.is_err()) {
+            known.clone_from(&file);
+        }
+        file
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<String, Result<Arc<T>, Arc<Unreadable>>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn drop_unfinished(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let is_unfinished = entry.file_name().as_encoded_bytes().ends_with(UNFINISHED.as_bytes());
+        let age = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
+        if is_unfinished && age().is_ok_and(|age| age > UNFINISHED_AGE) {
+            // The next start retries a failed removal.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn names(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if name.starts_with(PREFIX) && !name.ends_with(UNFINISHED) && !entry.file_type()?.is_dir() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn read(file: File) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > FILE_LENGTH_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than a record can be"));
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::records::{PullIntent, faults::Faults};
+
+    fn open(path: &Path) -> RecordFolder<PullIntent> {
+        RecordFolder::open(path.to_owned(), false, Arc::new(MachineDisk)).unwrap()
+    }
+
+    #[test]
+    fn what_a_crash_left_unfinished_goes_with_a_later_start() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        open(&path).write(PullIntent::new("whole")).unwrap();
+        let old = File::create(path.join("sha256-old.tmp")).unwrap();
+        old.set_modified(SystemTime::now() - 2 * UNFINISHED_AGE).unwrap();
+        File::create(path.join("sha256-young.tmp")).unwrap();
+        let folder = open(&path);
+        let mut left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [file_name("whole").as_str(), "sha256-young.tmp"]);
+        assert_eq!(folder.list().0.len(), 1);
+    }
+
+    #[test]
+    fn a_record_is_synced_before_its_rename_and_its_folder_after_it() {
+        let (root, faults) = (tempfile::tempdir().unwrap(), Faults::new());
+        let folder = RecordFolder::open(root.path().join("pulled"), false, Arc::new(faults.clone())).unwrap();
+        folder.write(PullIntent::new("a")).unwrap();
+        // Changes: the file, its rename, its folder.
+        assert_eq!((faults.effects(), faults.syncs()), (3, vec![1, 3]), "else a power cut takes the record");
+    }
+
+    #[test]
+    fn a_folder_that_takes_no_writes_is_read_and_never_touched() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pulled");
+        let read_only = || RecordFolder::<PullIntent>::open(path.clone(), true, Arc::new(MachineDisk)).unwrap();
+        assert_eq!(read_only().count(), 0, "it need not be there");
+        assert!(!path.exists());
+        open(&path).write(PullIntent::new("a")).unwrap();
+        let folder = read_only();
+        folder.write(PullIntent::new("b")).unwrap();
+        folder.remove("a").unwrap();
+        assert!(folder.find("b").unwrap().is_some() && folder.find("a").unwrap().is_none(), "for this process");
+        let names: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [file_name("a").as_str()]);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_removed_is_no_record_that_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, path) = (open(root.path()), root.path().join(file_name("a")));
+        folder.write(PullIntent::new("a")).unwrap();
+        // A folder of that name cannot be removed as a file.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        folder.remove("a").unwrap_err();
+        folder.remove("absent").unwrap();
+        assert_eq!(folder.count(), 1);
+    }
+
+    #[test]
+    fn records_that_cannot_be_listed_are_no_empty_list() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("records");
+        fs::write(&path, "no folder").unwrap();
+        RecordFolder::<PullIntent>::open(path, true, Arc::new(MachineDisk)).unwrap_err();
+    }
+
+    #[test]
+    fn an_unreadable_record_is_read_again_once_it_is_repaired() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(file_name("a"));
+        fs::write(&path, "{").unwrap();
+        let folder = open(root.path());
+        assert!(folder.find("a").is_err() && folder.list().1.len() == 1);
+        fs::write(&path, PullIntent::new("a").encode()).unwrap();
+        assert!(folder.find("a").unwrap().is_some() && folder.list().1.is_empty());
+    }
+
+    #[test]
+    fn the_longest_record_is_read_and_one_byte_more_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("sha256-a");
+        let file = File::create(&path).unwrap();
+        file.set_len(FILE_LENGTH_MAX).unwrap();
+        assert_eq!(read(File::open(&path).unwrap()).unwrap().len() as u64, FILE_LENGTH_MAX);
+        file.set_len(FILE_LENGTH_MAX + 1).unwrap();
+        assert_eq!(read(File::open(&path).unwrap()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+}

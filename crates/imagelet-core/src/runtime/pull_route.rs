@@ -1,0 +1,153 @@
+//! The way of a pull, imported or forwarded, and the reason for a forward.
+
+use crate::{
+    metrics::{Family, MetricKind},
+    runtime::{Fault, RuntimeError, RuntimeErrorKind},
+};
+
+/// Counted by the caller of both routes.
+pub static PULLS: Family = Family {
+    name: "imagelet_runtime_pulls_total",
+    help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
+    kind: MetricKind::Counter,
+    labels: &["way", "reason", "outcome"],
+};
+
+/// A registry setting of a runtime that imagelet does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegistrySetting {
+    /// `registry.mirrors`
+    Mirrors,
+    /// `registry.configs` or `registry.auths`
+    Configs,
+    /// `registry.headers`
+    Headers,
+    /// A setting that the runtime warns of and does not report.
+    Hidden,
+}
+
+impl RegistrySetting {
+    /// The key in the runtime's configuration.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Mirrors => "registry.mirrors",
+            Self::Configs => "registry.configs",
+            Self::Headers => "registry.headers",
+            Self::Hidden => "a deprecated registry setting",
+        }
+    }
+}
+
+/// The way an image entered a runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PullRoute {
+    /// imagelet fetched it into the runtime's own stores.
+    #[error("imported into the runtime")]
+    Imported,
+    /// The runtime pulled it itself.
+    #[error("forwarded to the runtime: {0}")]
+    Forwarded(ForwardReason),
+}
+
+/// Why a pull is forwarded to the runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForwardReason {
+    #[error("`runtimeImport` is `never`")]
+    SwitchedOff,
+    #[error("the runtime cannot be asked what it is: {0}")]
+    RuntimeUnknown(String),
+    #[error("the runtime is `{0}`, and import is for `containerd`")]
+    OtherRuntime(String),
+    #[error("the snapshotter is `{0}`, and import is for `overlayfs`")]
+    Snapshotter(String),
+    #[error("the runtime has several snapshotters and reports no default")]
+    SnapshotterUnknown,
+    #[error("the runtime reports no handler `{0}`")]
+    HandlerUnknown(String),
+    #[error("the snapshotter of handler `{handler}` is `{snapshotter}`, and import is for `overlayfs`")]
+    HandlerSnapshotter { handler: String, snapshotter: String },
+    /// The process is not root, or in a user namespace of its own.
+    #[error("{0}")]
+    Rights(String),
+    #[error("the runtime's folder cannot be reached: {0}")]
+    RootUnreachable(String),
+    #[error("layers cannot be staged beside the runtime's own: {0}")]
+    Staging(String),
+    #[error("the runtime's own interface does not answer: {0}")]
+    ApiAway(String),
+    #[error("the runtime's own interface is not usable: {0}")]
+    ApiClosed(String),
+    #[error("the image has no name that can be pulled")]
+    NameInvalid,
+    #[error("sandboxes are started from the image, and the runtime has to mark it")]
+    SandboxImage,
+    #[error("the runtime has {} for registry `{registry}`, which imagelet does not read", setting.key())]
+    RegistrySetting { setting: RegistrySetting, registry: String },
+    #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
+    RegistryPreferred(String),
+    /// The import ended before any image record existed.
+    #[error("the import failed ({} at {}): {text}", fault.class, fault.stage)]
+    Failed { fault: Fault, text: String },
+}
+
+impl PullRoute {
+    /// The way of a pull that failed: nothing was imported.
+    pub fn of_failed(&self) -> String {
+        match self {
+            Self::Imported => "import into the runtime".to_owned(),
+            Self::Forwarded(_) => self.to_string(),
+        }
+    }
+
+    /// The stable word for machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Imported => "imported",
+            Self::Forwarded(_) => "forwarded",
+        }
+    }
+
+    /// The reason of a forward, as a stable word.
+    pub fn reason_code(&self) -> Option<&'static str> {
+        match self {
+            Self::Imported => None,
+            Self::Forwarded(reason) => Some(reason.code()),
+        }
+    }
+}
+
+impl ForwardReason {
+    /// The stable word for machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::SwitchedOff => "switched-off",
+            Self::RuntimeUnknown(_) => "runtime-unknown",
+            Self::OtherRuntime(_) => "other-runtime",
+            Self::Snapshotter(_) | Self::SnapshotterUnknown => "snapshotter",
+            Self::HandlerUnknown(_) => "handler-unknown",
+            Self::HandlerSnapshotter { .. } => "handler-snapshotter",
+            Self::Rights(_) => "rights",
+            Self::RootUnreachable(_) => "root-unreachable",
+            Self::Staging(_) => "staging",
+            Self::ApiAway(_) | Self::ApiClosed(_) => "api-closed",
+            Self::NameInvalid => "name-invalid",
+            Self::SandboxImage => "sandbox-image",
+            Self::RegistrySetting { .. } => "registry-setting",
+            Self::RegistryPreferred(_) => "registry-preferred",
+            Self::Failed { .. } => "import-failed",
+        }
+    }
+
+    /// Of a failed call to the runtime's own interface: it fails for good only where the runtime does not know it.
+    pub fn of_api(error: &RuntimeError) -> Self {
+        match error.kind() {
+            RuntimeErrorKind::Unsupported => Self::ApiClosed(error.chain()),
+            _ => Self::ApiAway(error.chain()),
+        }
+    }
+
+    /// Whether the runtime is away or too busy to answer: a later pull may be imported without any change.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::RuntimeUnknown(_) | Self::ApiAway(_))
+    }
+}

@@ -1,0 +1,185 @@
+//! The port of native import: an image is fetched and unpacked here, and its layers become a runtime's own.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+
+use imagelet_core::{
+    image::{Digest, ImageId, Reference},
+    runtime::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids},
+};
+
+/// Pulls images into a runtime's own stores without the runtime's help.
+#[async_trait]
+pub trait ImageImporter: Send + Sync + fmt::Debug {
+    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
+    ///
+    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
+
+    /// The hosts that an import of an image may ask beside its registry.
+    async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
+        Vec::new()
+    }
+
+    /// Disk space that running imports have reserved and not yet written.
+    fn reserved(&self) -> Freed;
+}
+
+/// A failed import.
+#[derive(Debug)]
+pub struct ImportError {
+    /// The stage it reached.
+    pub stage: ImportStage,
+    /// The error.
+    pub cause: RuntimeError,
+}
+
+/// The stage of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ImportStage {
+    /// Requests to the registry, fetches and unpacking.
+    Fetch,
+    /// The runtime's stores rejected a layer or a document; no image record exists.
+    Handover,
+    /// Image records may exist.
+    Recorded,
+}
+
+impl ImportStage {
+    /// An import error at this stage.
+    pub fn failed(self, cause: RuntimeError) -> ImportError {
+        ImportError { stage: self, cause }
+    }
+}
+
+/// A runtime's own stores, as the target of a pull.
+#[async_trait]
+pub trait LayerSink: Send + Sync + fmt::Debug {
+    /// Begins an import: the runtime now keeps the imported layers, and those of the image that it already has.
+    async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
+}
+
+/// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
+#[async_trait]
+pub trait LayerImport: Send + Sync + fmt::Debug {
+    /// The number of lowest layers that the runtime holds already.
+    fn present(&self) -> usize;
+
+    /// Whether the runtime now holds layer `index` on top of all below it, as from a parallel import.
+    async fn holds(&self, index: usize) -> Result<bool, RuntimeError>;
+
+    /// Moves an unpacked layer into the runtime. Layers may come in any order and in parallel: a layer waits for those
+    /// below it. The folder of `tree` is empty or removed afterwards.
+    ///
+    /// # Errors
+    /// When the runtime or the disk fails; the import cannot continue.
+    async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError>;
+
+    /// Names the image: documents, image records, then a check that the runtime lists it. The caller has synced the
+    /// layers. It completes even if the future is dropped: a record written after the runtime released the layers would
+    /// name nothing.
+    async fn finish(&self) -> Result<ImageId, ImportError>;
+
+    /// Cancels the import and returns once the runtime has released its resources.
+    async fn abandon(&self);
+}
+
+/// The result of moving a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The runtime has it.
+    Committed,
+    /// The runtime removed a layer below it: the import has to restart.
+    BaseGone,
+}
+
+/// An image as its registry describes it; every document is verified against its digest.
+#[derive(Debug)]
+pub struct ImportedImage {
+    /// The requested reference.
+    pub reference: Reference,
+    /// The document that the reference names: an index, or the manifest itself.
+    pub root: ImportedDocument,
+    /// The manifest for the platform; equal to `root` without an index.
+    pub manifest: ImportedDocument,
+    /// The image's configuration.
+    pub config: ImportedDocument,
+    /// The layers, lowest first.
+    pub layers: Vec<ImportedLayer>,
+    /// Digests of all manifests that the index lists, in its order; empty where `root` is no index.
+    pub index_entries: Vec<Digest>,
+}
+
+impl ImportedImage {
+    /// The chain id of each layer, lowest first.
+    pub fn chains(&self) -> Vec<Digest> {
+        chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
+    }
+}
+
+/// A document of an image.
+#[derive(Clone)]
+pub struct ImportedDocument {
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// Its media type.
+    pub media_type: String,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The bytes from the registry.
+    pub bytes: ImportedBytes,
+}
+
+/// The bytes of a document.
+#[derive(Clone)]
+pub enum ImportedBytes {
+    /// A small document's.
+    Memory(Arc<[u8]>),
+    /// A large document's, in a file that stays for as long as this does.
+    File(Arc<dyn AsRef<Path> + Send + Sync>),
+}
+
+/// A layer of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportedLayer {
+    /// Digest of the compressed blob.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Its media type.
+    pub media_type: String,
+    /// Digest of the uncompressed archive.
+    pub diff_id: Digest,
+}
+
+/// An unpacked and verified layer, with whiteouts in overlay form.
+#[derive(Debug)]
+pub struct StagedTree {
+    /// The layer's root folder.
+    pub folder: PathBuf,
+    /// Folders without an entry in the archive, as raw bytes below the root, parents first: a lower layer may have
+    /// their metadata. Empty bytes mean the root.
+    pub implicit: Vec<Vec<u8>>,
+    /// The compressed blob, where it is kept.
+    pub blob: Option<PathBuf>,
+}
+
+impl fmt::Debug for ImportedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(bytes) => write!(f, "[{} bytes]", bytes.len()),
+            Self::File(file) => write!(f, "{}", (**file).as_ref().display()),
+        }
+    }
+}
+
+impl fmt::Debug for ImportedDocument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} [{} bytes]", self.media_type, self.digest, self.size)
+    }
+}

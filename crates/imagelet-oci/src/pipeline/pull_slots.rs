@@ -1,0 +1,509 @@
+//! PullSlots for layers: how many are fetched at once, and which waiting layer gets a free place.
+//!
+//! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
+//! files. Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant
+//! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
+//! with the fewest places.
+//!
+//! A layer whose registry is slow gives its place to a waiting layer, and so does the slowest one, whatever its rate,
+//! once a layer has waited for ten seconds. It resumes by `Range` when a place is free again.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use imagelet_core::{
+    hold::{CHECK_PERIOD, GRACE, HoldPolicy, SharedThing, WAIT_FAIR},
+    runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+
+use super::pace::{LayerPace, reported};
+use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
+
+/// PullSlots for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
+/// plus the parked layers. Fewer places already saturate any link.
+const PLACES_MAX: usize = 24;
+const SHARE_MAX: usize = 18;
+/// Most layers that wait for another place and keep what they have unpacked: two threads and a staging folder each.
+const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
+/// A layer that gave its place away fails after this wait.
+const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
+
+#[derive(Clone, Debug)]
+pub(crate) struct SlotRequest {
+    pub(crate) registry: String,
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) pull: u64,
+    pub(crate) image: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Half {
+    First,
+    Further,
+}
+
+/// What a layer that gave its place away does until it has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GivenWay {
+    /// It keeps its threads and its staging folder.
+    Parked,
+    /// It ends, and starts again from the bytes on the disk.
+    Ended,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    claim: SlotRequest,
+    since: Instant,
+    /// `None`: it never had a place.
+    gave_way: Option<GivenWay>,
+}
+
+#[derive(Debug)]
+struct HeldPlace {
+    claim: SlotRequest,
+    half: Half,
+    pace: Arc<LayerPace>,
+    /// When the layer last looked whether others wait.
+    looked: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    next: u64,
+    held: HashMap<u64, HeldPlace>,
+    /// In the order of arrival.
+    waiting: BTreeMap<u64, Waiting>,
+    paces: HashMap<u64, Arc<LayerPace>>,
+    /// Of all bounds.
+    share: DescriptorShare,
+}
+
+impl Line {
+    fn arrive(&mut self, claim: SlotRequest, pace: Arc<LayerPace>, now: Instant) -> u64 {
+        let ticket = self.next;
+        self.next += 1;
+        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: None });
+        self.paces.insert(ticket, pace);
+        ticket
+    }
+
+    fn leave(&mut self, ticket: u64) {
+        self.held.remove(&ticket);
+        self.waiting.remove(&ticket);
+        self.paces.remove(&ticket);
+    }
+
+    fn start(&mut self, now: Instant) -> Option<u64> {
+        let (ticket, half) = self.next_claim()?;
+        let Waiting { claim, .. } = self.waiting.remove(&ticket)?;
+        let pace = Arc::clone(self.paces.get(&ticket)?);
+        pace.restart(now);
+        self.held.insert(ticket, HeldPlace { claim, half, pace, looked: now });
+        Some(ticket)
+    }
+
+    fn next_claim(&self) -> Option<(u64, Half)> {
+        let candidates = self.waiting.iter().filter_map(|(ticket, Waiting { claim, gave_way, .. })| {
+            let half = self.half(claim)?;
+            let tenant = self.count(|held| held.claim.tenant == claim.tenant);
+            let registry = self.count(|held| held.claim.registry == claim.registry);
+            let pull = self.count(|held| held.claim.pull == claim.pull);
+            Some(((gave_way.is_some(), half, tenant, registry, pull, *ticket), half))
+        });
+        candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))
+    }
+
+    fn half(&self, claim: &SlotRequest) -> Option<Half> {
+        let has_first = self.count(|held| held.claim.pull == claim.pull && held.half == Half::First) > 0;
+        let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
+        halves.iter().copied().find(|wanted| {
+            self.count(|held| held.half == *wanted) < self.share.of(PLACES_MAX)
+                && self.count(|held| held.half == *wanted && held.claim.registry == claim.registry)
+                    < self.share.of(SHARE_MAX)
+                && self.count(|held| held.half == *wanted && held.claim.tenant == claim.tenant)
+                    < self.share.of(SHARE_MAX)
+        })
+    }
+
+    fn count(&self, counts: impl Fn(&HeldPlace) -> bool) -> usize {
+        self.held.values().filter(|held| counts(held)).count()
+    }
+
+    /// The waiting layer that would get the place of this one.
+    fn successor(&mut self, ticket: u64) -> Option<u64> {
+        let own = self.held.remove(&ticket)?;
+        let next = self.next_claim();
+        self.held.insert(ticket, own);
+        next.map(|(ticket, _)| ticket)
+    }
+
+    /// Whether this layer is the one that gives its place to a waiting layer now.
+    fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
+        if let Some(own) = self.held.get_mut(&ticket) {
+            own.looked = now;
+        }
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let Some(successor) = self.successor(ticket) else { return false };
+        let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
+        // Slow layers take turns with one another, and not too short ones: each turn connects anew.
+        let turn = if waits.gave_way.is_some() { 6 * GRACE } else { GRACE };
+        if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
+            return true;
+        }
+        let is_fair = waits.gave_way.is_none() && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
+        let rate = own.pace.wall.rate(now);
+        if !is_fair || own.pace.wall.held_for(now) < GRACE {
+            return false;
+        }
+        let slower = |(other, held): (&u64, &HeldPlace)| {
+            // A layer that does not look cannot give way.
+            let looks = now.saturating_duration_since(held.looked) < 4 * CHECK_PERIOD;
+            let is_due = *other != ticket && looks && held.pace.wall.held_for(now) >= GRACE;
+            (is_due && (held.pace.wall.rate(now), *other) < (rate, ticket)).then_some(*other)
+        };
+        let slower: Vec<u64> = self.held.iter().filter_map(slower).collect();
+        !slower.into_iter().any(|other| self.successor(other).is_some())
+    }
+
+    /// Moves a layer behind all that never had a place.
+    fn give_way(&mut self, ticket: u64, may_park: bool, now: Instant) -> Option<GivenWay> {
+        let parked = self.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
+        let gave_way = if may_park && parked < self.share.of(PARKED_MAX) { GivenWay::Parked } else { GivenWay::Ended };
+        let HeldPlace { claim, .. } = self.held.remove(&ticket)?;
+        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: Some(gave_way) });
+        Some(gave_way)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PullSlots {
+    line: Mutex<Line>,
+    granted: Notify,
+}
+
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<PullSlots>,
+    ticket: u64,
+    pub(crate) pace: Arc<LayerPace>,
+}
+
+impl PullSlots {
+    /// Waits for a place for a layer.
+    pub(crate) async fn place(self: &Arc<Self>, claim: SlotRequest, layer: &Descriptor, progress: &Progress) -> Place {
+        let now = Instant::now();
+        let pace = Arc::new(LayerPace::new(layer.size, now));
+        let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
+        // Made before the wait, so that cancellation removes it from the queue.
+        let place = Place { places: Arc::clone(self), ticket, pace };
+        place.reported_turn(layer, progress).await;
+        place
+    }
+
+    /// The image of the slowest layer.
+    fn slowest(&self) -> Option<String> {
+        let now = Instant::now();
+        let line = self.lock();
+        let slowest = line.held.values().min_by_key(|held| held.pace.wall.rate(now));
+        slowest.map(|held| held.claim.image.to_string())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the queue, and grants the places that are then free.
+    fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
+        let now = Instant::now();
+        let mut line = self.lock();
+        let changed = change(&mut line);
+        let grants = std::iter::from_fn(|| line.start(now)).count();
+        drop(line);
+        if grants > 0 {
+            self.granted.notify_waiters();
+        }
+        changed
+    }
+}
+
+impl Place {
+    /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. The layer then waits in
+    /// [`Place::again`]; it may keep what it has unpacked only if it holds no memory that others wait for.
+    pub(crate) fn gives_way(&self, policy: HoldPolicy, may_park: bool, now: Instant) -> Option<GivenWay> {
+        let is_due = self.places.lock().gives_way(self.ticket, policy, now);
+        is_due.then(|| self.places.change(|line| line.give_way(self.ticket, may_park, now))).flatten()
+    }
+
+    /// Gives the place away for another reason: its layer starts again later.
+    pub(crate) fn leave(&self, now: Instant) {
+        self.places.change(|line| line.give_way(self.ticket, false, now));
+    }
+
+    pub(crate) async fn again(&self, layer: &Descriptor, progress: &Progress) -> Result<(), RuntimeError> {
+        timeout(PARKED_FOR_MAX, self.reported_turn(layer, progress)).await.map_err(|_| {
+            let minutes = PARKED_FOR_MAX.as_secs() / 60;
+            let message = format!("the pull is slow, and other layers had all places for {minutes} min");
+            let fault = Fault::new(ErrorClass::TimedOut, Stage::Queue);
+            RuntimeError::new(RuntimeErrorKind::TimedOut, message).with_fault(fault)
+        })
+    }
+
+    async fn reported_turn(&self, layer: &Descriptor, progress: &Progress) {
+        let what = (SharedThing::Place, &layer.digest, progress);
+        reported(what, || self.places.slowest(), self.turn()).await;
+    }
+
+    async fn turn(&self) {
+        loop {
+            // Made before the check: it sees every later notification.
+            let granted = self.places.granted.notified();
+            if self.places.lock().held.contains_key(&self.ticket) {
+                return;
+            }
+            granted.await;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.change(|line| line.leave(self.ticket));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use imagelet_core::runtime::no_progress;
+
+    use super::*;
+
+    fn claim(registry: &str, namespace: &str, pull: u64) -> SlotRequest {
+        let tenant = Arc::new(Tenant { namespace: namespace.into(), credential: None });
+        SlotRequest { registry: registry.into(), tenant, pull, image: "image".into() }
+    }
+
+    type Of = fn(u64) -> SlotRequest;
+
+    fn arrive(line: &mut Line, claim: SlotRequest) -> u64 {
+        let now = Instant::now();
+        line.arrive(claim, Arc::new(LayerPace::new(0, now)), now)
+    }
+
+    fn start(line: &mut Line) -> Option<u64> {
+        line.start(Instant::now())
+    }
+
+    fn park(line: &mut Line, ticket: u64) -> bool {
+        line.give_way(ticket, true, Instant::now()) == Some(GivenWay::Parked)
+    }
+
+    /// Starts this many pulls with this many layers each, as far as places are free.
+    fn flood(line: &mut Line, pulls: u64, layers: usize, of: impl Fn(u64) -> SlotRequest) {
+        for pull in 0..pulls {
+            for _ in 0..layers {
+                arrive(line, of(pull));
+            }
+            while start(line).is_some() {}
+        }
+    }
+
+    #[test]
+    fn sixteen_pulls_that_hold_all_they_can_do_not_keep_another_from_beginning() {
+        let floods: [(&str, Of); 4] = [
+            ("one tenant, one registry", |pull| claim("r.io", "a", pull)),
+            ("a tenant each", |pull| claim("r.io", &format!("t{pull}"), pull)),
+            ("a registry each", |pull| claim(&format!("r{pull}.io"), "a", pull)),
+            ("all different", |pull| claim(&format!("r{pull}.io"), &format!("t{pull}"), pull)),
+        ];
+        for (what, of) in floods {
+            for layers in [1, 4, 64] {
+                for (registry, tenant) in [("r.io", "a"), ("r.io", "b"), ("s.io", "a"), ("s.io", "b")] {
+                    let mut line = Line::default();
+                    flood(&mut line, 16, layers, of);
+                    let ticket = arrive(&mut line, claim(registry, tenant, 99));
+                    assert_eq!(
+                        start(&mut line),
+                        Some(ticket),
+                        "{what}, {layers} layers each, then {tenant} at {registry}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_registry_and_no_tenant_has_all_places_and_all_together_keep_to_the_bound() {
+        let cases: [(&str, Of, usize); 4] = [
+            ("one pull", |_| claim("r.io", "a", 1), 1 + SHARE_MAX),
+            ("one of each", |pull| claim("r.io", "a", pull), 2 * SHARE_MAX),
+            ("one registry", |pull| claim("r.io", &format!("t{pull}"), pull), 2 * SHARE_MAX),
+            ("all different", |pull| claim(&format!("r{pull}.io"), &format!("t{pull}"), pull), 2 * PLACES_MAX),
+        ];
+        for (what, of, bound) in cases {
+            let mut line = Line::default();
+            flood(&mut line, 200, 4, of);
+            assert_eq!(line.held.len(), bound, "{what}");
+            let held: Vec<u64> = line.held.keys().copied().collect();
+            for ticket in held {
+                line.leave(ticket);
+            }
+            assert!(start(&mut line).is_some(), "{what}: what is given back is used");
+        }
+    }
+
+    #[test]
+    fn with_few_descriptors_few_layers_have_places_and_the_others_wait() {
+        for (files, bound) in [(1024, 2 * PLACES_MAX), (256, 6), (128, 2), (0, 2)] {
+            let mut line = Line { share: DescriptorShare::of_limit(files), ..Line::default() };
+            flood(&mut line, 200, 4, |pull| claim(&format!("r{pull}.io"), &format!("t{pull}"), pull));
+            assert_eq!(line.held.len(), bound, "{files}");
+        }
+    }
+
+    #[test]
+    fn a_free_place_goes_to_the_tenant_then_the_registry_then_the_pull_that_has_fewest() {
+        let mut line = Line::default();
+        flood(&mut line, 40, 4, |pull| claim("r.io", "busy", pull));
+        flood(&mut line, 40, 4, |pull| claim("s.io", "other", 100 + pull));
+        let (many, few) = (arrive(&mut line, claim("r.io", "busy", 1)), arrive(&mut line, claim("q.io", "new", 999)));
+        let held = |line: &Line, tenant: &str| line.count(|held| held.claim.tenant.namespace == tenant);
+        let rest = 2 * (PLACES_MAX - SHARE_MAX);
+        assert_eq!((held(&line, "busy"), held(&line, "other")), (2 * SHARE_MAX, rest), "the rest is the other's");
+        let gone = *line.held.iter().find(|(_, held)| held.claim.pull == 1 && held.half == Half::First).unwrap().0;
+        line.leave(gone);
+        assert_eq!(start(&mut line), Some(few), "not {many}");
+    }
+
+    #[test]
+    fn a_place_is_given_away_only_where_another_can_use_it_and_taken_up_behind_those_that_never_had_one() {
+        let mut line = Line::default();
+        let slow = arrive(&mut line, claim("r.io", "a", 0));
+        start(&mut line).expect("all are free");
+        assert_eq!(line.successor(slow), None, "nothing waits");
+        flood(&mut line, 60, 1, |pull| claim("r.io", "a", 1 + pull));
+        assert!(line.successor(slow).is_some());
+        assert!(park(&mut line, slow));
+        let next = start(&mut line).expect("the place is free");
+        assert_ne!(next, slow);
+        let later = arrive(&mut line, claim("r.io", "a", 99));
+        let order: Vec<u64> = std::iter::from_fn(|| {
+            let running = *line.held.keys().next()?;
+            line.leave(running);
+            start(&mut line)
+        })
+        .collect();
+        let place = |ticket| order.iter().position(|other| *other == ticket).expect("it gets a place in the end");
+        assert!(place(later) < place(slow), "{order:?}");
+    }
+
+    #[test]
+    fn no_more_layers_are_parked_than_their_threads_allow() {
+        let mut line = Line::default();
+        let mut parked = 0;
+        for number in 0..200 {
+            let ticket = arrive(&mut line, claim("r.io", &format!("t{number}"), number));
+            while start(&mut line).is_some() {}
+            parked += usize::from(park(&mut line, ticket));
+        }
+        // Layers that found no other place in the meantime.
+        let waiting = line.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
+        assert!(waiting <= PARKED_MAX && parked > 0, "{waiting} of {parked}");
+    }
+
+    #[tokio::test]
+    async fn a_layer_that_stops_waiting_leaves_the_line() {
+        let places = Arc::new(PullSlots::default());
+        let layer = serde_json::json!({"digest": format!("sha256:{:064}", 0)});
+        let layer: Descriptor = serde_json::from_value(layer).unwrap();
+        let mut held = Vec::new();
+        for pull in 0..100 {
+            // Without the cooperative budget, which delays tasks that do not pause.
+            let progress = no_progress();
+            let place = places.place(claim("r.io", "a", pull), &layer, &progress);
+            let Some(place) = tokio::task::unconstrained(place).now_or_never() else { break };
+            held.push(place);
+        }
+        assert_eq!(held.len(), 2 * SHARE_MAX);
+        assert!(places.lock().waiting.is_empty(), "the one that gave up");
+        drop(held);
+        assert!(places.lock().held.is_empty());
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// A line whose places are all held by layers of these rates, for a minute, and one that waits.
+    fn full_line(waited: Duration, rate: impl Fn(u64) -> u64) -> (Line, Vec<u64>, Instant) {
+        let (mut line, began) = (Line::default(), Instant::now());
+        let now = began + Duration::from_mins(1);
+        let mut held = Vec::new();
+        for number in 0..2 * PLACES_MAX as u64 {
+            let pace = Arc::new(LayerPace::new(0, began));
+            let ticket = line.arrive(claim(&format!("r{number}.io"), &format!("t{number}"), number), pace, began);
+            held.extend(line.start(began));
+            line.held[&ticket].pace.received(60 * rate(number));
+        }
+        line.arrive(claim("new.io", "new", 999), Arc::new(LayerPace::new(0, now)), now - waited);
+        assert_eq!(line.start(now), None, "all places are held");
+        (line, held, now)
+    }
+
+    fn giving(line: &mut Line, held: &[u64], now: Instant) -> Vec<u64> {
+        // Each looks before one decides.
+        for held in line.held.values_mut() {
+            held.looked = now;
+        }
+        let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), now);
+        held.iter().copied().filter(gives).collect()
+    }
+
+    #[test]
+    fn a_slow_layer_gives_its_place_to_a_waiting_one_at_once_and_a_good_one_keeps_it() {
+        let (mut line, held, now) = full_line(Duration::ZERO, |number| if number == 7 { 20 << 10 } else { MIB });
+        assert_eq!(giving(&mut line, &held, now), [held[7]]);
+        let waiting = *line.waiting.keys().next().unwrap();
+        line.leave(waiting);
+        assert_eq!(giving(&mut line, &held, now), [0_u64; 0], "nothing waits");
+    }
+
+    #[test]
+    fn the_slowest_of_good_layers_gives_way_once_a_layer_has_waited_ten_seconds() {
+        for (waited, expected) in [(Duration::from_secs(9), None), (WAIT_FAIR, Some(7))] {
+            let (mut line, held, now) = full_line(waited, |number| if number == 7 { MIB } else { (2 + number) * MIB });
+            let expected: Vec<u64> = expected.into_iter().map(|number: usize| held[number]).collect();
+            assert_eq!(giving(&mut line, &held, now), expected, "{waited:?}");
+        }
+    }
+
+    #[test]
+    fn a_slowest_layer_that_does_not_look_keeps_no_other_from_giving_way() {
+        let (mut line, held, now) = full_line(WAIT_FAIR, |number| (2 + number) * MIB);
+        for ticket in &held[1..] {
+            line.held.get_mut(ticket).unwrap().looked = now;
+        }
+        assert!(!line.gives_way(held[2], HoldPolicy::default(), now), "it is not the slowest of those that look");
+        assert!(line.gives_way(held[1], HoldPolicy::default(), now));
+    }
+
+    #[test]
+    fn a_layer_beyond_those_that_may_be_parked_ends_and_still_gives_its_place() {
+        let (mut line, held, now) = full_line(Duration::ZERO, |_| 0);
+        for number in 0..40 {
+            line.arrive(claim("s.io", &format!("s{number}"), 2_000 + number), Arc::new(LayerPace::new(0, now)), now);
+        }
+        let ways: Vec<_> = held.iter().take(20).map(|ticket| line.give_way(*ticket, true, now).unwrap()).collect();
+        assert_eq!(ways.iter().filter(|way| **way == GivenWay::Parked).count(), PARKED_MAX);
+        assert_eq!(ways[PARKED_MAX..], [GivenWay::Ended; 20 - PARKED_MAX]);
+        assert!(line.start(now).is_some(), "the places are free");
+    }
+}

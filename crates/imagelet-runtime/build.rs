@@ -1,0 +1,32 @@
+//! Generates the wire types of both interfaces from the proto files, without `protoc`.
+
+use std::{error::Error, fs};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    generate("cri")?;
+    generate("containerd")
+}
+
+/// Writes a module per package to `OUT_DIR`, and `INTERFACE.rs`, which includes them.
+fn generate(interface: &str) -> Result<(), Box<dyn Error>> {
+    let folder = format!("proto/{interface}");
+    let protos = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>()?;
+    let mut descriptors = protox::compile(protos, [&folder])?;
+    // Comments are read in the proto file.
+    descriptors.file.iter_mut().for_each(|file| file.source_code_info = None);
+    tonic_prost_build::configure()
+        .include_file(format!("{interface}.rs"))
+        .emit_rerun_if_changed(false)
+        // Sorted, so that equal messages have equal bytes.
+        .btree_map(".")
+        .build_client(false)
+        .build_server(false)
+        // Its derived text would print secrets.
+        .skip_debug(["runtime.v1.AuthConfig"])
+        // Google's wrappers, which Prost reads and writes as the number itself.
+        .extern_path(".runtime.v1.Int64Value", "i64")
+        .extern_path(".runtime.v1.UInt64Value", "u64")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

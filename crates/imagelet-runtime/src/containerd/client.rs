@@ -1,0 +1,159 @@
+//! The client of containerd's socket: it connects when needed, and sends each call with namespace, lease and deadline.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::net::UnixStream;
+use tonic::{
+    Request, Response, Status,
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Uri},
+};
+use tower::service_fn;
+
+use crate::{
+    MESSAGE_BYTES_MAX,
+    containerd::{ContainerdError, ContainerdRefusal, NAMESPACE, bounded::BoundedCodec, lease::LeaseId},
+};
+
+const CALL_MAX: Duration = Duration::from_secs(30);
+/// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
+const TREE_CALL_MAX: Duration = Duration::from_mins(10);
+
+const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
+
+pub(crate) type Answer<A> = Result<A, ContainerdError>;
+
+/// The client. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct ContainerdClient {
+    channel: Channel,
+    socket: Arc<Path>,
+    lease: Option<MetadataValue<Ascii>>,
+    namespace: MetadataValue<Ascii>,
+}
+
+impl ContainerdClient {
+    /// A client of the containerd at a socket. The first call connects.
+    pub fn new(socket: &Path) -> Self {
+        let socket: Arc<Path> = socket.into();
+        let dialled = Arc::clone(&socket);
+        // The URI only sets the `:authority`; the connector dials the socket.
+        let channel =
+            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
+                let socket = Arc::clone(&dialled);
+                async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
+            }));
+        Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
+    }
+
+    /// The same client with all calls under a lease, which holds what they create.
+    #[must_use]
+    pub fn under(&self, lease: &LeaseId) -> Self {
+        Self { lease: Some(lease.header()), ..self.clone() }
+    }
+
+    pub(crate) fn within(&self, namespace: &str) -> Answer<Self> {
+        let invalid = |_| self.unexpected("Namespaces.List", namespace, "no namespace has such a name");
+        Ok(Self { namespace: namespace.parse().map_err(invalid)?, ..self.clone() })
+    }
+
+    pub(crate) async fn ask<Q, A>(&self, call: &'static str, subject: &str, message: Q) -> Answer<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            grpc.unary(request, path(call), BoundedCodec::<Q, A>::default()).await.map(Response::into_inner)
+        };
+        self.read(call, subject, message, send).await
+    }
+
+    /// All items of a streamed list.
+    pub(crate) async fn list<Q, T>(&self, call: &'static str, subject: &str, message: Q) -> Answer<Vec<T>>
+    where
+        Q: Message + 'static,
+        T: Message + Default + 'static,
+    {
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            let codec = BoundedCodec::<Q, Many<T>>::default();
+            let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.message().await? {
+                all.extend(page.items);
+            }
+            Ok(all)
+        };
+        self.read(call, subject, message, send).await
+    }
+
+    /// Sends one call and reads its answer of one or more messages; the deadline covers all of them.
+    pub(crate) async fn read<Q, A, F>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: Q,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+    ) -> Answer<A>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
+        let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
+        let mut request = Request::new(message);
+        // The peer receives the deadline and stops working for a call that has ended.
+        request.set_timeout(deadline);
+        request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
+        if let Some(lease) = &self.lease {
+            request.metadata_mut().insert("containerd-lease", lease.clone());
+        }
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let sent = async {
+            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+            send(grpc, request).await
+        };
+        // Boxed: a call is large, and would be part of each outer future.
+        match tokio::time::timeout(deadline, Box::pin(sent)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
+            Err(_) => {
+                let why = format!("no answer within {deadline:?}");
+                Err(ContainerdError::new(ContainerdRefusal::TimedOut, &self.socket, call, subject, &why))
+            }
+        }
+    }
+
+    /// An answer that no containerd returns.
+    pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
+        ContainerdError::new(ContainerdRefusal::Other, &self.socket, call, subject, why)
+    }
+}
+
+/// The path of a call such as `Leases.Create`.
+pub(crate) fn path(call: &str) -> PathAndQuery {
+    let (service, method) = call.split_once('.').expect("a call has a service and a method");
+    let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
+    path.try_into().expect("names of calls are letters")
+}
+
+// Messages of which field 1 is all. One that has a text alone is a `String`: Prost encodes it as such a field.
+
+/// The message that holds one other, such as `GetImageResponse`.
+#[derive(Clone, Debug, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct One<T: Message + Default> {
+    /// The other message.
+    #[prost(message, optional, tag = "1")]
+    pub item: Option<T>,
+}
+
+/// The message that lists others, such as `ListImagesResponse`, or a page of a list.
+#[derive(Clone, Debug, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct Many<T: Message + Default> {
+    /// The other messages.
+    #[prost(message, repeated, tag = "1")]
+    pub items: Vec<T>,
+}

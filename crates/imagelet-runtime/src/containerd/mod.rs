@@ -1,0 +1,27 @@
+//! containerd's own interface: the calls of an import, of exact sizes and of names.
+//!
+//! **Invariant:** only `calls` and `client` send calls, and every call has a namespace, a deadline and a bound.
+
+pub(crate) mod bounded;
+pub(crate) mod calls;
+pub(crate) mod client;
+mod error;
+mod lease;
+mod names;
+
+pub use client::{ContainerdClient, Many, One};
+pub use error::{ContainerdError, ContainerdRefusal};
+pub use lease::LeaseId;
+pub use names::ContainerdNames;
+
+/// The wire types.
+#[allow(clippy::all, clippy::pedantic, unreachable_pub)]
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/containerd.rs"));
+}
+
+/// The namespace of CRI's images.
+pub(crate) const NAMESPACE: &str = "k8s.io";
+
+/// CRI ignores an image record without this label.
+pub(crate) const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");

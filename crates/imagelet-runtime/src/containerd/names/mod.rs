@@ -1,0 +1,168 @@
+//! Names of image records that CRI reads otherwise than they are recorded, and so does not delete.
+//!
+//! CRI sorts the names of an image by their normal forms and deletes these. A record under another spelling, as
+//! `ctr images import --digests` and `ctr images tag` write it, stays with all its content, and CRI lists the image until
+//! containerd is started again. Such a record is replaced by one of the normal form, which CRI deletes.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{Digest, ImageId, ImageSpec, Reference},
+    runtime::{ImageService, RemovableNames, RuntimeError, RuntimeErrorKind},
+};
+use tokio::time::Instant;
+
+use crate::{
+    containerd::MANAGED,
+    containerd::{ContainerdClient, ContainerdRefusal, v1::images::Image},
+};
+
+/// How long CRI may take to see a record.
+const SEEN_MAX: Duration = Duration::from_secs(10);
+const LOOK_WAIT: Duration = Duration::from_millis(20);
+/// The time between the label that CRI writes and its list, where the list cannot be asked for the name.
+const LISTED_AFTER: Duration = Duration::from_millis(250);
+
+/// The names of a containerd's images.
+#[derive(Clone, Debug)]
+pub struct ContainerdNames {
+    client: ContainerdClient,
+    cri: Arc<dyn ImageService>,
+}
+
+impl ContainerdNames {
+    /// The names of the containerd with this client and these images over CRI.
+    pub fn new(client: ContainerdClient, cri: Arc<dyn ImageService>) -> Self {
+        Self { client, cri }
+    }
+
+    /// Waits until CRI counts the name among those of the image, and so deletes it.
+    async fn wait_seen(&self, name: &str, image: &ImageId) -> Result<(), RuntimeError> {
+        let end = Instant::now() + SEEN_MAX;
+        // CRI finds no name without a tag or digest, and none with both.
+        let is_found = name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == name);
+        loop {
+            let is_seen = if is_found {
+                self.cri.status(&ImageSpec::new(name)).await?.is_some_and(|found| found.id == *image)
+            } else {
+                self.client.image(name).await?.is_some_and(|record| record.labels.contains_key(MANAGED.0))
+            };
+            if is_seen {
+                if !is_found {
+                    tokio::time::sleep(LISTED_AFTER).await;
+                }
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                let message = format!("CRI does not show `{name}` within {SEEN_MAX:?}");
+                return Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message));
+            }
+            tokio::time::sleep(LOOK_WAIT).await;
+        }
+    }
+}
+
+#[async_trait]
+impl RemovableNames for ContainerdNames {
+    async fn make_removable(&self, image: &ImageId) -> Result<(), RuntimeError> {
+        let records = self.client.images().await?;
+        let mut replaced: Vec<(&Image, String)> = Vec::new();
+        for record in &records {
+            let (Some(read), Some(target)) = (read_otherwise(&record.name), &record.target) else { continue };
+            if self.client.is_of(&target.digest, image).await? {
+                replaced.push((record, read));
+            }
+        }
+        // Before the first change: a removal would delete the other image's name.
+        for (record, read) in &replaced {
+            let other = records.iter().find(|other| other.name == *read).and_then(|other| other.target.as_ref());
+            if let Some(other) = other
+                && !self.client.is_of(&other.digest, image).await?
+            {
+                let name = &record.name;
+                let message = format!("CRI reads its name `{name}` as `{read}`, which is the name of another image");
+                return Err(RuntimeError::new(RuntimeErrorKind::Remains, message)
+                    .with_hint(format!("`ctr -n k8s.io images rm {name}`, then start containerd again")));
+            }
+        }
+        for (record, read) in &replaced {
+            let labels = record.labels.iter().filter(|(key, _)| *key != MANAGED.0);
+            let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+            let normal = Image { name: read.clone(), labels, target: record.target.clone() };
+            match self.client.create_image(normal).await {
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
+                created => created?,
+            }
+            self.wait_seen(read, image).await?;
+        }
+        for (record, read) in &replaced {
+            // CRI was waited for meanwhile, and the name may be another image's by now.
+            let current = self.client.image(&record.name).await?.and_then(|current| current.target);
+            if current.is_some_and(|current| record.target.as_ref().is_none_or(|known| known.digest != current.digest))
+            {
+                let message = format!("its names changed: `{}` was given to another image", record.name);
+                return Err(RuntimeError::new(RuntimeErrorKind::Remains, message));
+            }
+            self.client.delete_image(&record.name).await?;
+            tracing::info!(%image, name = record.name, normal = read, "replaced a name that CRI does not delete");
+        }
+        Ok(())
+    }
+}
+
+/// The form in which CRI reads a name, where that is another one; a name that it cannot parse it takes as it is.
+fn read_otherwise(name: &str) -> Option<String> {
+    if name.parse::<Digest>().is_ok() {
+        return None;
+    }
+    let id = format!("sha256:{name}");
+    let read = if id.parse::<Digest>().is_ok() {
+        id
+    } else {
+        let normal = name.parse::<Reference>().ok()?.to_string();
+        // This form has no default tag.
+        match normal.strip_suffix(":latest") {
+            Some(bare) if !name.ends_with(":latest") => bare.to_owned(),
+            _ => normal,
+        }
+    };
+    (read != name).then_some(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_replaced_where_cri_deletes_another_spelling() {
+        let hash = "a".repeat(64);
+        let digest = format!("sha256:{hash}");
+        for (name, read) in [
+            ("app:v1", "docker.io/library/app:v1"),
+            ("team/app:v1", "docker.io/team/app:v1"),
+            ("app", "docker.io/library/app"),
+            ("app:latest", "docker.io/library/app:latest"),
+            ("docker.io/app:v1", "docker.io/library/app:v1"),
+            ("index.docker.io/rancher/app:v1", "docker.io/rancher/app:v1"),
+            (&format!("import-2026-11-28@{digest}"), &format!("docker.io/library/import-2026-11-28@{digest}")),
+            (&format!("app:v1@{digest}"), &format!("docker.io/library/app:v1@{digest}")),
+            (&hash, &digest),
+        ] {
+            assert_eq!(read_otherwise(name).as_deref(), Some(read), "{name}");
+        }
+        for name in [
+            "docker.io/library/app:v1",
+            "docker.io/library/app",
+            "reg.test:5000/app:v1",
+            "localhost/app:v1",
+            &digest,
+            &format!("docker.io/library/app@{digest}"),
+            "App:v1",
+            "",
+            "a b",
+        ] {
+            assert_eq!(read_otherwise(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a runtime's answers may hold: a message of 16 MiB can stand for gigabytes in memory, and a stream for any number.
+//!
+//! The parts of a message are counted before it is decoded; those of a stream over all its messages.
+
+use std::marker::PhantomData;
+
+use imagelet_core::wire::MessageBounds;
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder},
+};
+use tonic_prost::{ProstCodec, ProstEncoder};
+
+use crate::MESSAGE_BYTES_MAX;
+
+/// A list: many times the size of the largest nodes.
+pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
+pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
+
+/// Prost's codec, which counts what an answer holds before anything is made of it.
+pub(crate) struct Bounded<Q, A> {
+    left: MessageBounds,
+    messages: PhantomData<(Q, A)>,
+}
+
+impl<Q, A> Bounded<Q, A> {
+    pub(crate) fn new(bounds: MessageBounds) -> Self {
+        Self { left: bounds, messages: PhantomData }
+    }
+}
+
+impl<Q, A> Codec for Bounded<Q, A>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    type Encode = Q;
+    type Decode = A;
+    type Encoder = ProstEncoder<Q>;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<Q, A>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self::new(self.left)
+    }
+}
+
+impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
+    type Item = A;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
+        use prost::bytes::Buf as _;
+        let message = source.copy_to_bytes(source.remaining());
+        self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
+        A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::v1;
+
+    #[test]
+    fn what_nodes_have_passes_and_what_would_fill_the_memory_does_not() {
+        let image = v1::Image {
+            id: "sha256:a".into(),
+            repo_tags: vec!["reg.test/a:v1".into(); 5],
+            repo_digests: vec!["reg.test/a@sha256:a".into(); 5],
+            size: u64::MAX,
+            uid: Some(-1),
+            pinned: true,
+            ..v1::Image::default()
+        };
+        let list = |images| v1::ListImagesResponse { images }.encode_to_vec();
+        assert!(LIST.less(&list(vec![image.clone(); 100_000])).is_some());
+        // Two bytes each.
+        let hollow = list(vec![v1::Image::default(); 300_000]);
+        assert_eq!(hollow.len(), 600_000);
+        assert_eq!(LIST.less(&hollow), None);
+        let names = v1::Image { repo_tags: vec![String::new(); 2_100_000], ..image.clone() };
+        assert_eq!(LIST.less(&list(vec![names])), None);
+        let mounts = |count| {
+            let status = v1::ContainerStatus { mounts: vec![v1::Mount::default(); count], ..Default::default() };
+            v1::ContainerStatusResponse { status: Some(status) }.encode_to_vec()
+        };
+        assert!(ONE.less(&mounts(1000)).is_some());
+        assert_eq!(ONE.less(&mounts(60_000)), None);
+        // Hidden in an unknown group: begun and ended with a tag each.
+        assert_eq!(LIST.less(&[&[0x7b][..], &hollow, &[0x7c]].concat()), None);
+    }
+
+    #[test]
+    fn a_stream_is_counted_over_all_of_its_messages() {
+        let message = v1::ListImagesResponse { images: vec![v1::Image::default(); 1000] }.encode_to_vec();
+        let taken = |message: &[u8]| {
+            std::iter::successors(LIST.less(message), |left| left.less(message)).take(1_000_000).count()
+        };
+        assert_eq!(taken(&message), LIST.entries / 1001);
+        assert_eq!(taken(&[]), LIST.entries, "empty ones have an end, too");
+        assert_eq!(taken(&vec![0x08; 16 << 20]), 4);
+    }
+}

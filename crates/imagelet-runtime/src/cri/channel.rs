@@ -1,0 +1,272 @@
+//! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
+
+use std::{
+    error::Error as _,
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use imagelet_core::{
+    backoff::random_share,
+    image::shown_name,
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    text::quoted,
+    wire::MessageBounds,
+};
+use prost::Message;
+use tokio::{net::UnixStream, time::Instant};
+use tonic::{
+    Request, Response, Status,
+    client::Grpc,
+    transport::{Channel, Uri},
+};
+use tower::service_fn;
+
+use crate::{
+    MESSAGE_BYTES_MAX,
+    cri::{
+        Endpoint,
+        backoff::Backoff,
+        bounded::{Bounded, LIST, ONE},
+        convert::{Call, error_from_status},
+        stall::Stalled,
+        trace,
+    },
+};
+
+/// The limit of one attempt; the interface's own minimum.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// One attempt, unless the backoff forbids it. It counts as failed until a call is answered: a peer that accepts and drops
+/// connections is not dialled without end.
+async fn dial(path: &Path, backoff: &Backoff) -> io::Result<TokioIo<UnixStream>> {
+    backoff.check(Instant::now())?;
+    let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not accepted in time")),
+    };
+    let why = connected.as_ref().err().map_or("the peer has not answered yet".to_owned(), ToString::to_string);
+    backoff.failed(why, Instant::now(), random_share());
+    connected.map(TokioIo::new)
+}
+
+/// A peer with its timeout. Clones share the connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) channel: Channel,
+    backoff: Arc<Backoff>,
+    endpoint: Endpoint,
+    /// The limit of each call but a pull.
+    pub(crate) timeout: Duration,
+    /// Whether lists are streamed; off for good once the runtime has no streams. Clones share it.
+    streams: Arc<AtomicBool>,
+}
+
+impl Peer {
+    pub(crate) fn new(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        if timeout.is_zero() {
+            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "connectionTimeout must be positive"));
+        }
+        let path = endpoint.path().to_owned();
+        let backoff = Arc::new(Backoff::default());
+        let dialled = Arc::clone(&backoff);
+        // The URI only sets the `:authority`; the connector dials the socket.
+        let channel =
+            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
+                let (path, backoff) = (path.clone(), Arc::clone(&dialled));
+                async move { dial(&path, &backoff).await }
+            }));
+        Ok(Self { channel, backoff, endpoint: endpoint.clone(), timeout, streams: Arc::default() })
+    }
+
+    pub(crate) fn stream_lists(&mut self, on: bool) {
+        self.streams = Arc::new(AtomicBool::new(on));
+    }
+
+    pub(crate) async fn ask<Q, A>(&self, call: Call, message: Q) -> Result<A, RuntimeError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        self.ask_until(self.deadline(), call, message, ONE).await
+    }
+
+    async fn ask_until<Q, A>(
+        &self,
+        deadline: Instant,
+        call: Call,
+        message: Q,
+        bounds: MessageBounds,
+    ) -> Result<A, RuntimeError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = |mut grpc: Grpc<Channel>, request| async move {
+            grpc.unary(request, call.path(), Bounded::new(bounds)).await.map(Response::into_inner)
+        };
+        self.until(deadline, call, message, send).await
+    }
+
+    /// Sends one call without a deadline, and returns its status unchanged.
+    pub(crate) async fn ask_without_deadline<Q, A>(&self, call: Call, message: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = |mut grpc: Grpc<Channel>, request| async move {
+            grpc.unary(request, call.path(), Bounded::new(ONE)).await.map(Response::into_inner)
+        };
+        self.send(call, Request::new(message), send).await
+    }
+
+    async fn send<Q, A, F>(
+        &self,
+        call: Call,
+        mut request: Request<Q>,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+    ) -> Result<A, Status>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
+        trace::inject(request.metadata_mut());
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let sent = async {
+            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+            send(grpc, request).await
+        };
+        // Boxed: a call is large, and would be part of each outer future.
+        let answer = trace::follow(call, Box::pin(sent)).await;
+        self.note(answer.as_ref().err());
+        answer
+    }
+
+    /// A list: streamed (`docs/spec/cri.md §3.1`) if that is on and the runtime supports it, so that no list exceeds
+    /// one message; else whole. A failed stream's partial result is dropped.
+    pub(crate) async fn list<A: Message + Default + 'static, T>(
+        &self,
+        stream: Call,
+        whole: Call,
+        items: fn(A) -> Vec<T>,
+    ) -> Result<Vec<T>, RuntimeError> {
+        let deadline = self.deadline();
+        if self.streams.load(Ordering::Relaxed) {
+            let read = |mut grpc: Grpc<Channel>, request: Request<()>| async move {
+                let codec = Bounded::<(), A>::new(LIST);
+                let mut pages = grpc.server_streaming(request, stream.path(), codec).await?.into_inner();
+                let mut all = Vec::new();
+                while let Some(page) = pages.message().await? {
+                    all.extend(items(page));
+                }
+                Ok(all)
+            };
+            match self.until(deadline, stream, (), read).await {
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+                    tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
+                    self.streams.store(false, Ordering::Relaxed);
+                }
+                streamed => return streamed,
+            }
+        }
+        self.ask_until(deadline, whole, (), LIST).await.map(items)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    async fn until<Q, A, F>(
+        &self,
+        deadline: Instant,
+        call: Call,
+        message: Q,
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+    ) -> Result<A, RuntimeError>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
+        let mut request = Request::new(message);
+        // The peer receives the deadline and stops working for a call that has ended.
+        request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(status)) => match self.error(call, &status) {
+                // No caller cancelled, so the peer's `Cancelled` means the deadline it received.
+                error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
+                    Err(self.timed_out(call))
+                }
+                error => Err(error),
+            },
+            Err(_) => Err(self.timed_out(call)),
+        }
+    }
+
+    /// Ends the backoff after an answer. A status with a cause was made on this side.
+    pub(crate) fn note(&self, failed: Option<&Status>) {
+        if failed.is_none_or(|status| status.source().is_none()) {
+            self.backoff.reset();
+        }
+    }
+
+    /// The error of a status, with the socket if the peer is away.
+    pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
+        let error = error_from_status(call, status);
+        match error.kind() {
+            // A pull has no deadline here: the peer names its own timeout.
+            RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
+            RuntimeErrorKind::Unavailable => RuntimeError::new(
+                RuntimeErrorKind::Unavailable,
+                format!("cannot reach the runtime at `{}`", self.endpoint),
+            )
+            .caused_by(error.chain())
+            .with_hint("does the runtime run, and may this user open its socket?"),
+            _ => error,
+        }
+    }
+
+    fn timed_out(&self, call: Call) -> RuntimeError {
+        let (endpoint, method, timeout) = (&self.endpoint, call.method(), self.timeout);
+        let message = format!("the runtime at `{endpoint}` did not answer `{method}` within {timeout:?}");
+        RuntimeError::new(RuntimeErrorKind::TimedOut, message)
+    }
+
+    pub(crate) fn stalled(&self, stalled: Stalled, name: &str, quiet: Duration) -> RuntimeError {
+        let (endpoint, name) = (&self.endpoint, shown_name(name));
+        let (class, message) = match stalled {
+            Stalled::Silent => (
+                ErrorClass::RuntimeUnavailable,
+                format!(
+                    "the runtime at `{endpoint}` has answered nothing for {quiet:?}; its pull of `{name}` was given up"
+                ),
+            ),
+            Stalled::Idle => (
+                ErrorClass::TimedOut,
+                format!(
+                    "the runtime at `{endpoint}` has written nothing for {quiet:?}, although it answers; its pull of \
+                     `{name}` was given up"
+                ),
+            ),
+        };
+        RuntimeError::new(RuntimeErrorKind::TimedOut, message)
+            .with_fault(Fault::new(class, Stage::Runtime))
+            .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")
+    }
+
+    pub(crate) fn refused(&self, api: &str, error: RuntimeError) -> RuntimeError {
+        RuntimeError::new(
+            error.kind(),
+            format!(
+                "validate service connection: validate CRI v1 {api} API for endpoint {}",
+                quoted(&self.endpoint.to_string())
+            ),
+        )
+        .with_hint(error.hint().unwrap_or("is this the socket of a container runtime with CRI v1 enabled?").to_owned())
+        .caused_by(error)
+    }
+}

@@ -1,0 +1,310 @@
+//! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
+
+use crate::cri::RuntimeConfiguration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    credentials::Credential,
+    image::{Image, ImageId, ImageSpec},
+    runtime::{
+        Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
+        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
+    },
+    text::quoted,
+};
+
+use crate::cri::{
+    Endpoint,
+    channel::Peer,
+    convert::{self, Call},
+    stall::{self, Look, StallWatch},
+    v1,
+};
+
+/// The interface version that every runtime must answer.
+const API_VERSION: &str = "0.1.0";
+
+/// The images of a runtime.
+///
+/// Connects at the first call and reconnects; while the runtime is away, calls fail at once. Every call has a deadline
+/// except a pull: drop its future to cancel it, or set a stall limit. CRI reports no progress, so a pull reports none.
+#[derive(Clone, Debug)]
+pub struct RemoteImageService {
+    peer: Peer,
+    /// `None`: a pull may hang without end.
+    watch: Option<Arc<StallWatch>>,
+}
+
+impl RemoteImageService {
+    /// Connects, and verifies with one call that a CRI image service listens.
+    ///
+    /// # Errors
+    /// If the timeout is zero, the socket is not served, or not over CRI v1.
+    pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let service = Self::lazy(endpoint, timeout)?;
+        service.filesystem().await.map_err(|error| service.peer.refused("image", error))?;
+        Ok(service)
+    }
+
+    /// The same without the check; the first call connects. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// If the timeout is zero.
+    pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
+    }
+
+    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
+    #[must_use]
+    pub fn streaming_lists(mut self, on: bool) -> Self {
+        self.peer.stream_lists(on);
+        self
+    }
+
+    /// Ends a pull after this time without a sign of life: the runtime does not answer, or its folders are containerd's
+    /// and readable, and nothing is written there. A slow pull continues. `None`: no pull is ended.
+    #[must_use]
+    pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
+        self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
+        self
+    }
+
+    /// Runs work that may hang, and ends it when the stall watch reports a stall.
+    async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
+        let Some(watch) = &self.watch else { return Ok(work.await) };
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            stalled = watch.stalled(|| self.look()) => Err(self.peer.stalled(stalled, name, watch.quiet_max)),
+        }
+    }
+
+    async fn look(&self) -> Look {
+        use RuntimeErrorKind::{Cancelled, TimedOut, Unavailable};
+        match self.filesystem().await {
+            Err(error) if matches!(error.kind(), Cancelled | TimedOut | Unavailable) => Look::Silent,
+            Err(_) => Look::Answers,
+            Ok(filesystems) => {
+                let written = tokio::task::spawn_blocking(move || stall::written(&filesystems)).await;
+                written.ok().flatten().map_or(Look::Answers, Look::Wrote)
+            }
+        }
+    }
+
+    async fn ask_status(
+        &self,
+        spec: &ImageSpec,
+        verbose: bool,
+    ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
+        require_name(spec)?;
+        let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
+        // An error is not the specified answer for an absent image, but has the same meaning.
+        let response = present(self.peer.ask(Call::Image("ImageStatus"), request).await)?;
+        let v1::ImageStatusResponse { image, info } = response.unwrap_or_default();
+        match image {
+            Some(image) if image.id.is_empty() || image.size == 0 => {
+                Err(RuntimeError::other(format!("Id or size of image {} is not set", quoted(&spec.image))))
+            }
+            image => Ok(image.map(|image| (convert::image_from_wire(image), info))),
+        }
+    }
+}
+
+#[async_trait]
+impl ImageService for RemoteImageService {
+    /// A filter is answered by `status`: containerd ignores filters and lists everything.
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
+            return Ok(self.status(spec).await?.into_iter().collect());
+        }
+        let items = |list: v1::ListImagesResponse| list.images;
+        let images = self.peer.list(Call::Image("StreamImages"), Call::Image("ListImages"), items).await?;
+        Ok(images.into_iter().map(convert::image_from_wire).collect())
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(self.ask_status(spec, false).await?.map(|(image, _)| image))
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        Ok(self.ask_status(spec, true).await?.map(|(image, info)| ImageDetails::of_info(image, info)))
+    }
+
+    async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        require_name(&request.image)?;
+        if let Some(platform) = &request.platform {
+            return Err(RuntimeError::unsupported(format!(
+                "this runtime cannot be asked for the platform `{platform}`"
+            )));
+        }
+        let pull = self.peer.ask_without_deadline(Call::Pull, convert::pull_to_wire(request));
+        let response = Box::pin(self.watched(&request.image.image, pull)).await?;
+        match response.map(|response: v1::PullImageResponse| response.image_ref) {
+            Ok(id) if id.is_empty() => {
+                Err(RuntimeError::other(format!("imageRef of image {} is not set", quoted(&request.image.image))))
+            }
+            Ok(id) => Ok(ImageId::new(id)),
+            Err(status) => {
+                let error = self.peer.error(Call::Pull, &convert::without_credential(status, request));
+                let ending = request.credential.as_ref().and_then(Credential::line_break_hint);
+                Err(match ending.filter(|_| error.kind() == RuntimeErrorKind::Denied) {
+                    Some(ending) => error.with_hint(ending),
+                    None => error,
+                })
+            }
+        }
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        require_name(spec)?;
+        let request = v1::RemoveImageRequest { image: Some(convert::spec_to_wire(spec)) };
+        present(self.peer.ask(Call::Remove, request).await).map(|_: Option<()>| ())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let response = self.peer.ask(Call::Image("ImageFsInfo"), ()).await?;
+        Ok(convert::filesystems_from_wire(response))
+    }
+}
+
+/// The containers and sandboxes of a runtime. Connects, and fails, as [`RemoteImageService`] does.
+#[derive(Clone, Debug)]
+pub struct RemoteContainerService {
+    peer: Peer,
+}
+
+/// The runtime's name and versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeVersion {
+    /// `containerd`, `cri-o`, …
+    pub name: String,
+    /// The runtime's own version.
+    pub version: String,
+    /// `v1`
+    pub api: String,
+}
+
+impl RemoteContainerService {
+    /// Connects, and verifies with one call that a CRI runtime service listens.
+    ///
+    /// # Errors
+    /// If the timeout is zero, the socket is not served, or not over CRI v1.
+    pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let service = Self::lazy(endpoint, timeout)?;
+        service.ask_version("").await.map_err(|error| service.peer.refused("runtime", error))?;
+        Ok(service)
+    }
+
+    /// The same without the check; the first call connects. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// If the timeout is zero.
+    pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        Ok(Self { peer: Peer::new(endpoint, timeout)? })
+    }
+
+    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
+    #[must_use]
+    pub fn streaming_lists(mut self, on: bool) -> Self {
+        self.peer.stream_lists(on);
+        self
+    }
+
+    /// The runtime's name and versions.
+    ///
+    /// # Errors
+    /// If the call fails, or the answer lacks a field.
+    pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
+        let response = self.ask_version(API_VERSION).await?;
+        convert::check_version(&response)?;
+        Ok(RuntimeVersion {
+            name: response.runtime_name,
+            version: response.runtime_version,
+            api: response.runtime_api_version,
+        })
+    }
+
+    /// The part of the runtime's configuration that imports depend on.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
+        let response = self.ask_status().await?;
+        let conditions = response.status.unwrap_or_default().conditions;
+        let conditions = conditions.into_iter().map(|condition| (condition.r#type, condition.message)).collect();
+        Ok(RuntimeConfiguration::read(&response.info, &conditions))
+    }
+
+    async fn ask_status(&self) -> Result<v1::StatusResponse, RuntimeError> {
+        let response = self.peer.ask(Call::Runtime("Status"), v1::StatusRequest { verbose: true }).await?;
+        convert::check_status(&response)?;
+        Ok(response)
+    }
+
+    async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
+        self.peer.ask(Call::Runtime("Version"), v1::VersionRequest { version: version.to_owned() }).await
+    }
+
+    async fn ask_container(&self, id: &str) -> Result<Option<v1::ContainerStatusResponse>, RuntimeError> {
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned() };
+        present(self.peer.ask(Call::Runtime("ContainerStatus"), request).await)
+    }
+}
+
+#[async_trait]
+impl ContainerService for RemoteContainerService {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let items = |list: v1::ListContainersResponse| list.containers;
+        let containers =
+            self.peer.list(Call::Runtime("StreamContainers"), Call::Runtime("ListContainers"), items).await?;
+        Ok(containers.into_iter().map(convert::container_from_wire).collect())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        let items = |list: v1::ListPodSandboxResponse| list.items;
+        let sandboxes =
+            self.peer.list(Call::Runtime("StreamPodSandboxes"), Call::Runtime("ListPodSandbox"), items).await?;
+        Ok(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
+    }
+
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        let Some(response) = self.ask_container(container_id).await? else { return Ok(Vec::new()) };
+        let status = response.status.unwrap_or_default();
+        convert::check_container_status(&status)?;
+        Ok(convert::volumes_from_wire(status))
+    }
+
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        Ok(self.ask_container(container_id).await?.is_none())
+    }
+
+    /// Read from the verbose answer; containerd and CRI-O add it.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: true };
+        let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
+        let Some(response) = present(response)? else { return Ok(SandboxImage::Gone) };
+        convert::check_sandbox_status(&response)?;
+        Ok(SandboxImage::of_info(&response.info))
+    }
+
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(default_sandbox_image(&self.ask_status().await?.info).into_iter().collect())
+    }
+}
+
+/// An empty name is rejected: containerd takes it for the only image of its store.
+fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
+    if spec.image.is_empty() {
+        return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));
+    }
+    Ok(())
+}
+
+/// `None` for `NotFound`.
+fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
+    match answer {
+        Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),
+        answer => answer.map(Some),
+    }
+}

@@ -1,0 +1,246 @@
+//! Converts wire messages to the types of the core and back; what is missing or out of range becomes the nearest valid value.
+
+mod auth;
+mod checks;
+mod runtime_handler;
+mod status;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
+pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
+use imagelet_core::{
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    runtime::{
+        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, RuntimeError,
+        RuntimeErrorKind, Sandbox, SandboxConfig,
+    },
+};
+use prost::Message as _;
+pub use runtime_handler::Handlers;
+pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
+
+use crate::cri::v1;
+
+pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
+    v1::ImageSpec {
+        image: spec.image.clone(),
+        annotations: spec.annotations.iter().cloned().collect(),
+        runtime_handler: spec.runtime_handler.clone(),
+        ..v1::ImageSpec::default()
+    }
+}
+
+pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
+    let spec = spec.unwrap_or_default();
+    ImageSpec {
+        image: spec.image,
+        runtime_handler: spec.runtime_handler,
+        annotations: spec.annotations.into_iter().collect(),
+    }
+}
+
+/// `None` for all three forms of a filter that selects everything.
+pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
+    let spec = spec_from_wire(filter?.image);
+    (!spec.image.is_empty()).then_some(spec)
+}
+
+pub(crate) fn image_to_wire(image: Image) -> v1::Image {
+    let (uid, username) = match image.user {
+        ImageUser::Unset => (None, String::new()),
+        ImageUser::Uid(uid) => (Some(uid), String::new()),
+        ImageUser::Name(name) => (None, name),
+    };
+    let spec = (image.spec != ImageSpec::default()).then(|| spec_to_wire(&image.spec));
+    v1::Image {
+        id: image.id.as_str().to_owned(),
+        repo_tags: image.tags,
+        repo_digests: image.digests,
+        size: image.size.0,
+        uid,
+        username,
+        spec,
+        pinned: image.pinned,
+    }
+}
+
+pub(crate) fn image_from_wire(image: v1::Image) -> Image {
+    let user = match image.uid {
+        Some(uid) => ImageUser::Uid(uid),
+        None if image.username.is_empty() => ImageUser::Unset,
+        None => ImageUser::Name(image.username),
+    };
+    Image {
+        id: ImageId::new(image.id),
+        tags: image.repo_tags,
+        digests: image.repo_digests,
+        size: ByteSize(image.size),
+        user,
+        spec: spec_from_wire(image.spec),
+        pinned: image.pinned,
+    }
+}
+
+pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
+    v1::PullImageRequest {
+        image: Some(spec_to_wire(&request.image)),
+        auth: request.credential.as_ref().map(|credential| auth_to_wire(credential, &request.image.image)),
+        sandbox_config: request.sandbox.as_ref().map(sandbox_config_to_wire),
+    }
+}
+
+/// The caller's original if it came over CRI, else the known fields.
+fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> Vec<u8> {
+    if let Some(encoded) = &sandbox.encoded {
+        return encoded.bytes().to_owned();
+    }
+    let metadata = v1::PodSandboxMetadata {
+        name: sandbox.name.clone(),
+        uid: sandbox.uid.clone(),
+        namespace: sandbox.namespace.clone(),
+        attempt: 0,
+    };
+    v1::PodSandboxConfig { metadata: Some(metadata), ..v1::PodSandboxConfig::default() }.encode_to_vec()
+}
+
+/// # Errors
+/// If the credential or the pod does not decode, or the handler is unknown.
+pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
+    let mut image = spec_from_wire(request.image);
+    let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
+        RuntimeError::new(RuntimeErrorKind::InvalidArgument, "invalid configuration of the pod").caused_by(error)
+    })?;
+    let annotations = config.as_ref().map(|config| &config.annotations);
+    image.runtime_handler = handlers.choose(&image.runtime_handler, annotations)?;
+    let credential = match request.auth {
+        Some(auth) => credential_from_wire(&auth, &image.image)?,
+        None => None,
+    };
+    let sandbox = config.map(|config| {
+        let v1::PodSandboxMetadata { name, namespace, uid, .. } = config.metadata.unwrap_or_default();
+        SandboxConfig { name, namespace, uid, encoded: request.sandbox_config.as_deref().map(EncodedPod::new) }
+    });
+    // A kubelet repeats a request that failed.
+    Ok(PullRequest { image, credential, sandbox, patience: Patience::ONE_RETRY, ..PullRequest::default() })
+}
+
+/// Fills both lists and every field: a kubelet reads the first entries without a check.
+pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
+    let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
+    let image_filesystems = usages(&filesystems.images);
+    let container_filesystems = match usages(&filesystems.containers) {
+        none if none.is_empty() => image_filesystems.clone(),
+        some => some,
+    };
+    v1::ImageFsInfoResponse { image_filesystems, container_filesystems }
+}
+
+pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
+    let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
+    let images = usages(response.image_filesystems);
+    // containerd leaves the second list empty: writable layers are then on the image file system.
+    let containers = match usages(response.container_filesystems) {
+        none if none.is_empty() => images.clone(),
+        some => some,
+    };
+    ImageFilesystems { images, containers, ..ImageFilesystems::default() }
+}
+
+fn usage_to_wire(usage: &FilesystemUsage) -> v1::FilesystemUsage {
+    v1::FilesystemUsage {
+        timestamp: nanoseconds(usage.measured_at).max(1),
+        fs_id: Some(v1::FilesystemIdentifier { mountpoint: usage.mountpoint.to_string_lossy().into_owned() }),
+        used_bytes: Some(usage.used.0),
+        inodes_used: Some(usage.inodes_used.unwrap_or(0)),
+    }
+}
+
+fn usage_from_wire(usage: v1::FilesystemUsage) -> FilesystemUsage {
+    FilesystemUsage {
+        measured_at: time(usage.timestamp),
+        mountpoint: usage.fs_id.map(|id| PathBuf::from(id.mountpoint)).unwrap_or_default(),
+        used: ByteSize(usage.used_bytes.unwrap_or(0)),
+        inodes_used: usage.inodes_used,
+    }
+}
+
+pub(crate) fn container_from_wire(container: v1::Container) -> Container {
+    let state = match container.state {
+        1 => ContainerState::Running,
+        2 => ContainerState::Exited,
+        3 => ContainerState::Unknown,
+        // A later state uses the image like this one.
+        _ => ContainerState::Created,
+    };
+    Container {
+        id: container.id,
+        sandbox_id: container.pod_sandbox_id,
+        name: container.metadata.map(|metadata| metadata.name).unwrap_or_default(),
+        image: spec_from_wire(container.image),
+        image_ref: container.image_ref,
+        image_id: container.image_id,
+        state,
+        created_at: time(container.created_at),
+        labels: container.labels,
+    }
+}
+
+// Numbers of the interface's enumerations.
+const SANDBOX_READY: i32 = 0;
+pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
+pub(crate) const CGROUPS_BY_FILES: i32 = 1;
+
+/// `None`: it has no metadata, and uses no image.
+pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
+    let ready = sandbox.state == SANDBOX_READY;
+    let metadata = sandbox.metadata?;
+    Some(Sandbox {
+        id: sandbox.id,
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        attempt: metadata.attempt,
+        ready,
+        created_at: time(sandbox.created_at),
+        runtime_handler: sandbox.runtime_handler,
+    })
+}
+
+/// The images of a container's image volumes, as requested and as resolved by the runtime, without duplicates.
+pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
+    let mut images: Vec<String> = status
+        .mounts
+        .into_iter()
+        .filter_map(|mount| mount.image)
+        .flat_map(|spec| [spec.image, spec.image_ref])
+        .filter(|image| !image.is_empty())
+        .collect();
+    images.sort_unstable();
+    images.dedup();
+    images
+}
+
+/// Nanoseconds since the epoch, clamped.
+fn nanoseconds(time: SystemTime) -> i64 {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |nanoseconds| -nanoseconds),
+    }
+}
+
+fn time(nanoseconds: i64) -> SystemTime {
+    let distance = Duration::from_nanos(nanoseconds.unsigned_abs());
+    let moved = if nanoseconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    };
+    moved.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests;

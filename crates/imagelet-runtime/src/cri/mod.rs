@@ -1,0 +1,30 @@
+//! The Container Runtime Interface `runtime.v1`, both ways: client, server, and the conversion between wire and words.
+//!
+//! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
+
+mod address;
+mod backoff;
+pub(crate) mod bounded;
+mod channel;
+mod client;
+pub(crate) mod convert;
+mod endpoint;
+mod runtime_info;
+pub(crate) mod server;
+mod stall;
+mod trace;
+
+pub use address::{Address, AddressError, AddressPlatform, client_target};
+pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
+pub use convert::Handlers;
+pub use endpoint::{Endpoint, EndpointError};
+pub(crate) use runtime_info::SNAPSHOTTER;
+pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
+pub use server::{ListenError, RuntimeServer, listen, routes, serve};
+pub use trace::{CallerTrace, current_trace};
+
+/// The wire types.
+#[allow(clippy::all, clippy::pedantic, unreachable_pub)]
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+}

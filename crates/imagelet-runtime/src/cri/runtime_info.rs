@@ -1,0 +1,206 @@
+//! The runtime's identity and configuration that native import depends on, from its CRI responses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use imagelet_core::{
+    image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
+    runtime::{ImageFilesystems, Members, RegistrySetting, default_sandbox_image},
+};
+
+const RUNTIME: &str = "containerd";
+pub(crate) const SNAPSHOTTER: &str = "overlayfs";
+const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
+const JSON_BYTES_MAX: usize = 4 << 20;
+const NAME_BYTES_MAX: usize = 1024;
+const FOLDERS_MAX: usize = 64;
+/// The condition by which containerd reports deprecated settings by their ids.
+const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
+/// Parts of the ids of registry settings that imagelet does not read.
+const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
+
+/// A runtime and its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeInfo {
+    /// `containerd`, `cri-o`, …
+    pub name: String,
+    /// The reported version.
+    pub version: String,
+    /// The distinct folders of its snapshotters.
+    pub places: Vec<SnapshotterPlace>,
+    /// Its configuration.
+    pub configuration: RuntimeConfiguration,
+}
+
+/// The location of a snapshotter's layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotterPlace {
+    /// The runtime's root folder.
+    pub root: PathBuf,
+    /// The snapshotter's name.
+    pub snapshotter: String,
+}
+
+/// The configuration that imports depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeConfiguration {
+    /// The snapshotter of images; `None`: not reported.
+    pub snapshotter: Option<String>,
+    /// The snapshotter of each runtime handler; empty for the default one.
+    pub handlers: BTreeMap<String, String>,
+    /// The images for sandboxes.
+    pub sandbox_images: Vec<String>,
+    /// The registry settings.
+    pub registries: RegistrySettings,
+}
+
+/// The registry settings of a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegistrySettings {
+    /// Reported by its configuration.
+    Reported {
+        /// Folders of `HOST/hosts.toml`, in order.
+        folders: Vec<PathBuf>,
+        /// Registries with mirrors; `*` means all.
+        mirrors: BTreeSet<String>,
+        /// Hosts with credentials or certificates.
+        configs: BTreeSet<String>,
+        /// Whether requests carry additional headers.
+        has_headers: bool,
+    },
+    /// Not reported.
+    Hidden {
+        /// The runtime warns of deprecated ones (mirrors, credentials, certificates), or its report is unreadable.
+        has_unread: bool,
+    },
+}
+
+impl Default for RegistrySettings {
+    fn default() -> Self {
+        Self::Hidden { has_unread: false }
+    }
+}
+
+impl RegistrySettings {
+    fn reported(registry: &Members<'_>) -> Self {
+        let folders: String = registry.get("configPath").unwrap_or_default();
+        // Older configurations key credentials by endpoint address.
+        let of_address = |address: String| {
+            let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
+            host.split('/').next().unwrap_or_default().to_owned()
+        };
+        let keyed_by_address = registry.object("auths").names().map(of_address);
+        Self::Reported {
+            folders: std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).take(FOLDERS_MAX).collect(),
+            mirrors: registry.object("mirrors").names().collect(),
+            configs: keyed_by_address.chain(registry.object("configs").names()).collect(),
+            has_headers: registry.object("headers").names().any(|name| !name.eq_ignore_ascii_case("user-agent")),
+        }
+    }
+
+    /// The setting for a registry that imagelet does not read, if any.
+    pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
+        let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
+        let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
+        match self {
+            Self::Hidden { has_unread } => has_unread.then_some(RegistrySetting::Hidden),
+            Self::Reported { has_headers: true, .. } => Some(RegistrySetting::Headers),
+            Self::Reported { mirrors, .. } if mirrors.contains("*") || names(mirrors) => Some(RegistrySetting::Mirrors),
+            Self::Reported { configs, .. } if names(configs) => Some(RegistrySetting::Configs),
+            Self::Reported { .. } => None,
+        }
+    }
+}
+
+impl RuntimeInfo {
+    /// A runtime without a known configuration.
+    pub fn named(name: String, version: String) -> Self {
+        Self { name, version, ..Self::default() }
+    }
+
+    /// Whether it is containerd, the only runtime with stores for imports.
+    pub fn is_containerd(&self) -> bool {
+        self.name == RUNTIME
+    }
+
+    /// The location of the layers that imports use.
+    pub fn place(&self) -> Option<&SnapshotterPlace> {
+        self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER)
+    }
+
+    /// The default snapshotter of images. `None`: there are several and none is reported.
+    pub fn snapshotter(&self) -> Option<&str> {
+        match (&self.configuration.snapshotter, &self.places[..]) {
+            (Some(reported), _) => Some(reported),
+            (None, [only]) => Some(&only.snapshotter),
+            _ => None,
+        }
+    }
+
+    /// Whether sandboxes use an image of this name.
+    pub(crate) fn is_sandbox_image(&self, image: &Reference) -> bool {
+        let wanted = image.canonical();
+        let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
+        named.map(|name| name.canonical()).any(|name| {
+            let is_digest = name.digest().is_some() && name.digest() == wanted.digest();
+            name.repository() == wanted.repository() && (name.tag() == wanted.tag() || is_digest)
+        })
+    }
+}
+
+impl SnapshotterPlace {
+    /// The reported locations of images.
+    pub fn all(filesystems: &ImageFilesystems) -> Vec<Self> {
+        let mut places: Vec<Self> = Vec::new();
+        for place in filesystems.images.iter().filter_map(|usage| Self::of(&usage.mountpoint)) {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
+
+    fn of(mountpoint: &Path) -> Option<Self> {
+        let name = mountpoint.file_name()?.to_str()?.strip_prefix(SNAPSHOTTER_FOLDER)?;
+        let root = mountpoint.parent().filter(|root| root.is_absolute())?;
+        (!name.is_empty()).then(|| Self { root: root.to_owned(), snapshotter: name.to_owned() })
+    }
+
+    /// The folder of the layers.
+    pub fn folder(&self) -> PathBuf {
+        self.root.join(format!("{SNAPSHOTTER_FOLDER}{}", self.snapshotter))
+    }
+}
+
+impl RuntimeConfiguration {
+    /// Reads a runtime's verbose status and its condition messages by type.
+    pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
+        let text = info.get("config");
+        let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| Members::of(text));
+        let warnings = conditions.get(DEPRECATIONS).map(String::as_str).unwrap_or_default();
+        let is_warned = DEPRECATED_REGISTRY.iter().any(|id| warnings.contains(id));
+        // An unreadable report may contain any setting.
+        let has_unread = is_warned || (text.is_some() && read.is_none());
+        let read = read.unwrap_or_default();
+        let containerd = read.object("containerd");
+        let handlers = containerd.object("runtimes").all::<Members<'_>>().filter(|(name, _)| is_name(name));
+        Self {
+            snapshotter: containerd.get("snapshotter").filter(|name: &String| is_name(name)),
+            handlers: handlers.map(|(name, handler)| (name, handler.get("snapshotter").unwrap_or_default())).collect(),
+            sandbox_images: default_sandbox_image(info).into_iter().collect(),
+            registries: match read.get("registry") {
+                Some(registry) => RegistrySettings::reported(&registry),
+                None => RegistrySettings::Hidden { has_unread },
+            },
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! The private readers that fuzz targets check: containerd's lists, and the labels of its blobs and leases.
+//!
+//! `crates/imagelet/tests/fuzz/` has the checks. The program itself does not call this module.
+
+use std::collections::{BTreeMap, HashSet};
+
+use imagelet_core::{image::Reference, runtime::LayerGraph};
+use jiff::Timestamp;
+
+use crate::{
+    containerd::v1::{content, images, leases, snapshots},
+    import::sink::records::source_label,
+    sizes::{ImageParts, Listed, SnapshotUsage, has_expired},
+};
+
+/// What containerd lists.
+#[derive(Clone, Debug, Default)]
+pub struct Lists {
+    pub images: Vec<images::Image>,
+    pub contents: Vec<content::Info>,
+    pub snapshots: BTreeMap<String, Vec<snapshots::Info>>,
+    pub leased: Vec<leases::Resource>,
+    pub elsewhere: HashSet<String>,
+}
+
+/// The parts of all images; `usage` has bytes and inodes of a snapshot.
+pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
+    let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
+    let listed = Listed { images, contents, snapshots, leased, elsewhere };
+    let parts = ImageParts::of(&listed).map_err(|error| error.to_string())?;
+    Ok(parts.graph(|snapshot| {
+        let (bytes, inodes) = usage(&snapshot.snapshotter, &snapshot.name)?;
+        Some(SnapshotUsage { bytes, inodes })
+    }))
+}
+
+/// Whether a lease with these labels has ended at a moment of the epoch, in seconds.
+pub fn lease_has_ended(labels: BTreeMap<String, String>, now: i64) -> Option<bool> {
+    let lease = leases::Lease { id: String::new(), labels };
+    Some(has_expired(&lease, Timestamp::from_second(now).ok()?))
+}
+
+/// The label with the repositories of a blob, after a pull of `reference`.
+pub fn label_of_source(reference: &Reference, before: &BTreeMap<String, String>) -> Option<(String, String)> {
+    source_label(reference, before)
+}

@@ -1,0 +1,115 @@
+//! The private conversions that fuzz targets check, each from a message of the wire to the words and back.
+//!
+//! `crates/imagelet/tests/fuzz/` has the checks. The program itself does not call this module.
+
+use std::sync::Arc;
+
+use imagelet_core::{
+    image::{Image, ImageSpec},
+    runtime::{Container, ImageFilesystems, Listing, PullRequest, RuntimeError, Sandbox},
+};
+use prost::Message;
+use tonic::{Code, Status};
+
+use crate::cri::{
+    bounded::{LIST, ONE},
+    convert::{self, Call, Handlers},
+    server, v1,
+};
+
+/// The image of a request, and the same image as a request.
+pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
+    let request = v1::ImageStatusRequest::decode(bytes).ok()?;
+    let spec = convert::spec_from_wire(request.image);
+    let image = Some(convert::spec_to_wire(&spec));
+    Some((spec, v1::ImageStatusRequest { image, verbose: request.verbose }.encode_to_vec()))
+}
+
+/// The filter of a request for a list; `None` selects everything, or it is no request.
+pub fn requested_filter(bytes: &[u8]) -> Option<ImageSpec> {
+    convert::filter_from_wire(v1::ListImagesRequest::decode(bytes).ok()?.filter)
+}
+
+/// A pull, and the same pull as a request to a runtime.
+pub fn requested_pull(bytes: &[u8]) -> Option<Result<(PullRequest, Vec<u8>), RuntimeError>> {
+    let request = v1::PullImageRequest::decode(bytes).ok()?;
+    let pull = convert::pull_from_wire(request, &Handlers::Any);
+    Some(pull.map(|pull| {
+        let encoded = convert::pull_to_wire(&pull).encode_to_vec();
+        (pull, encoded)
+    }))
+}
+
+/// The images of a list, and the messages in which a stream sends them.
+pub fn listed_images(bytes: &[u8]) -> Option<(Vec<Image>, Vec<Vec<u8>>)> {
+    let images = v1::ListImagesResponse::decode(bytes).ok()?.images;
+    let images: Vec<Image> = images.into_iter().map(convert::image_from_wire).collect();
+    let listing: Listing = images.iter().cloned().map(Arc::new).collect();
+    let batches = server::batches(listing).map(|images| v1::ListImagesResponse { images }.encode_to_vec());
+    Some((images, batches.collect()))
+}
+
+/// The use of file systems, and the same as an answer.
+pub fn filesystems(bytes: &[u8]) -> Option<(ImageFilesystems, Vec<u8>)> {
+    let read = convert::filesystems_from_wire(v1::ImageFsInfoResponse::decode(bytes).ok()?);
+    let encoded = convert::filesystems_to_wire(&read).encode_to_vec();
+    Some((read, encoded))
+}
+
+pub fn listed_containers(bytes: &[u8]) -> Option<Vec<Container>> {
+    let containers = v1::ListContainersResponse::decode(bytes).ok()?.containers;
+    Some(containers.into_iter().map(convert::container_from_wire).collect())
+}
+
+pub fn listed_sandboxes(bytes: &[u8]) -> Option<Vec<Sandbox>> {
+    let sandboxes = v1::ListPodSandboxResponse::decode(bytes).ok()?.items;
+    Some(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
+}
+
+/// The images of a container's volumes, if the answer is complete.
+pub fn volumes(bytes: &[u8]) -> Option<Result<Vec<String>, RuntimeError>> {
+    let status = v1::ContainerStatusResponse::decode(bytes).ok()?.status.unwrap_or_default();
+    Some(convert::check_container_status(&status).map(|()| convert::volumes_from_wire(status)))
+}
+
+/// Why the bytes are no complete answer of other kinds.
+pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
+    fn refusal<A: Message + Default>(
+        bytes: &[u8],
+        check: impl Fn(&A) -> Result<(), RuntimeError>,
+    ) -> Option<RuntimeError> {
+        check(&A::decode(bytes).ok()?).err()
+    }
+    let refusals = [
+        refusal(bytes, convert::check_version),
+        refusal(bytes, convert::check_status),
+        refusal(bytes, convert::check_sandbox_status),
+    ];
+    refusals.into_iter().flatten().collect()
+}
+
+/// How many entries, and parts of entries, a list and a single answer count as.
+pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
+    let used = |bounds: imagelet_core::wire::MessageBounds| {
+        let left = bounds.less(bytes)?;
+        Some((bounds.entries - left.entries, bounds.parts - left.parts))
+    };
+    Some([used(LIST)?, used(ONE)?])
+}
+
+/// The error of a runtime's status for each kind of call, and the status that passes it on: code and message.
+pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
+    let status = Status::new(Code::from_i32(code), message);
+    let calls = [Call::Pull, Call::Remove, Call::Image("ListImages"), Call::Runtime("ListContainers")];
+    let relay = |call| {
+        let error = convert::error_from_status(call, &status);
+        let relayed = convert::status_from_error(&error.copied());
+        (error, relayed.code() as i32, relayed.message().to_owned())
+    };
+    calls.into_iter().map(relay).collect()
+}
+
+/// A runtime's message about a pull, as it is shown.
+pub fn shown_refusal(message: &str, request: &PullRequest) -> String {
+    convert::without_credential(Status::unknown(message), request).message().to_owned()
+}

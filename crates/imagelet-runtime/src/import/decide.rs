@@ -1,0 +1,196 @@
+//! Decides whether a pull is imported natively or forwarded to the runtime, and how a failed import continues.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use imagelet_core::{
+    image::{ImageSpec, Reference},
+    runtime::{ErrorClass, Fault, ForwardReason, PullRequest, Stage},
+};
+use imagelet_oci::ImportStage;
+use tokio::time::Instant;
+
+use crate::cri::{RuntimeInfo, SNAPSHOTTER};
+
+/// The pod annotation from which containerd knows the handler of a pull.
+const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
+/// After a successful forward its registry is forwarded first for this long.
+const PREFERRED_FOR: Duration = Duration::from_mins(10);
+const PREFERRED_MAX: usize = 256;
+
+/// The configured import mode (`runtimeImport`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImportMode {
+    /// Imports where possible, else forwards.
+    #[default]
+    Auto,
+    /// Forwards each pull.
+    Never,
+    /// Forwards no pull; without an import the pull fails with the reason.
+    Require,
+}
+
+/// The runtime for an import, as far as runtime and request decide it; staging may fail later. Without a request: for any
+/// pull. `is_preferred`: a recent forward to its registry succeeded.
+///
+/// # Errors
+/// The reason against an import.
+pub(super) fn import_target<'a>(
+    mode: ImportMode,
+    runtime: &'a Result<RuntimeInfo, ForwardReason>,
+    request: Option<&PullRequest>,
+    is_preferred: bool,
+) -> Result<&'a RuntimeInfo, ForwardReason> {
+    if mode == ImportMode::Never {
+        return Err(ForwardReason::SwitchedOff);
+    }
+    let runtime = match runtime {
+        Ok(runtime) if runtime.is_containerd() => runtime,
+        Ok(other) => return Err(ForwardReason::OtherRuntime(other.name.clone())),
+        Err(why) => return Err(why.clone()),
+    };
+    if runtime.snapshotter() != Some(SNAPSHOTTER) {
+        let name = runtime.snapshotter().map(str::to_owned);
+        return Err(name.map_or(ForwardReason::SnapshotterUnknown, ForwardReason::Snapshotter));
+    }
+    if runtime.place().is_none() {
+        return Err(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
+    }
+    let Some(request) = request else { return Ok(runtime) };
+    let Ok(name) = request.image.image.parse::<Reference>().map(|name| name.canonical()) else {
+        return Err(ForwardReason::NameInvalid);
+    };
+    check_handler(&request.image, runtime)?;
+    if runtime.is_sandbox_image(&name) {
+        return Err(ForwardReason::SandboxImage);
+    }
+    let registry = name.domain().to_owned();
+    if let Some(setting) = runtime.configuration.registries.unread(&registry) {
+        return Err(ForwardReason::RegistrySetting { setting, registry });
+    }
+    // Without forwards, a forward's earlier success is irrelevant.
+    if is_preferred && mode == ImportMode::Auto {
+        return Err(ForwardReason::RegistryPreferred(registry));
+    }
+    Ok(runtime)
+}
+
+/// The snapshotter of a handler applies to its images as well.
+fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
+    let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
+    for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
+        let handler = handler.clone();
+        match runtime.configuration.handlers.get(&handler).map(String::as_str) {
+            Some("" | SNAPSHOTTER) => {}
+            Some(other) => return Err(ForwardReason::HandlerSnapshotter { handler, snapshotter: other.to_owned() }),
+            None => return Err(ForwardReason::HandlerUnknown(handler)),
+        }
+    }
+    Ok(())
+}
+
+/// A successful survey of the runtime.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) runtime: RuntimeInfo,
+    /// The start of the runtime that it is of.
+    pub(super) incarnation: Option<String>,
+    pub(super) at: Instant,
+}
+
+impl Survey {
+    /// The runtime, where the survey is younger than the limit and of the runtime's present start.
+    pub(super) fn younger_than(
+        &self,
+        limit: Duration,
+        incarnation: Option<&str>,
+        now: Instant,
+    ) -> Option<&RuntimeInfo> {
+        (self.incarnation.as_deref() == incarnation && now < self.at + limit).then_some(&self.runtime)
+    }
+}
+
+/// The next step after a failed import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterFailure {
+    /// The runtime pulls the image, once. With `remember`, a success lets the registry be forwarded first for a while.
+    Forward { remember: bool },
+    /// The pull fails.
+    Fail,
+}
+
+/// The next step after a failed import. A pull for another platform cannot be forwarded: CRI has no field for it.
+pub(super) fn after_failure(
+    mode: ImportMode,
+    stage: ImportStage,
+    fault: &Fault,
+    request: &PullRequest,
+) -> AfterFailure {
+    use ErrorClass as C;
+    if mode != ImportMode::Auto || request.platform.is_some() {
+        return AfterFailure::Fail;
+    }
+    // The runtime has the records and does not list the image: its own pull completes it.
+    if stage == ImportStage::Recorded {
+        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
+        return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
+    }
+    match fault.class {
+        // The registry answered; a second request would be the same.
+        C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
+        C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
+        // The runtime would fill the same disk.
+        C::DiskFull => AfterFailure::Fail,
+        // The content is invalid, or was rejected to protect the node.
+        C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
+        C::Unacceptable if fault.stage != Stage::Manifest => AfterFailure::Fail,
+        C::HostNotFound
+        | C::ConnectionRefused
+        | C::Unreachable
+        | C::ConnectionLost
+        | C::CertificateInvalid
+        | C::TlsFailed
+        | C::ProxyFailed
+        | C::Unauthorized
+        | C::Forbidden => AfterFailure::Forward { remember: true },
+        _ => AfterFailure::Forward { remember: false },
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct PreferredRegistries(HashMap<String, Instant>);
+
+impl PreferredRegistries {
+    pub(super) fn is_preferred(&self, registry: &str, now: Instant) -> bool {
+        self.0.get(registry).is_some_and(|since| now < *since + PREFERRED_FOR)
+    }
+
+    pub(super) fn prefer(&mut self, registry: &str, now: Instant) {
+        self.0.retain(|_, since| now < *since + PREFERRED_FOR);
+        if self.0.len() < PREFERRED_MAX || self.0.contains_key(registry) {
+            self.0.insert(registry.to_owned(), now);
+        }
+    }
+}
+
+impl ImportMode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
+
+    /// The word in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Require => "require",
+        }
+    }
+}
+
+impl fmt::Display for ImportMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,398 @@
+//! A runtime's image service whose pulls are imported natively where possible, and forwarded elsewhere.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{Image, ImageId, ImageSpec, Reference, shown_name},
+    metrics::Metrics,
+    runtime::{
+        ForwardReason, Freed, ImageDetails, ImageFilesystems, ImageService, Listing, PULLS, Progress, PullEvent,
+        PullRequest, PullRoute, RegistryHost, RuntimeError, RuntimeErrorKind,
+    },
+};
+use imagelet_oci::{ImageImporter, ImportError};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::decide::{AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target};
+use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
+
+/// Time limit of the runtime's report.
+const SURVEY_MAX: Duration = Duration::from_secs(5);
+/// Pulls use a survey for this long without another one.
+const SURVEY_FRESH: Duration = Duration::from_mins(1);
+/// A survey that failed is replaced by a successful one of this time: a busy runtime is still the same.
+const SURVEY_RECENT: Duration = Duration::from_mins(10);
+/// Time limit to open staging and the runtime's own API.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+/// The interval of checks whether the runtime has changed: pulls find a fresh survey.
+const LOOK_PERIOD: Duration = Duration::from_secs(50);
+const ROUTES_MAX: usize = 32;
+
+/// Opens the resources of imports for a runtime.
+#[async_trait]
+pub trait ImportSite: Send + Sync + fmt::Debug {
+    /// Reads the runtime's identity and configuration; for a runtime other than containerd, name and version suffice.
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
+
+    /// The runtime's socket, for messages.
+    fn socket(&self) -> &Path;
+
+    /// A text that changes with each start of the runtime, found without a call; `None`: it does not run.
+    fn incarnation(&self) -> Option<String>;
+
+    /// Opens staging and the runtime's own API.
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
+
+    /// Returns once the runtime has released the resources of cancelled imports.
+    async fn close(&self);
+}
+
+/// The open resources of imports.
+#[derive(Clone, Debug)]
+pub struct OpenedSite {
+    /// Imports images.
+    pub importer: Arc<dyn ImageImporter>,
+}
+
+/// The parameters of an open site: any change reopens it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SiteKey {
+    version: String,
+    place: Option<SnapshotterPlace>,
+    registries: RegistrySettings,
+}
+
+/// A finished pull and its way.
+#[derive(Clone, Debug)]
+pub struct RouteTaken {
+    /// The time it ended.
+    pub at: SystemTime,
+    /// The requested name.
+    pub image: String,
+    /// The way.
+    pub route: PullRoute,
+    /// Its duration.
+    pub took: Duration,
+    /// The error of a failed pull.
+    pub failure: Option<String>,
+}
+
+/// The state of imports.
+#[derive(Clone, Debug)]
+pub struct ImportHealth {
+    /// The configured mode.
+    pub mode: ImportMode,
+    /// The runtime, or the reason why it is unknown.
+    pub runtime: Result<RuntimeInfo, ForwardReason>,
+    /// The reason against imports; `None`: pulls are imported.
+    pub obstacle: Option<ForwardReason>,
+}
+
+/// A runtime's images. Pulls are imported or forwarded; other calls pass through.
+#[derive(Debug)]
+pub struct ImportingImages {
+    inner: Arc<dyn ImageService>,
+    site: Arc<dyn ImportSite>,
+    mode: ImportMode,
+    /// Locked while a site is opened.
+    opening: tokio::sync::Mutex<()>,
+    closing: CancellationToken,
+    shared: Mutex<Shared>,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The last successful one.
+    survey: Option<Survey>,
+    opened: Option<(SiteKey, OpenedSite)>,
+    preferred: PreferredRegistries,
+    routes: VecDeque<RouteTaken>,
+}
+
+struct Pull<'a> {
+    request: &'a PullRequest,
+    progress: Progress,
+    began: Instant,
+}
+
+impl ImportingImages {
+    /// Wraps the images of a runtime, with imports where the site permits them.
+    pub fn new(
+        inner: Arc<dyn ImageService>,
+        site: Arc<dyn ImportSite>,
+        mode: ImportMode,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        metrics.declare(&PULLS);
+        let (opening, closing) = (tokio::sync::Mutex::default(), CancellationToken::new());
+        Self { inner, site, mode, opening, closing, shared: Mutex::default(), metrics }
+    }
+
+    /// Checks periodically whether imports are possible, so that no pull has to wait, until the images are dropped.
+    pub async fn watch(images: Weak<Self>) {
+        let mut last = None;
+        loop {
+            let Some(strong) = images.upgrade() else { return };
+            let (mode, obstacle) = (strong.mode, strong.standing().await.obstacle);
+            drop(strong);
+            if last.as_ref() != Some(&obstacle) {
+                match &obstacle {
+                    None => tracing::info!("pulls are imported into the runtime"),
+                    Some(reason) if mode == ImportMode::Auto => {
+                        tracing::warn!(reason = reason.code(), "pulls are forwarded to the runtime: {reason}");
+                    }
+                    Some(reason) if mode == ImportMode::Require => {
+                        tracing::error!(reason = reason.code(), "import is required and not possible: {reason}");
+                    }
+                    Some(reason) => tracing::info!(reason = reason.code(), "pulls are forwarded to the runtime"),
+                }
+                last = Some(obstacle);
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
+    /// The current state of imports.
+    pub async fn standing(&self) -> ImportHealth {
+        if self.mode == ImportMode::Never {
+            let off = ForwardReason::SwitchedOff;
+            return ImportHealth { mode: self.mode, runtime: Err(off.clone()), obstacle: Some(off) };
+        }
+        let runtime = self.survey(Duration::ZERO).await;
+        let obstacle = self.choose(&runtime, None).await.err();
+        ImportHealth { mode: self.mode, runtime, obstacle }
+    }
+
+    /// The routes of the last pulls, the newest last.
+    pub fn recent_routes(&self) -> Vec<RouteTaken> {
+        self.shared().routes.iter().cloned().collect()
+    }
+
+    /// Cancels the running imports, and returns once the runtime has released their resources.
+    pub async fn close(&self) {
+        self.closing.cancel();
+        self.site.close().await;
+    }
+
+    /// The runtime: of the last survey where that is younger than the limit, else of a new one. One that fails does not
+    /// invalidate a recent one.
+    async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
+        let incarnation = self.site.incarnation();
+        let known = |age_max| {
+            let shared = self.shared();
+            let survey = shared.survey.as_ref()?;
+            survey.younger_than(age_max, incarnation.as_deref(), Instant::now()).cloned()
+        };
+        if let Some(runtime) = known(age_max) {
+            return Ok(runtime);
+        }
+        let socket = self.site.socket().display();
+        let failed = match timeout(SURVEY_MAX, self.site.survey()).await {
+            Ok(Ok(runtime)) => {
+                let survey = Survey { runtime: runtime.clone(), incarnation, at: Instant::now() };
+                self.shared().survey = Some(survey);
+                return Ok(runtime);
+            }
+            Ok(Err(error)) if error.kind() == RuntimeErrorKind::Unsupported => {
+                return Err(ForwardReason::ApiClosed(error.chain()));
+            }
+            // Both name the socket.
+            Ok(Err(error)) if matches!(error.kind(), RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut) => {
+                error.chain()
+            }
+            Ok(Err(error)) => format!("{} at `{socket}`", error.chain()),
+            Err(_) => format!("no answer at `{socket}` within {} s", SURVEY_MAX.as_secs()),
+        };
+        known(SURVEY_RECENT).ok_or(ForwardReason::RuntimeUnknown(failed))
+    }
+
+    /// The runtime may be another one when it is back.
+    fn forget_runtime(&self) {
+        let mut shared = self.shared();
+        (shared.survey, shared.opened) = (None, None);
+    }
+
+    async fn choose(
+        &self,
+        runtime: &Result<RuntimeInfo, ForwardReason>,
+        request: Option<&PullRequest>,
+    ) -> Result<OpenedSite, ForwardReason> {
+        let registry = request.and_then(registry_of);
+        let is_preferred = registry.is_some_and(|name| self.shared().preferred.is_preferred(&name, Instant::now()));
+        self.opened(import_target(self.mode, runtime, request, is_preferred)?).await
+    }
+
+    /// The site for a runtime as it is; opened once until the runtime changes.
+    async fn opened(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+        let key = SiteKey {
+            version: runtime.version.clone(),
+            place: runtime.place().cloned(),
+            registries: runtime.configuration.registries.clone(),
+        };
+        let _opening = self.opening.lock().await;
+        {
+            let mut shared = self.shared();
+            match &shared.opened {
+                Some((before, site)) if *before == key => return Ok(site.clone()),
+                _ => shared.opened = None,
+            }
+        }
+        let opened = timeout(OPEN_MAX, self.site.open(runtime)).await;
+        let site = opened.unwrap_or_else(|_| {
+            let socket = self.site.socket().display();
+            Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
+        })?;
+        self.shared().opened = Some((key, site.clone()));
+        Ok(site)
+    }
+
+    async fn import(&self, pull: &Pull<'_>, site: &OpenedSite) -> Result<ImageId, RuntimeError> {
+        (pull.progress)(PullEvent::Route(PullRoute::Imported));
+        let imported = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => {
+                let image = shown_name(&pull.request.image.image);
+                let message = format!("the import of `{image}` was given up: the daemon is stopping");
+                return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
+            }
+            imported = site.importer.import(pull.request, Arc::clone(&pull.progress)) => imported,
+        };
+        let failed = match imported {
+            Ok(id) => {
+                self.note(pull, PullRoute::Imported, None);
+                return Ok(id);
+            }
+            Err(failed) => failed,
+        };
+        let ImportError { stage, cause } = failed;
+        if cause.kind() == RuntimeErrorKind::Unavailable {
+            self.forget_runtime();
+        }
+        let fault = cause.fault();
+        match after_failure(self.mode, stage, &fault, pull.request) {
+            AfterFailure::Fail => {
+                self.note(pull, PullRoute::Imported, Some(&cause));
+                Err(cause)
+            }
+            AfterFailure::Forward { remember } => {
+                let reason = ForwardReason::Failed { fault, text: cause.chain() };
+                let pulled = self.forward(pull, reason).await?;
+                if let Some(registry) = registry_of(pull.request).filter(|_| remember) {
+                    self.shared().preferred.prefer(&registry, Instant::now());
+                }
+                Ok(pulled)
+            }
+        }
+    }
+
+    async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason) -> Result<ImageId, RuntimeError> {
+        let route = PullRoute::Forwarded(reason);
+        (pull.progress)(PullEvent::Route(route.clone()));
+        let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
+        if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
+            self.forget_runtime();
+        }
+        self.note(pull, route, pulled.as_ref().err());
+        pulled
+    }
+
+    fn note(&self, pull: &Pull<'_>, route: PullRoute, failure: Option<&RuntimeError>) {
+        let (image, took) = (shown_name(&pull.request.image.image).into_owned(), pull.began.elapsed());
+        let (code, reason) = (route.code(), route.reason_code().unwrap_or_default());
+        let outcome = if failure.is_some() { "failed" } else { "pulled" };
+        self.metrics.increment(&PULLS, &[code, reason, outcome]);
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let failure = failure.map(RuntimeError::chain);
+        let ended = if failure.is_some() { format!("failed: {}", route.of_failed()) } else { route.to_string() };
+        tracing::info!(image, route = code, reason, took_ms, failure, "{ended}");
+        let mut shared = self.shared();
+        if shared.routes.len() == ROUTES_MAX {
+            shared.routes.pop_front();
+        }
+        shared.routes.push_back(RouteTaken { at: SystemTime::now(), image, route, took, failure });
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error of a pull that may not be forwarded. What ends without a change can be retried.
+fn not_importable(image: &str, reason: &ForwardReason) -> RuntimeError {
+    let (kind, hint) = match reason {
+        ForwardReason::NameInvalid => {
+            (RuntimeErrorKind::InvalidArgument, "give a name such as `registry.example/app:v1`")
+        }
+        reason if reason.is_outage() => (RuntimeErrorKind::Unavailable, "does the runtime run?"),
+        _ => (RuntimeErrorKind::Unsupported, "`imagelet status -v` shows what imports need; no pull is forwarded here"),
+    };
+    RuntimeError::new(kind, format!("could not import `{}`: {reason}", shown_name(image))).with_hint(hint)
+}
+
+fn registry_of(request: &PullRequest) -> Option<String> {
+    Some(request.image.image.parse::<Reference>().ok()?.canonical().domain().to_owned())
+}
+
+#[async_trait]
+impl ImageService for ImportingImages {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        self.inner.list(filter).await
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        self.inner.status(spec).await
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        self.inner.details(spec).await
+    }
+
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let pull = Pull { request, progress, began: Instant::now() };
+        let runtime = match self.mode {
+            ImportMode::Never => Ok(RuntimeInfo::default()),
+            _ => self.survey(SURVEY_FRESH).await,
+        };
+        match self.choose(&runtime, Some(request)).await {
+            Ok(site) => self.import(&pull, &site).await,
+            Err(reason) if self.mode == ImportMode::Require => {
+                let error = not_importable(&request.image.image, &reason);
+                self.note(&pull, PullRoute::Imported, Some(&error));
+                Err(error)
+            }
+            Err(reason) => self.forward(&pull, reason).await,
+        }
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        if self.mode == ImportMode::Never {
+            return Vec::new();
+        }
+        match self.choose(&self.survey(SURVEY_FRESH).await, None).await {
+            Ok(site) => site.importer.registry_hosts(image).await,
+            Err(_) => Vec::new(),
+        }
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.inner.remove(spec).await
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
+        let reserved = importer.map_or_else(Freed::default, |importer| importer.reserved());
+        Ok(ImageFilesystems { reserved, ..self.inner.filesystem().await? })
+    }
+}
+
+#[cfg(test)]
+mod tests;

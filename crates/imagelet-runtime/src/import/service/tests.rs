@@ -1,0 +1,385 @@
+//! Stories of pulls beside a scripted runtime, with imports that end as each story sets them.
+
+use crate::cri::SnapshotterPlace;
+use imagelet_oci::ImportStage;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::*;
+use imagelet_core::{
+    image::ByteSize,
+    runtime::{ErrorClass, Fault, Stage, no_progress},
+    testing::{FakeRuntime, conformance},
+};
+
+const IMAGE: &str = "r.io/app:v1";
+
+/// A runtime, a site beside it, and what was asked of the site.
+#[derive(Debug)]
+struct Node {
+    runtime: FakeRuntime,
+    version: Mutex<&'static str>,
+    /// What the next imports end with.
+    failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Stage)>>,
+    refusal: Mutex<Option<ForwardReason>>,
+    /// What surveys fail with.
+    survey_failure: Mutex<Option<(RuntimeErrorKind, &'static str)>>,
+    surveys: AtomicUsize,
+    hangs: AtomicBool,
+    opened: AtomicUsize,
+    imports: AtomicUsize,
+    given_up: AtomicUsize,
+    reserved: AtomicU64,
+    this: Weak<Node>,
+}
+
+struct GivenUp<'a>(&'a AtomicUsize);
+
+impl Drop for GivenUp<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl ImportSite for Node {
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
+        self.surveys.fetch_add(1, Ordering::SeqCst);
+        let failure = *self.survey_failure.lock().unwrap();
+        match failure {
+            Some((RuntimeErrorKind::TimedOut, _)) => std::future::pending().await,
+            Some((kind, message)) => return Err(RuntimeError::new(kind, message)),
+            None => {}
+        }
+        let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
+        let version = (*self.version.lock().unwrap()).to_owned();
+        Ok(RuntimeInfo { name: "containerd".into(), version, places: vec![place], ..RuntimeInfo::default() })
+    }
+
+    fn socket(&self) -> &Path {
+        Path::new("/run/c.sock")
+    }
+
+    /// Another version was started after the one before it.
+    fn incarnation(&self) -> Option<String> {
+        Some((*self.version.lock().unwrap()).to_owned())
+    }
+
+    async fn open(&self, _: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+        self.opened.fetch_add(1, Ordering::SeqCst);
+        if let Some(reason) = self.refusal.lock().unwrap().clone() {
+            return Err(reason);
+        }
+        let this = self.this.upgrade().expect("the test has it");
+        Ok(OpenedSite { importer: this })
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl ImageImporter for Node {
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+        self.imports.fetch_add(1, Ordering::SeqCst);
+        let failure = *self.failure.lock().unwrap();
+        if let Some((stage, kind, class, at)) = failure {
+            return Err(stage.failed(RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, at))));
+        }
+        if self.hangs.load(Ordering::SeqCst) {
+            let _guard = GivenUp(&self.given_up);
+            std::future::pending::<()>().await;
+        }
+        self.runtime.pull(request, progress).await.map_err(|error| ImportStage::Fetch.failed(error))
+    }
+
+    fn reserved(&self) -> Freed {
+        Freed { bytes: ByteSize(self.reserved.load(Ordering::SeqCst)), inodes: 0 }
+    }
+}
+
+impl Node {
+    fn new() -> Arc<Self> {
+        let runtime = FakeRuntime::new();
+        runtime.offer(IMAGE, "app", 1000);
+        Arc::new_cyclic(|this| Self {
+            runtime,
+            version: Mutex::new("1.7.24"),
+            failure: Mutex::default(),
+            refusal: Mutex::default(),
+            survey_failure: Mutex::default(),
+            surveys: AtomicUsize::new(0),
+            hangs: AtomicBool::new(false),
+            opened: AtomicUsize::new(0),
+            imports: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
+            reserved: AtomicU64::new(0),
+            this: this.clone(),
+        })
+    }
+
+    fn images(self: &Arc<Self>, mode: ImportMode) -> (Arc<ImportingImages>, Arc<Metrics>) {
+        let metrics = Arc::new(Metrics::new());
+        let site: Arc<dyn ImportSite> = Arc::<Self>::clone(self);
+        let inner = Arc::new(self.runtime.clone());
+        (Arc::new(ImportingImages::new(inner, site, mode, Arc::clone(&metrics))), metrics)
+    }
+
+    fn go_away(&self) {
+        *self.survey_failure.lock().unwrap() = Some((RuntimeErrorKind::Unavailable, "no such socket"));
+    }
+
+    fn fail_imports(&self, stage: ImportStage, class: ErrorClass) {
+        *self.failure.lock().unwrap() = Some((stage, RuntimeErrorKind::Other, class, Stage::Manifest));
+    }
+
+    /// Imports that were begun since the last look.
+    fn imports(&self) -> usize {
+        self.imports.swap(0, Ordering::SeqCst)
+    }
+}
+
+fn request() -> PullRequest {
+    PullRequest { image: ImageSpec::new(IMAGE), ..PullRequest::default() }
+}
+
+async fn pull(images: &ImportingImages) -> Result<ImageId, RuntimeError> {
+    images.pull(&request(), no_progress()).await
+}
+
+fn last(images: &ImportingImages) -> (&'static str, Option<&'static str>, bool) {
+    let routes = images.recent_routes();
+    let last = routes.last().expect("a pull ended");
+    (last.route.code(), last.route.reason_code(), last.failure.is_some())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_is_imported_and_its_way_counted_and_remembered() {
+    let node = Node::new();
+    let (images, metrics) = node.images(ImportMode::Auto);
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&events);
+    let sink: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
+    images.pull(&request(), sink).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+    assert_eq!(events.lock().unwrap().first(), Some(&PullEvent::Route(PullRoute::Imported)));
+    let line = "imagelet_runtime_pulls_total{way=\"imported\",reason=\"\",outcome=\"pulled\"} 1";
+    assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
+    node.reserved.store(7, Ordering::SeqCst);
+    assert_eq!(images.filesystem().await.unwrap().reserved.bytes, ByteSize(7), "what imports have reserved counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_service_keeps_the_promises_of_all_services_whichever_way_pulls_take() {
+    for mode in ImportMode::ALL {
+        let node = Node::new();
+        node.runtime.offer("r.io/first:v1", "first", 1000);
+        node.runtime.offer("r.io/first-again:v1", "first", 1000);
+        node.runtime.offer("r.io/second:v1", "second", 2000);
+        let images = conformance::Images {
+            first: "r.io/first:v1".into(),
+            first_again: "r.io/first-again:v1".into(),
+            second: "r.io/second:v1".into(),
+            absent: "r.io/absent:v1".into(),
+            reports_progress: true,
+            untags: false,
+            reports_layers: false,
+            reports_configs: true,
+        };
+        conformance::run(&*node.images(mode).0, &images).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_import_that_fails_is_forwarded_once_and_its_registry_first_for_ten_minutes() {
+    let node = Node::new();
+    let (images, metrics) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    pull(&images).await.expect("the runtime pulls it");
+    assert_eq!((node.imports(), last(&images)), (1, ("forwarded", Some("import-failed"), false)));
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("the runtime pulls it");
+    assert_eq!((node.imports(), last(&images)), (0, ("forwarded", Some("registry-preferred"), false)));
+    tokio::time::advance(Duration::from_mins(10)).await;
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+    let line = "imagelet_runtime_pulls_total{way=\"forwarded\",reason=\"registry-preferred\",outcome=\"pulled\"} 1";
+    assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forward_that_does_not_help_is_not_preferred() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    node.runtime.fail("pull", RuntimeErrorKind::Denied, "401 Unauthorized");
+    let error = pull(&images).await.expect_err("neither way");
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied, "the runtime's own words: {}", error.chain());
+    assert_eq!((node.imports(), last(&images)), (1, ("forwarded", Some("import-failed"), true)));
+    node.runtime.heal();
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.imports(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_limits_is_not_asked_a_second_time() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::RateLimited);
+    pull(&images).await.expect_err("it fails");
+    assert_eq!((node.imports(), node.runtime.pull_requests().len()), (1, 0));
+    assert_eq!(last(&images), ("imported", None, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_comes_and_changes_is_found_by_the_next_pull() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.go_away();
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("runtime-unknown"), false));
+    node.survey_failure.lock().unwrap().take();
+    for _ in 0..3 {
+        pull(&images).await.expect("it is imported");
+    }
+    assert_eq!((node.imports(), node.opened.swap(0, Ordering::SeqCst)), (3, 1), "a site is opened once");
+    *node.version.lock().unwrap() = "2.1.9";
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "a new version is another site");
+
+    let broken = (ImportStage::Handover, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime);
+    *node.failure.lock().unwrap() = Some(broken);
+    pull(&images).await.expect("it is forwarded");
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "after a broken connection it is opened anew");
+
+    *node.version.lock().unwrap() = "2.2.0";
+    *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("staging"), false));
+    assert_eq!(images.standing().await.obstacle, Some(ForwardReason::Staging("EXDEV".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_import_is_required_nothing_is_forwarded() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Require);
+    *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
+    let error = pull(&images).await.expect_err("it cannot be imported");
+    assert!(error.chain().contains("EXDEV"), "{}", error.chain());
+    node.refusal.lock().unwrap().take();
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    pull(&images).await.expect_err("it is not forwarded");
+    assert_eq!((node.imports(), node.runtime.pull_requests().len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_import_is_required_an_outage_of_the_runtime_can_be_retried_and_weakens_no_policy() {
+    use RuntimeErrorKind as K;
+    let closed = || Some(ForwardReason::ApiClosed("it answers CRI alone".into()));
+    let away = || Some(ForwardReason::ApiAway("no answer at `/run/c.sock`".into()));
+    for (survey, refusal, kind, text) in [
+        (Some((K::Unavailable, "cannot reach the runtime at `/run/c.sock`")), None, K::Unavailable, "/run/c.sock"),
+        (Some((K::TimedOut, "")), None, K::Unavailable, "no answer at `/run/c.sock` within 5 s"),
+        (Some((K::Other, "not initialized")), None, K::Unavailable, "not initialized at `/run/c.sock`"),
+        (None, away(), K::Unavailable, "/run/c.sock"),
+        (Some((K::Unsupported, "unknown service")), None, K::Unsupported, "unknown service"),
+        (None, closed(), K::Unsupported, "it answers CRI alone"),
+        (None, Some(ForwardReason::Staging("EXDEV".into())), K::Unsupported, "EXDEV"),
+    ] {
+        let node = Node::new();
+        let (images, _) = node.images(ImportMode::Require);
+        *node.survey_failure.lock().unwrap() = survey;
+        *node.refusal.lock().unwrap() = refusal;
+        let error = pull(&images).await.expect_err("it cannot be imported");
+        assert_eq!(error.kind(), kind, "{}", error.chain());
+        assert!(error.chain().contains(text), "{}", error.chain());
+        assert!(!error.hint().unwrap().contains("auto"), "{:?}", error.hint());
+        assert!(node.runtime.pull_requests().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_of_one_minute_share_a_survey_until_the_connection_breaks_or_the_runtime_starts_again() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    let surveys = async |images: &ImportingImages| {
+        pull(images).await.expect("it is present");
+        node.surveys.swap(0, Ordering::SeqCst)
+    };
+    assert_eq!(surveys(&images).await, 1);
+    tokio::time::advance(Duration::from_secs(59)).await;
+    assert_eq!(surveys(&images).await, 0);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!((surveys(&images).await, surveys(&images).await), (1, 0));
+    *node.version.lock().unwrap() = "2.1.9";
+    assert_eq!((surveys(&images).await, surveys(&images).await), (1, 0), "another start");
+    let broken = (ImportStage::Fetch, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime);
+    *node.failure.lock().unwrap() = Some(broken);
+    assert_eq!((surveys(&images).await, surveys(&images).await), (0, 1), "after a broken import");
+    images.standing().await;
+    assert_eq!(node.surveys.swap(0, Ordering::SeqCst), 1, "the status is of now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_is_busy_for_a_moment_is_the_one_of_the_last_survey() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    pull(&images).await.expect("it is imported");
+    *node.survey_failure.lock().unwrap() = Some((RuntimeErrorKind::TimedOut, ""));
+    tokio::time::advance(SURVEY_FRESH).await;
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (2, ("imported", None, false)));
+    assert_eq!(images.standing().await.obstacle, None);
+    tokio::time::advance(SURVEY_RECENT).await;
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!((node.imports(), last(&images)), (0, ("forwarded", Some("runtime-unknown"), false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_import_is_off_neither_runtime_nor_site_is_asked() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Never);
+    node.go_away();
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("switched-off"), false));
+    assert_eq!((node.imports(), node.opened.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_pull_gives_its_import_up() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.hangs.store(true, Ordering::SeqCst);
+    timeout(Duration::from_secs(1), pull(&images)).await.expect_err("it hangs");
+    assert_eq!((node.imports(), node.given_up.load(Ordering::SeqCst)), (1, 1));
+    assert!(node.runtime.pull_requests().is_empty(), "and it is not forwarded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn imports_under_way_end_when_the_daemon_stops() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.hangs.store(true, Ordering::SeqCst);
+    let under_way = tokio::spawn({
+        let images = Arc::clone(&images);
+        async move { pull(&images).await }
+    });
+    while node.imports.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    images.close().await;
+    let error = under_way.await.expect("it ends").expect_err("it was given up");
+    assert_eq!((error.kind(), node.given_up.load(Ordering::SeqCst)), (RuntimeErrorKind::Cancelled, 1));
+    assert!(node.runtime.pull_requests().is_empty(), "and it is not forwarded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ways_of_the_last_pulls_are_remembered_and_no_more() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    for _ in 0..ROUTES_MAX + 3 {
+        pull(&images).await.expect("it is imported");
+    }
+    assert_eq!(images.recent_routes().len(), ROUTES_MAX);
+}

@@ -1,0 +1,88 @@
+//! Whether what an image is made of is still in containerd's stores.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::ImageId,
+    runtime::{ImageBacking, RuntimeError},
+};
+
+use crate::{
+    containerd::{ContainerdClient, client::Answer, v1::content},
+    sizes::refers_to_snapshot,
+};
+
+/// The prefix of the labels by which a manifest refers to its layers, and an index to its manifests.
+const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
+const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
+const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
+/// Most blobs that are checked before an image counts as usable.
+const BLOBS_MAX: usize = 2_000;
+
+#[async_trait]
+impl ImageBacking for ContainerdClient {
+    async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError> {
+        // The configuration refers to the top of the chain in each snapshotter; no container is created without it.
+        let Some(config) = self.content(image.as_str()).await? else { return Ok(false) };
+        for (snapshotter, chain) in config.labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
+            if self.snapshot(snapshotter, chain).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        // containerd unpacks the layers again if it has all their blobs.
+        let target = self.image(image.as_str()).await?.and_then(|record| record.target);
+        let Some(target) = target else { return Ok(false) };
+        match self.manifests_of(&target.digest).await? {
+            // Without a manifest containerd cannot unpack the image again.
+            Some(manifests) => {
+                let Some(manifest) = manifests.iter().find(|manifest| config_of(manifest) == Some(image.as_str()))
+                else {
+                    return Ok(false);
+                };
+                for layer in labelled(manifest, REFERS_TO_LAYER) {
+                    if self.content(layer).await?.is_none() {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            None => Ok(true),
+        }
+    }
+}
+
+impl ContainerdClient {
+    /// Whether the target of an image record is this image, or an index with it.
+    pub(crate) async fn is_of(&self, target: &str, image: &ImageId) -> Answer<bool> {
+        let manifests = self.manifests_of(target).await?.unwrap_or_default();
+        Ok(manifests.iter().any(|manifest| config_of(manifest) == Some(image.as_str())))
+    }
+
+    /// The present manifests that a target reaches; `None`: they are more than any image has.
+    async fn manifests_of(&self, target: &str) -> Answer<Option<Vec<content::Info>>> {
+        let (mut waiting, mut seen, mut manifests) = (vec![target.to_owned()], BTreeSet::new(), Vec::new());
+        while let Some(digest) = waiting.pop() {
+            if !seen.insert(digest.clone()) {
+                continue;
+            }
+            if seen.len() > BLOBS_MAX {
+                return Ok(None);
+            }
+            let Some(document) = self.content(&digest).await? else { continue };
+            waiting.extend(labelled(&document, REFERS_TO_MANIFEST).map(str::to_owned));
+            if config_of(&document).is_some() {
+                manifests.push(document);
+            }
+        }
+        Ok(Some(manifests))
+    }
+}
+
+fn config_of(document: &content::Info) -> Option<&str> {
+    document.labels.get(REFERS_TO_CONFIG).map(String::as_str)
+}
+
+fn labelled<'a>(document: &'a content::Info, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    document.labels.iter().filter(move |(key, _)| key.starts_with(prefix)).map(|(_, digest)| digest.as_str())
+}

@@ -1,0 +1,351 @@
+//! The layers of one import: found in containerd, or committed from the bottom up.
+
+use std::{ops::ControlFlow, sync::Arc, time::SystemTime};
+
+use imagelet_core::{
+    backoff::random,
+    failpoint,
+    image::Digest,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use imagelet_oci::{ImportedImage, StagedTree, Taken};
+use tokio::{
+    sync::{RwLock, watch},
+    task::JoinError,
+};
+
+use super::{
+    TRIES_MAX,
+    leases::{ContainerdParts, ImportLease},
+    records::{self, Labels},
+    snapshot_folders::{SnapshotFolders, needs_lower},
+};
+use crate::{
+    containerd::{
+        ContainerdClient, ContainerdRefusal,
+        calls::COMMITTED,
+        v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
+    },
+    import::sink::snapshotter_folder::OVERLAYFS,
+};
+
+#[derive(Debug)]
+pub(super) struct ImportRun {
+    pub(super) containerd: Arc<ContainerdParts>,
+    pub(super) client: ContainerdClient,
+    pub(super) lease: ImportLease,
+    pub(super) image: Arc<ImportedImage>,
+    pub(super) chains: Vec<Digest>,
+    pub(super) present: usize,
+    base: watch::Sender<Base>,
+    /// Held by calls that change containerd; the lease ends after them.
+    pub(super) running: RwLock<()>,
+}
+
+/// The progress of the layers, from the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    Has(usize),
+    /// containerd had a layer and removed it.
+    Gone,
+    Broken,
+}
+
+impl ImportRun {
+    pub(super) async fn begin(
+        containerd: Arc<ContainerdParts>,
+        image: Arc<ImportedImage>,
+    ) -> Result<Self, RuntimeError> {
+        let chains = image.chains();
+        let lease = ImportLease::new(Arc::clone(&containerd));
+        lease.make().await?;
+        failpoint!("import.leased");
+        let client = containerd.client.under(&lease.id);
+        let (base, _) = watch::channel(Base::Has(0));
+        let mut run = Self { containerd, client, lease, image, chains, present: 0, base, running: RwLock::default() };
+        run.present = run.find_base().await?;
+        run.base.send_replace(Base::Has(run.present));
+        failpoint!("import.held");
+        Ok(run)
+    }
+
+    /// The number of lowest layers that exist; the topmost of them is added to the lease and holds the others.
+    async fn find_base(&self) -> Result<usize, RuntimeError> {
+        for _ in 0..TRIES_MAX {
+            // A snapshot keeps its parents, so existing layers are the lowest ones.
+            let (mut there, mut absent) = (0, self.chains.len() + 1);
+            while there + 1 < absent {
+                let middle = usize::midpoint(there, absent);
+                if self.is_committed(middle - 1).await? {
+                    there = middle;
+                } else {
+                    absent = middle;
+                }
+            }
+            // Another client may remove the snapshot before the hold, so only a check after the hold counts.
+            if there == 0 || self.hold(there - 1).await? {
+                return Ok(there);
+            }
+        }
+        Ok(0)
+    }
+
+    fn parent(&self, index: usize) -> Option<&Digest> {
+        index.checked_sub(1).map(|below| &self.chains[below])
+    }
+
+    fn parent_name(&self, index: usize) -> String {
+        self.parent(index).map_or_else(String::new, Digest::to_string)
+    }
+
+    async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
+        let (chain, parent) = (&self.chains[index], self.parent_name(index));
+        let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
+        let Some(found) = found.filter(|found| found.kind == COMMITTED) else { return Ok(false) };
+        if found.parent == parent {
+            return Ok(true);
+        }
+        Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
+    }
+
+    /// Adds a layer's snapshot to the lease; returns whether it exists.
+    async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
+        let kind = format!("snapshots/{OVERLAYFS}");
+        self.client.hold(&self.lease.id, &kind, self.chains[index].as_str()).await?;
+        self.is_committed(index).await
+    }
+
+    /// Records that containerd has a layer, and so all below it.
+    fn has(&self, index: usize) {
+        self.base.send_if_modified(|base| match base {
+            Base::Has(count) if *count <= index => {
+                *base = Base::Has(index + 1);
+                true
+            }
+            Base::Has(_) | Base::Gone | Base::Broken => false,
+        });
+    }
+
+    pub(super) fn count(&self) -> usize {
+        match *self.base.borrow() {
+            Base::Has(count) => count,
+            Base::Gone | Base::Broken => 0,
+        }
+    }
+
+    /// Waits until containerd has all layers below one; `false` if one was removed.
+    async fn wait_below(&self, index: usize) -> Result<bool, RuntimeError> {
+        let mut base = self.base.subscribe();
+        let is_settled = |base: &Base| !matches!(base, Base::Has(count) if *count < index);
+        match base.wait_for(is_settled).await.map(|base| *base) {
+            Ok(Base::Has(_)) => Ok(true),
+            Ok(Base::Gone) => Ok(false),
+            Ok(Base::Broken) | Err(_) => {
+                let why = format!("a layer below layer {index} did not get into containerd");
+                Err(RuntimeError::new(RuntimeErrorKind::Cancelled, why))
+            }
+        }
+    }
+
+    /// Runs calls that change containerd to their end, even if the caller is dropped: containerd continues a cancelled
+    /// call, and what it creates after the end of the lease stays until a later collection.
+    pub(super) async fn uninterrupted<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T, RuntimeError>> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let run = Arc::clone(self);
+        let worked = tokio::spawn(async move {
+            let _running = run.running.read().await;
+            run.check_whole()?;
+            work.await
+        });
+        let broke_off = |error: JoinError| Err(RuntimeError::defect("calls to containerd broke off").caused_by(error));
+        worked.await.unwrap_or_else(broke_off)
+    }
+
+    pub(super) fn check_whole(&self) -> Result<(), RuntimeError> {
+        if *self.base.borrow() == Base::Broken {
+            return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import is given up"));
+        }
+        Ok(())
+    }
+
+    async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.keep_blobs) {
+            let run = Arc::clone(self);
+            self.uninterrupted(async move { run.write_blob(index, &blob).await }).await?;
+        }
+        let rebases = self.containerd.rebases && !needs_lower(&tree);
+        if !rebases && !self.wait_below(index).await? {
+            return Ok(Taken::BaseGone);
+        }
+        if self.count() > index {
+            return Ok(Taken::Committed);
+        }
+        let run = Arc::clone(self);
+        let key = match self.uninterrupted(async move { run.place(index, tree, rebases).await }).await? {
+            ControlFlow::Continue(key) => key,
+            ControlFlow::Break(taken) => return Ok(taken),
+        };
+        if rebases && !self.wait_below(index).await? {
+            return Ok(Taken::BaseGone);
+        }
+        let run = Arc::clone(self);
+        self.uninterrupted(async move { run.commit(index, key, rebases).await }).await
+    }
+
+    /// Moves a layer into a new snapshot and returns its temporary name, or returns why that is not needed.
+    async fn place(
+        &self,
+        index: usize,
+        tree: StagedTree,
+        rebases: bool,
+    ) -> Result<ControlFlow<Taken, String>, RuntimeError> {
+        let Some((key, folders)) = self.prepare(index, rebases).await? else {
+            let taken = if self.hold(index).await? { Taken::Committed } else { Taken::BaseGone };
+            return Ok(ControlFlow::Break(taken));
+        };
+        let moved = tokio::task::spawn_blocking(move || folders.take(&tree)).await;
+        let moved = moved.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?;
+        moved.map_err(|error| {
+            let layer = &self.image.layers[index].digest;
+            let why = format!("cannot move layer `{layer}` into containerd's snapshot `{key}`");
+            RuntimeError::other(why).caused_by(error)
+        })?;
+        failpoint!("import.renamed");
+        Ok(ControlFlow::Continue(key))
+    }
+
+    async fn commit(&self, index: usize, key: String, rebases: bool) -> Result<Taken, RuntimeError> {
+        let message = CommitSnapshotRequest {
+            snapshotter: OVERLAYFS.to_owned(),
+            name: self.chains[index].to_string(),
+            key: key.clone(),
+            labels: self.labels(index),
+            parent: if rebases { self.parent_name(index) } else { String::new() },
+        };
+        match self.client.commit(message).await {
+            Ok(()) if rebases && !self.is_committed_or_removed(index).await? => return Ok(Taken::BaseGone),
+            Ok(()) => {}
+            Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                self.client.remove_snapshot(OVERLAYFS, &key).await?;
+                if !self.hold(index).await? {
+                    return Ok(Taken::BaseGone);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        failpoint!("import.committed");
+        Ok(Taken::Committed)
+    }
+
+    fn labels(&self, index: usize) -> Labels {
+        let (chain, diff_id) = (&self.chains[index], &self.image.layers[index].diff_id);
+        records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers)
+    }
+
+    /// Whether a snapshot has the right parent. A containerd that ignores the parent at the commit has made an orphan
+    /// under the name of a whole image; it is removed.
+    async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
+        match self.is_committed(index).await {
+            Err(error) => {
+                self.client.remove_snapshot(OVERLAYFS, self.chains[index].as_str()).await?;
+                Err(error)
+            }
+            found => found,
+        }
+    }
+
+    /// Prepares a snapshot for a layer. `None`: it exists, or a layer below was removed.
+    async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
+        let (chain, labels) = (&self.chains[index], self.labels(index));
+        let parent = if rebases { String::new() } else { self.parent_name(index) };
+        let mut is_repeated = false;
+        for _ in 0..TRIES_MAX {
+            let key = unpack_key(chain, SystemTime::now());
+            let message = PrepareSnapshotRequest {
+                snapshotter: OVERLAYFS.to_owned(),
+                key: key.clone(),
+                parent: parent.clone(),
+                labels: labels.clone(),
+            };
+            match self.client.prepare(message).await {
+                Ok(mounts) => {
+                    failpoint!("import.prepared");
+                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.path);
+                    return match folders {
+                        Ok(folders) => Ok(Some((key, folders))),
+                        Err(why) => {
+                            self.client.remove_snapshot(OVERLAYFS, &key).await?;
+                            Err(RuntimeError::other(format!(
+                                "containerd's snapshot for `{chain}` takes no layer: {why}"
+                            )))
+                        }
+                    };
+                }
+                Err(error) if error.refusal() == ContainerdRefusal::NotFound => return Ok(None),
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                    if self.hold(index).await? {
+                        return Ok(None);
+                    }
+                }
+                // After a power cut the folder of the next snapshot may exist without its record. The overlay snapshotter
+                // then refuses the call and removes that folder, so that the next call succeeds.
+                Err(error) if error.refusal() == ContainerdRefusal::Other && !is_repeated => {
+                    tracing::warn!(layer = %chain, %error, "containerd prepared no snapshot; the call is repeated once");
+                    is_repeated = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether containerd has a layer by now; an existing one is added to the lease.
+    pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
+        if self.count() > index {
+            return Ok(true);
+        }
+        let is_there = self.hold(index).await?;
+        if is_there {
+            self.has(index);
+        }
+        Ok(is_there)
+    }
+
+    /// Moves a layer into containerd after all layers below it.
+    pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        let taken = self.put_layer(index, tree).await;
+        let end = match taken {
+            Ok(Taken::Committed) => {
+                self.has(index);
+                return taken;
+            }
+            Ok(Taken::BaseGone) => Base::Gone,
+            Err(_) => Base::Broken,
+        };
+        self.base.send_if_modified(|base| {
+            let is_first = matches!(base, Base::Has(_));
+            if is_first {
+                *base = end;
+            }
+            is_first
+        });
+        taken
+    }
+
+    pub(super) fn break_off(&self) {
+        self.base.send_replace(Base::Broken);
+    }
+}
+
+/// A name for an active snapshot in containerd's own format.
+fn unpack_key(chain: &Digest, now: SystemTime) -> String {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+    let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    let random = random().to_be_bytes();
+    format!("extract-{nanoseconds}-{} {chain}", URL_SAFE.encode(&random[..RANDOM_BYTES]))
+}
+
+/// A multiple of three needs no base64 padding.
+const RANDOM_BYTES: usize = 6;

@@ -1,0 +1,137 @@
+//! The shared state of all imports into one containerd, and their leases.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use imagelet_core::runtime::{ImageService, RuntimeError};
+use tokio::sync::watch;
+
+use crate::{
+    containerd::{ContainerdClient, LeaseId},
+    import::sink::snapshotter_folder::SnapshotterFolder,
+};
+
+/// Longer than any pull takes.
+const LEASE_LIFETIME: Duration = Duration::from_hours(24);
+
+/// The leases of running imports of this process: the removal of stale leases skips them.
+static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
+
+#[derive(Debug)]
+pub(crate) struct ContainerdParts {
+    pub(crate) client: ContainerdClient,
+    pub(crate) place: SnapshotterFolder,
+    /// Snapshots are prepared without their parent, and get it at the commit.
+    pub(crate) rebases: bool,
+    pub(crate) labels_layers: bool,
+    pub(crate) keep_blobs: bool,
+    pub(crate) cri: Arc<dyn ImageService>,
+    /// The end of a lease failed: the next import first removes stale leases.
+    pub(crate) has_stale: AtomicBool,
+    pub(crate) imports: watch::Sender<usize>,
+}
+
+impl ContainerdParts {
+    pub(crate) async fn release_left_behind(&self) -> Result<(), RuntimeError> {
+        if self.has_stale.swap(false, Ordering::AcqRel)
+            && let Err(error) = self.release_stale().await
+        {
+            self.has_stale.store(true, Ordering::Release);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Ends the leases of imports that no longer run; returns how many.
+    pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
+        let leases = self.client.leases().await?;
+        let own = leases.into_iter().filter_map(|lease| LeaseId::own(&lease.id));
+        let stale: Vec<LeaseId> = own.filter(|lease| !running().contains(lease)).collect();
+        for lease in &stale {
+            self.client.delete_lease(lease, true).await?;
+        }
+        Ok(stale.len())
+    }
+
+    async fn release(&self, lease: &LeaseId, is_made: bool, collects: bool) -> Result<(), RuntimeError> {
+        let ended = self.client.delete_lease(lease, collects).await;
+        self.forget(lease, ended.is_err() || !is_made);
+        Ok(ended?)
+    }
+
+    /// Removes a lease from the count. One that may still exist is stale from now on.
+    fn forget(&self, lease: &LeaseId, may_stay: bool) {
+        if may_stay {
+            self.has_stale.store(true, Ordering::Release);
+        }
+        running().remove(lease);
+        self.imports.send_modify(|imports| *imports -= 1);
+    }
+}
+
+/// A lease of an import. Drop ends it in the background.
+#[derive(Debug)]
+pub(crate) struct ImportLease {
+    pub(crate) id: LeaseId,
+    containerd: Arc<ContainerdParts>,
+    /// containerd confirmed it; otherwise containerd may create the lease after the request to end it.
+    is_made: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+impl ImportLease {
+    /// A lease that the removal of stale leases skips, not created yet.
+    pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
+        let id = LeaseId::unique();
+        running().insert(id.clone());
+        containerd.imports.send_modify(|imports| *imports += 1);
+        Self { id, containerd, is_made: AtomicBool::new(false), has_ended: AtomicBool::new(false) }
+    }
+
+    pub(crate) async fn make(&self) -> Result<(), RuntimeError> {
+        self.containerd.client.create_lease(&self.id, LEASE_LIFETIME).await?;
+        self.is_made.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends it once; with `collects` returns after the next collection.
+    pub(crate) async fn end(&self, collects: bool) -> Result<(), RuntimeError> {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // In a task of its own: cancellation of the caller must not interrupt it.
+        let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
+        let is_made = self.is_made.load(Ordering::Acquire);
+        let ended = tokio::spawn(async move { containerd.release(&id, is_made, collects).await }).await;
+        ended.unwrap_or_else(|error| Err(RuntimeError::defect("the end of a lease broke off").caused_by(error)))
+    }
+}
+
+impl Drop for ImportLease {
+    fn drop(&mut self) {
+        if self.has_ended.load(Ordering::Acquire) {
+            return;
+        }
+        let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
+        let is_made = self.is_made.load(Ordering::Acquire);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            containerd.forget(&id, true);
+            return;
+        };
+        runtime.spawn(async move {
+            if let Err(error) = containerd.release(&id, is_made, true).await {
+                tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
+            }
+        });
+    }
+}
+
+fn running() -> MutexGuard<'static, BTreeSet<LeaseId>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}

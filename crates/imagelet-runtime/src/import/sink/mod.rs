@@ -1,0 +1,137 @@
+//! An unmodified containerd as the end of a pull: layers are renamed into snapshots that containerd prepared, then documents and
+//! image records are written as containerd's own pull writes them.
+
+pub(crate) mod backing;
+mod content;
+mod layers;
+mod leases;
+mod naming;
+pub(crate) mod records;
+mod running;
+mod snapshot_folders;
+pub(crate) mod snapshotter_folder;
+
+use imagelet_oci::{ImportedImage, LayerImport, LayerSink};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use imagelet_core::runtime::{ForwardReason, ImageService, RuntimeError};
+
+use tokio::sync::watch;
+
+use self::{
+    leases::ContainerdParts,
+    records::labels_layers,
+    running::ContainerdImport,
+    snapshotter_folder::{OVERLAYFS, SnapshotterFolder},
+};
+use crate::containerd::ContainerdClient;
+
+/// Retries after another client of containerd made or removed the same object concurrently.
+const TRIES_MAX: usize = 3;
+/// The capability of a snapshotter that takes the parent at the commit.
+const REBASE: &str = "rebase";
+
+/// A containerd, and how images are imported into it.
+#[derive(Clone, Debug)]
+pub struct ContainerdConfig {
+    /// Its socket, the same as CRI's.
+    pub socket: PathBuf,
+    /// The image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
+    pub image_mountpoint: PathBuf,
+    /// The version that CRI reports.
+    pub version: String,
+    /// Whether compressed layers are written, too.
+    pub keep_blobs: bool,
+    /// Its images over CRI.
+    pub cri: Arc<dyn ImageService>,
+    /// Overrides whether the snapshotter takes the parent at the commit; `None`: as it reports.
+    pub rebases: Option<bool>,
+}
+
+/// A containerd into which images can be imported. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Containerd(Arc<ContainerdParts>);
+
+impl Containerd {
+    /// Checks that images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
+    /// from the staging folder, which is created if absent. Nothing else is changed.
+    pub async fn connect(config: ContainerdConfig) -> Result<Self, ForwardReason> {
+        let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
+        let client = ContainerdClient::new(&config.socket);
+        let reported = rebases(&client, &place).await?;
+        let probed = place.clone();
+        let probe = tokio::task::spawn_blocking(move || probed.probe());
+        probe.await.expect("a probe ends without a panic")?;
+        Ok(Self(Arc::new(ContainerdParts {
+            client,
+            place,
+            rebases: config.rebases.unwrap_or(reported),
+            labels_layers: labels_layers(&config.version),
+            keep_blobs: config.keep_blobs,
+            cri: config.cri,
+            has_stale: false.into(),
+            imports: watch::channel(0).0,
+        })))
+    }
+
+    /// The staging folder for this image folder. `None`: images cannot be imported.
+    pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
+        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging)
+    }
+
+    /// The staging folder.
+    pub fn staging(&self) -> &Path {
+        &self.0.place.staging
+    }
+
+    /// Whether layers are committed on any base, and so prepared in parallel.
+    pub fn rebases(&self) -> bool {
+        self.0.rebases
+    }
+
+    /// The client of its API.
+    pub fn client(&self) -> &ContainerdClient {
+        &self.0.client
+    }
+
+    /// Ends the leases of imports that no longer run, and so releases their content; returns how many.
+    /// The caller must own the staging folder: a running import of another process would lose its lease.
+    pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
+        self.0.release_stale().await
+    }
+
+    /// Returns once no import runs and the end of each lease was tried; for use before a process exits, after it has
+    /// dropped its imports.
+    pub async fn released(&self) {
+        // The channel lives as long as `self`.
+        let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;
+    }
+}
+
+#[async_trait]
+impl LayerSink for Containerd {
+    async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError> {
+        self.0.release_left_behind().await?;
+        Ok(Arc::new(ContainerdImport::begin(Arc::clone(&self.0), image).await?))
+    }
+}
+
+async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ForwardReason> {
+    let plugins = client.snapshotters().await.map_err(|error| ForwardReason::of_api(&error.into()))?;
+    let failed = |why: &str| ForwardReason::ApiClosed(format!("the snapshotter `{OVERLAYFS}` is not usable: {why}"));
+    let plugin = plugins.into_iter().find(|plugin| plugin.id == OVERLAYFS);
+    let plugin = plugin.ok_or_else(|| failed("containerd has no such plug-in"))?;
+    if let Some(error) = plugin.init_err {
+        return Err(failed(&error.message.chars().take(PLUGIN_TEXT_MAX).collect::<String>()));
+    }
+    match plugin.exports.get("root") {
+        Some(root) if Path::new(root) != place.path => Err(failed("its folder is not the one that CRI names")),
+        _ => Ok(plugin.capabilities.iter().any(|capability| capability == REBASE)),
+    }
+}
+
+const PLUGIN_TEXT_MAX: usize = 500;

@@ -1,0 +1,91 @@
+//! Names the layers of one import by documents and image records, and waits until CRI shows the image.
+
+use std::time::Duration;
+
+use imagelet_core::{
+    failpoint,
+    image::{ImageId, ImageSpec, counted},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+};
+use imagelet_oci::{ImportError, ImportStage, ImportedBytes};
+use tokio::time::Instant;
+
+use super::{content::Content, layers::ImportRun, records};
+use crate::{containerd::ContainerdRefusal, import::sink::snapshotter_folder::OVERLAYFS};
+
+const SHOWN_MAX: Duration = Duration::from_secs(5);
+/// The interval between two checks: first and last value, doubled each time.
+const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+impl ImportRun {
+    /// Writes image records, waits until CRI shows the image, and ends the lease.
+    pub(super) async fn name(&self) -> Result<ImageId, ImportError> {
+        let count = self.count();
+        if count < self.chains.len() {
+            let why = format!("containerd has {count} of {} of the image", counted(self.chains.len(), "layer"));
+            return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
+        }
+        self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
+        let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
+        failpoint!("import.shown");
+        // The records protect the image from now on; the next import ends a lease that stays.
+        if let Err(error) = self.lease.end(false).await {
+            tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
+        }
+        failpoint!("import.released");
+        Ok(id)
+    }
+
+    pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
+        for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
+            self.check_whole()?;
+            let document = labelled.document;
+            let content = match &document.bytes {
+                ImportedBytes::Memory(bytes) => Content::Document(bytes),
+                ImportedBytes::File(file) => Content::File((**file).as_ref()),
+            };
+            self.write_content(content, &document.digest, document.size, labelled.references).await?;
+            failpoint!("import.document");
+        }
+        Ok(())
+    }
+
+    async fn write_images(&self) -> Result<(), RuntimeError> {
+        for image in records::images(&self.image) {
+            match self.client.create_image(image.clone()).await {
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                    self.client.update_image(image).await?;
+                }
+                created => created?,
+            }
+            failpoint!("import.image");
+        }
+        Ok(())
+    }
+
+    async fn wait_shown(&self) -> Result<ImageId, RuntimeError> {
+        let wanted = ImageId::new(self.image.config.digest.as_str());
+        let (by_tag, by_digest) = self.image.reference.names_of(&self.image.root.digest);
+        let name = by_tag.unwrap_or(by_digest);
+        let spec = ImageSpec::new(&name);
+        let end = Instant::now() + SHOWN_MAX;
+        let mut wait = LOOK_WAIT.0;
+        loop {
+            let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
+                Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
+                Ok(Ok(Some(image))) => format!("it shows `{}`", image.id.as_str()),
+                Ok(Ok(None)) => "it shows none".to_owned(),
+                Ok(Err(error)) => error.chain(),
+                Err(_) => "it does not answer".to_owned(),
+            };
+            if Instant::now() + wait >= end {
+                let wanted = wanted.as_str();
+                let why = format!("the runtime does not show `{name}` as `{wanted}` within {SHOWN_MAX:?}: {seen}");
+                let fault = Fault::new(ErrorClass::TimedOut, Stage::Runtime);
+                return Err(RuntimeError::new(RuntimeErrorKind::TimedOut, why).with_fault(fault));
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LOOK_WAIT.1);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! containerd's metadata of an image: labels of its documents, image records, and labels of its snapshots.
+
+use std::collections::BTreeMap;
+
+use imagelet_core::image::{Digest, Reference};
+use imagelet_oci::{ImportedDocument, ImportedImage};
+
+use crate::containerd::{
+    MANAGED,
+    v1::{images::Image, types::Descriptor},
+};
+
+/// containerd's limit of a label, key and value together.
+const LABEL_BYTES_MAX: usize = 4096;
+/// The first version that labels a snapshot with its layer and its parent.
+const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
+
+pub(crate) type Labels = BTreeMap<String, String>;
+
+#[derive(Debug)]
+pub(crate) struct LabelledDocument<'a> {
+    pub(crate) document: &'a ImportedDocument,
+    pub(crate) references: Labels,
+}
+
+/// The documents of an image, referenced ones first. `chains` are the names of its snapshots.
+pub(crate) fn documents<'a>(
+    image: &'a ImportedImage,
+    chains: &[Digest],
+    snapshotter: &str,
+) -> Vec<LabelledDocument<'a>> {
+    let top = chains.last().map(|top| (format!("containerd.io/gc.ref.snapshot.{snapshotter}"), top.to_string()));
+    let config = (CONTENT_REFERENCE.to_owned() + "config", image.config.digest.to_string());
+    let numbered = |kind: &'static str, digests: &mut dyn Iterator<Item = &Digest>| -> Labels {
+        let label = |(at, digest): (usize, &Digest)| (format!("{CONTENT_REFERENCE}{kind}.{at}"), digest.to_string());
+        digests.enumerate().map(label).collect()
+    };
+    let mut manifest = numbered("l", &mut image.layers.iter().map(|layer| &layer.digest));
+    manifest.extend([config]);
+    let mut documents = vec![
+        LabelledDocument { document: &image.config, references: top.into_iter().collect() },
+        LabelledDocument { document: &image.manifest, references: manifest },
+    ];
+    if image.root.digest != image.manifest.digest {
+        let references = numbered("m", &mut image.index_entries.iter());
+        documents.push(LabelledDocument { document: &image.root, references });
+    }
+    documents
+}
+
+const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
+
+/// The label with a blob's source; `before` is its current value. `None`: it would be too long.
+pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
+    let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
+    let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |known| known.split(',').collect());
+    repositories.push(reference.path());
+    repositories.retain(|repository| !repository.is_empty());
+    repositories.sort_unstable();
+    repositories.dedup();
+    let value = repositories.join(",");
+    (key.len() + value.len() <= LABEL_BYTES_MAX).then_some((key, value))
+}
+
+fn host(domain: &str) -> &str {
+    let bare = match domain.rsplit_once(':') {
+        Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => domain,
+    };
+    bare.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(bare)
+}
+
+/// The image records: by id, by tag unless the pull was by digest, and by digest.
+pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
+    let target = Descriptor {
+        media_type: image.root.media_type.clone(),
+        digest: image.root.digest.to_string(),
+        size: i64::try_from(image.root.size).expect("a document has a length of 63 bits"),
+    };
+    let (by_tag, by_digest) = image.reference.names_of(&image.root.digest);
+    let names = [Some(image.config.digest.to_string()), by_tag, Some(by_digest)].into_iter().flatten();
+    let record = |name| Image {
+        name,
+        labels: Labels::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]),
+        target: Some(target.clone()),
+    };
+    names.map(record).collect()
+}
+
+/// The labels of a snapshot, as this version of containerd writes them.
+pub(crate) fn snapshot_labels(
+    chain: &Digest,
+    parent: Option<&Digest>,
+    diff_id: &Digest,
+    labels_layers: bool,
+) -> Labels {
+    let mut labels = Labels::from([("containerd.io/snapshot.ref".to_owned(), chain.to_string())]);
+    if labels_layers {
+        labels.insert("containerd.io/snapshot/diff-id".to_owned(), diff_id.to_string());
+        let parent = parent.map(|parent| ("containerd.io/snapshot/parent-chain-id".to_owned(), parent.to_string()));
+        labels.extend(parent);
+    }
+    labels
+}
+
+pub(crate) fn labels_layers(version: &str) -> bool {
+    let mut parts = version.trim_start_matches('v').splitn(3, '.');
+    let mut number = || -> Option<u32> {
+        let part = parts.next()?;
+        let end = part.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(part.len());
+        part[..end].parse().ok()
+    };
+    number().zip(number()).is_some_and(|version| version >= LAYER_LABELS_SINCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_oci::{ImportedBytes, ImportedLayer};
+
+    use super::*;
+
+    fn digest(text: &str) -> Digest {
+        Digest::of(text.as_bytes())
+    }
+
+    fn document(text: &str) -> ImportedDocument {
+        ImportedDocument {
+            digest: digest(text),
+            media_type: format!("type/{text}"),
+            size: text.len() as u64,
+            bytes: ImportedBytes::Memory(text.as_bytes().into()),
+        }
+    }
+
+    fn image(reference: &str, has_index: bool) -> ImportedImage {
+        let layer = |name: &str| ImportedLayer {
+            digest: digest(&format!("packed {name}")),
+            size: 7,
+            media_type: "type/layer".to_owned(),
+            diff_id: digest(name),
+        };
+        ImportedImage {
+            reference: reference.parse().unwrap(),
+            root: document(if has_index { "index" } else { "manifest" }),
+            manifest: document("manifest"),
+            config: document("config"),
+            layers: vec![layer("one"), layer("two")],
+            index_entries: if has_index { vec![digest("manifest"), digest("other")] } else { Vec::new() },
+        }
+    }
+
+    fn shown(labels: &Labels) -> Vec<(&str, &str)> {
+        labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    }
+
+    #[test]
+    fn documents_refer_to_all_that_an_image_is_made_of() {
+        let image = image("reg.test/app:v1", true);
+        let chains = image.chains();
+        assert_eq!(chains[0], digest("one"));
+        assert_eq!(chains[1], Digest::of(format!("{} {}", digest("one"), digest("two")).as_bytes()));
+        let documents = documents(&image, &chains, "overlayfs");
+        let [config, manifest, index] = &documents[..] else { panic!("{documents:?}") };
+        assert_eq!(shown(&config.references), [("containerd.io/gc.ref.snapshot.overlayfs", chains[1].as_str())]);
+        let (first, second) = (digest("packed one"), digest("packed two"));
+        assert_eq!(
+            shown(&manifest.references),
+            [
+                ("containerd.io/gc.ref.content.config", digest("config").as_str()),
+                ("containerd.io/gc.ref.content.l.0", first.as_str()),
+                ("containerd.io/gc.ref.content.l.1", second.as_str()),
+            ]
+        );
+        assert_eq!(
+            shown(&index.references),
+            [
+                ("containerd.io/gc.ref.content.m.0", digest("manifest").as_str()),
+                ("containerd.io/gc.ref.content.m.1", digest("other").as_str()),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_manifest_that_no_index_lists_is_written_once() {
+        let image = image("reg.test/app:v1", false);
+        assert_eq!(documents(&image, &image.chains(), "overlayfs").len(), 2);
+    }
+
+    #[test]
+    fn an_image_has_the_names_that_cri_gives_it() {
+        let names = |reference: &str| -> Vec<String> {
+            let records = images(&image(reference, true));
+            assert!(records.iter().all(|record| shown(&record.labels) == [MANAGED]));
+            let target = records[0].target.clone().unwrap();
+            assert_eq!((target.digest, target.size), (digest("index").to_string(), 5));
+            records.into_iter().map(|record| record.name).collect()
+        };
+        let (id, index) = (digest("config"), digest("index"));
+        let by_digest = format!("docker.io/library/app@{index}");
+        assert_eq!(names("app:v1"), [id.to_string(), "docker.io/library/app:v1".to_owned(), by_digest.clone()]);
+        assert_eq!(names(&format!("app:v1@{index}")), [id.to_string(), by_digest]);
+    }
+
+    #[test]
+    fn a_blob_says_from_where_it_came_as_long_as_there_is_room() {
+        let label = |reference: &str, before: &str| {
+            let reference: Reference = reference.parse().unwrap();
+            let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
+            source_label(&reference, &Labels::from([(key, before.to_owned())]))
+        };
+        let said = |host: &str, repositories: &str| {
+            Some((format!("containerd.io/distribution.source.{host}"), repositories.to_owned()))
+        };
+        assert_eq!(label("reg.test:5000/b/c:v1", ""), said("reg.test", "b/c"));
+        assert_eq!(label("reg.test/b:v1", "c,a"), said("reg.test", "a,b,c"));
+        assert_eq!(label("reg.test/b:v1", "a,b"), said("reg.test", "a,b"));
+        assert_eq!(label("busybox", ""), said("docker.io", "library/busybox"));
+        assert_eq!(label("[::1]:5000/app:v1", ""), said("::1", "app"));
+        assert_eq!(label("reg.test/b:v1", &"a".repeat(LABEL_BYTES_MAX)), None);
+    }
+
+    #[test]
+    fn a_snapshot_is_labelled_as_its_containerd_labels_it() {
+        for (version, labels_them) in [
+            ("1.6.20~ds1", false),
+            ("v1.7.24", false),
+            ("v2.2.9", false),
+            ("v2.3.0", true),
+            ("2.4.0-beta.0", true),
+            ("v3.0", true),
+            ("2.10", true),
+            ("", false),
+            ("unknown", false),
+            ("v2", false),
+        ] {
+            assert_eq!(labels_layers(version), labels_them, "{version}");
+        }
+        let (chain, parent, layer) = (digest("chain"), digest("parent"), digest("layer"));
+        let count = |parent, labels| snapshot_labels(&chain, parent, &layer, labels).len();
+        assert_eq!((count(Some(&parent), false), count(None, true), count(Some(&parent), true)), (1, 2, 3));
+    }
+}

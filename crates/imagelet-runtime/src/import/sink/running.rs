@@ -1,0 +1,80 @@
+//! One import: layers become snapshots from the bottom up, then documents and image records name them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::ImageId,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use imagelet_oci::{ImportError, ImportStage, ImportedImage, LayerImport, StagedTree, Taken};
+use tokio::task::JoinHandle;
+
+use super::{layers::ImportRun, leases::ContainerdParts};
+
+#[derive(Debug)]
+pub(crate) struct ContainerdImport {
+    run: Arc<ImportRun>,
+    /// The write of the documents, in parallel to the layers; awaited when the image is named.
+    documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
+}
+
+impl ContainerdImport {
+    pub(crate) async fn begin(
+        containerd: Arc<ContainerdParts>,
+        image: Arc<ImportedImage>,
+    ) -> Result<Self, RuntimeError> {
+        let run = Arc::new(ImportRun::begin(containerd, image).await?);
+        let (writing, written) = (Arc::clone(&run), Arc::clone(&run));
+        let write = async move { writing.uninterrupted(async move { written.write_documents().await }).await };
+        Ok(Self { run, documents: Mutex::new(Some(tokio::spawn(write))) })
+    }
+}
+
+#[async_trait]
+impl LayerImport for ContainerdImport {
+    fn present(&self) -> usize {
+        self.run.present
+    }
+
+    async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
+        self.run.holds(index).await
+    }
+
+    async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        self.run.take(index, tree).await
+    }
+
+    async fn finish(&self) -> Result<ImageId, ImportError> {
+        let documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let broke_off = |error| Err(RuntimeError::defect("the write of documents broke off").caused_by(error));
+        let written = match documents {
+            Some(documents) => documents.await.unwrap_or_else(broke_off),
+            None => Err(RuntimeError::defect("an image is named once")),
+        };
+        written.map_err(|cause| ImportStage::Handover.failed(cause))?;
+        // An image record that arrives after the end of the lease would name collected content.
+        let run = Arc::clone(&self.run);
+        let named = self.run.uninterrupted(async move { Ok(run.name().await) });
+        named.await.unwrap_or_else(|cause| {
+            let is_given_up = cause.kind() == RuntimeErrorKind::Cancelled;
+            let stage = if is_given_up { ImportStage::Handover } else { ImportStage::Recorded };
+            Err(stage.failed(cause))
+        })
+    }
+
+    async fn abandon(&self) {
+        self.run.break_off();
+        let _all_ended = self.run.running.write().await;
+        if let Err(error) = self.run.lease.end(true).await {
+            tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
+        }
+    }
+}
+
+impl Drop for ContainerdImport {
+    fn drop(&mut self) {
+        // Running calls hold a reference to the lease.
+        self.run.break_off();
+    }
+}

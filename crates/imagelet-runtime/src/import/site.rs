@@ -1,0 +1,126 @@
+//! The site of imports into containerd: the runtime's properties, the engine that stages layers, and containerd's API.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use imagelet_core::runtime::{ForwardReason, ImageService, MakeRoom, RuntimeError};
+use imagelet_oci::{Access, Engine, EngineConfig};
+
+use super::{
+    service::{ImportSite, OpenedSite},
+    sink::{Containerd, ContainerdConfig},
+};
+use crate::cri::{RegistrySettings, RemoteContainerService, RuntimeInfo, SnapshotterPlace};
+
+/// A stopping daemon may still own the staging folder.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct RuntimeSite {
+    pub containers: RemoteContainerService,
+    pub images: Arc<dyn ImageService>,
+    pub socket: PathBuf,
+    /// Fetch and unpack settings; root and registry settings are replaced by the runtime's.
+    pub engine: EngineConfig,
+    /// Sandbox images in addition to those that the runtime reports.
+    pub sandbox_images: Vec<String>,
+    /// Frees space for imports; set once the node is open.
+    pub room: OnceLock<Arc<dyn MakeRoom>>,
+    pub opened: Mutex<Opened>,
+}
+
+/// The last opened engine: at most one owns the staging folder.
+#[derive(Debug, Default)]
+pub struct Opened {
+    engine: Option<(EngineConfig, Arc<Engine>)>,
+    containerd: Option<Containerd>,
+}
+
+impl RuntimeSite {
+    /// The engine that stages layers; reused until staging or registry settings change.
+    async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
+        {
+            let mut opened = self.lock();
+            match &opened.engine {
+                Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
+                // The engine releases the folder once its running imports have ended.
+                _ => opened.engine = None,
+            }
+        }
+        let engine = Engine::open(config.clone()).await.map_err(|error| ForwardReason::Staging(error.chain()))?;
+        if let Some(room) = self.room.get() {
+            engine.ask_for_room(Arc::clone(room));
+        }
+        self.lock().engine = Some((config, Arc::clone(&engine)));
+        Ok(engine)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Opened> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl ImportSite for RuntimeSite {
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
+        let version = self.containers.version().await?;
+        let runtime = RuntimeInfo::named(version.name, version.version);
+        if !runtime.is_containerd() {
+            // CRI-O walks through all its files to answer for its disks.
+            return Ok(runtime);
+        }
+        let (mut configuration, filesystems) =
+            tokio::try_join!(self.containers.configuration(), self.images.filesystem())?;
+        configuration.sandbox_images.extend(self.sandbox_images.iter().cloned());
+        Ok(RuntimeInfo { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
+    }
+
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A runtime creates its socket anew at each start.
+    fn incarnation(&self) -> Option<String> {
+        let socket = fs::metadata(&self.socket).ok()?;
+        Some(format!("{} {} {}.{}", socket.dev(), socket.ino(), socket.ctime(), socket.ctime_nsec()))
+    }
+
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+        let place = runtime.place().ok_or(ForwardReason::SnapshotterUnknown)?;
+        let config = ContainerdConfig {
+            socket: self.socket.clone(),
+            image_mountpoint: place.folder(),
+            version: runtime.version.clone(),
+            keep_blobs: self.engine.keep_blobs,
+            cri: Arc::clone(&self.images),
+            rebases: None,
+        };
+        let containerd = Containerd::connect(config).await?;
+        let (root, access) = (containerd.staging().to_owned(), Access::Write { or_create: true });
+        let mut config = EngineConfig { root, access, lock_wait: LOCK_WAIT, ..self.engine.clone() };
+        if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
+            config.registry.hosts_dirs.clone_from(folders);
+        }
+        let engine = self.open_engine(config).await?;
+        // The owner of the staging folder runs all imports, so other leases belong to dead processes.
+        let released = containerd.release_stale().await.map_err(|error| ForwardReason::of_api(&error))?;
+        if released > 0 {
+            tracing::info!(released, "the runtime released what imports of a former run held");
+        }
+        self.lock().containerd = Some(containerd.clone());
+        Ok(OpenedSite { importer: engine.importer(Arc::new(containerd)) })
+    }
+
+    async fn close(&self) {
+        let containerd = self.lock().containerd.clone();
+        if let Some(containerd) = containerd {
+            containerd.released().await;
+        }
+    }
+}

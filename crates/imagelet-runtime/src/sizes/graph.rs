@@ -1,0 +1,370 @@
+//! The parts of containerd's images: a pure function of containerd's lists.
+//!
+//! A part is a committed snapshot or a blob. An image has the parts that containerd's collector reaches from the
+//! image's records: by labels (`containerd.io/gc.ref.*`) and by the parents of snapshots. Parts that the collector
+//! reaches from other roots are held.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
+    sync::Arc,
+};
+
+use imagelet_core::{
+    image::{ByteSize, Digest, ImageId},
+    runtime::{Certainty, LayerFacts, LayerGraph},
+};
+
+use crate::containerd::{
+    calls::COMMITTED,
+    v1::{content, images, leases, snapshots},
+};
+
+/// Label of a document that refers to a blob; a suffix begins with `.` or `/`.
+const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
+const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
+/// Label of a document that refers to a snapshot; the snapshotter's name follows.
+const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
+/// Labels that keep a resource without a reference, for a time or as long as another resource exists.
+const STAYS: [&str; 4] =
+    ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
+const LEASED_CONTENT: &str = "content";
+const LEASED_SNAPSHOT: &str = "snapshots/";
+
+/// A blob's file occupies whole blocks.
+const BLOCK_BYTES: u64 = 4 << 10;
+/// Most references that are followed: some hundred times those of ten thousand images.
+const STEPS_MAX: usize = 50_000_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    pub(crate) images: Vec<images::Image>,
+    pub(crate) contents: Vec<content::Info>,
+    /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
+    pub(crate) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
+    pub(crate) leased: Vec<leases::Resource>,
+    /// Digests of blobs that other namespaces list, too.
+    pub(crate) elsewhere: HashSet<String>,
+}
+
+/// Names are reused after a removal; name and creation time together are unique.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct CommittedSnapshot {
+    pub(crate) snapshotter: Arc<str>,
+    pub(crate) name: Arc<str>,
+    pub(crate) created_at: (i64, i32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotUsage {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+/// Images with their parts. Snapshots get their sizes by [`ImageParts::graph`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ImageParts {
+    layers: Vec<LayerFacts>,
+    images: BTreeMap<ImageId, Vec<u32>>,
+    /// The snapshots among the parts, by place.
+    snapshots: BTreeMap<usize, CommittedSnapshot>,
+    /// Referenced snapshots of a snapshotter that did not answer.
+    unseen: usize,
+    /// Parts without a size: the unseen ones, and blobs of an impossible length.
+    unmeasured: usize,
+}
+
+/// Where the parts lie, as far as containerd says so.
+#[derive(Debug, Default)]
+pub(crate) struct PartFolders {
+    pub(crate) contents: Option<Arc<Path>>,
+    /// By snapshotter.
+    pub(crate) snapshots: HashMap<String, Arc<Path>>,
+}
+
+/// The lists have more references than any real containerd's.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
+pub(crate) struct TooEntangled;
+
+impl ImageParts {
+    pub(crate) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
+        let mut nodes = Nodes::of(listed);
+        let mut held = nodes.holders(listed);
+        let ids: HashSet<&str> =
+            listed.images.iter().map(|record| record.name.as_str()).filter(|name| is_id(name)).collect();
+        // Most records of one image name the same target.
+        let mut reached: HashMap<Vec<u32>, Arc<Reached>> = HashMap::new();
+        let mut images: BTreeMap<ImageId, BTreeSet<u32>> = BTreeMap::new();
+        for record in &listed.images {
+            let roots = nodes.roots(record);
+            let known = reached.get(&roots).map(Arc::clone);
+            let found = known.map_or_else(|| nodes.reach(roots.iter().copied()).map(Arc::new), Ok)?;
+            reached.entry(roots).or_insert_with(|| Arc::clone(&found));
+            let owners = owners(record, &found, &ids);
+            if owners.is_empty() {
+                // A removal of images leaves the record.
+                held.extend(&found.nodes);
+            }
+            for id in owners {
+                images.entry(ImageId::new(id)).or_default().extend(&found.nodes);
+            }
+        }
+        let held: HashSet<u32> = nodes.reach(held)?.nodes.into_iter().collect();
+        Ok(nodes.parts(listed, images, &held))
+    }
+
+    pub(crate) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
+        self.snapshots.values()
+    }
+
+    pub(crate) fn set_folders(&mut self, folders: &PartFolders) {
+        for (place, layer) in self.layers.iter_mut().enumerate() {
+            layer.folder = match self.snapshots.get(&place) {
+                Some(snapshot) => folders.snapshots.get(&*snapshot.snapshotter).cloned(),
+                None => folders.contents.clone(),
+            };
+        }
+    }
+
+    /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
+    pub(crate) fn graph(mut self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
+        for (place, snapshot) in &self.snapshots {
+            let (own, usage) = (own_folders(&snapshot.snapshotter), usage(snapshot));
+            self.unmeasured += usize::from(own.is_none() || usage.is_none());
+            if let Some(usage) = usage {
+                let (layer, folders) = (&mut self.layers[*place], own.unwrap_or_default());
+                layer.bytes = ByteSize(usage.bytes.saturating_add(folders * BLOCK_BYTES));
+                layer.inodes = Some(usage.inodes.saturating_add(folders));
+            }
+        }
+        let all = self.layers.len() + self.unseen;
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let certainty = match self.unmeasured {
+            0 => Certainty::Exact,
+            unmeasured => Certainty::Partial { measured: count(all - unmeasured), layers: count(all) },
+        };
+        LayerGraph { layers: self.layers, images: self.images, certainty }
+    }
+}
+
+/// The folders around each snapshot that its snapshotter makes and does not count. `None`: unknown.
+fn own_folders(snapshotter: &str) -> Option<u64> {
+    match snapshotter {
+        // The snapshot's own and `work`.
+        "overlayfs" => Some(2),
+        "native" => Some(0),
+        _ => None,
+    }
+}
+
+/// The images that a record belongs to, by CRI's id: the digest of the configuration.
+fn owners<'a>(record: &'a images::Image, found: &'a Reached, ids: &HashSet<&str>) -> BTreeSet<&'a str> {
+    if is_id(&record.name) {
+        return BTreeSet::from([record.name.as_str()]);
+    }
+    // An index may have the configurations of several platforms, of which CRI shows one.
+    let shown: BTreeSet<&str> =
+        found.configs.iter().map(|config| &**config).filter(|config| ids.contains(config)).collect();
+    if shown.is_empty() { found.configs.iter().map(|config| &**config).collect() } else { shown }
+}
+
+fn is_id(name: &str) -> bool {
+    name.parse::<Digest>().is_ok()
+}
+
+/// All resources, numbered: blobs first, then snapshots.
+struct Nodes<'a> {
+    contents: HashMap<&'a str, u32>,
+    snapshots: HashMap<(&'a str, &'a str), u32>,
+    /// The snapshotter and the snapshot of each number above those of blobs.
+    listed: Vec<(&'a str, &'a snapshots::Info)>,
+    references: Vec<Vec<u32>>,
+    configs: Vec<Option<&'a str>>,
+    /// References to snapshots of absent lists.
+    unseen: Vec<Vec<(&'a str, &'a str)>>,
+    steps_left: usize,
+    /// The last walk that visited each resource.
+    seen: Vec<usize>,
+    walk: usize,
+}
+
+#[derive(Debug, Default)]
+struct Reached {
+    nodes: Vec<u32>,
+    configs: BTreeSet<String>,
+}
+
+impl<'a> Nodes<'a> {
+    fn of(listed: &'a Listed) -> Self {
+        let number = |at: usize| u32::try_from(at).expect("lists are bounded well below");
+        let mut contents = HashMap::with_capacity(listed.contents.len());
+        for (at, blob) in listed.contents.iter().enumerate() {
+            contents.insert(blob.digest.as_str(), number(at));
+        }
+        let all: Vec<(&str, &snapshots::Info)> = listed
+            .snapshots
+            .iter()
+            .flat_map(|(snapshotter, snapshots)| snapshots.iter().map(|snapshot| (snapshotter.as_str(), snapshot)))
+            .collect();
+        let mut snapshots = HashMap::with_capacity(all.len());
+        for (at, (snapshotter, snapshot)) in all.iter().enumerate() {
+            snapshots.insert((*snapshotter, snapshot.name.as_str()), number(listed.contents.len() + at));
+        }
+        let count = listed.contents.len() + all.len();
+        let mut nodes = Self {
+            contents,
+            snapshots,
+            listed: all,
+            references: Vec::with_capacity(count),
+            configs: Vec::with_capacity(count),
+            unseen: Vec::with_capacity(count),
+            steps_left: STEPS_MAX,
+            seen: vec![0; count],
+            walk: 0,
+        };
+        for blob in &listed.contents {
+            nodes.refer(&blob.labels, None, listed);
+        }
+        for (snapshotter, snapshot) in nodes.listed.clone() {
+            nodes.refer(&snapshot.labels, Some((snapshotter, snapshot.parent.as_str())), listed);
+        }
+        nodes
+    }
+
+    fn refer(&mut self, labels: &'a BTreeMap<String, String>, parent: Option<(&'a str, &'a str)>, listed: &Listed) {
+        let (mut references, mut unseen) = (self.labelled(labels), Vec::new());
+        references.extend(parent.and_then(|parent| self.snapshots.get(&parent)));
+        for (snapshotter, name) in labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
+            if !listed.snapshots.contains_key(snapshotter) {
+                unseen.push((snapshotter, name));
+            }
+        }
+        self.references.push(references);
+        self.unseen.push(unseen);
+        self.configs.push(labels.get(REFERS_TO_CONFIG).map(String::as_str));
+    }
+
+    fn labelled(&self, labels: &'a BTreeMap<String, String>) -> Vec<u32> {
+        let refers = |(key, value): (&'a String, &'a String)| {
+            if let Some(snapshot) = refers_to_snapshot(key, value) {
+                return self.snapshots.get(&snapshot).copied();
+            }
+            let rest = key.strip_prefix(REFERS_TO_CONTENT)?;
+            (rest.is_empty() || rest.starts_with(['.', '/'])).then(|| self.contents.get(value.as_str()).copied())?
+        };
+        labels.iter().filter_map(refers).collect()
+    }
+
+    fn roots(&self, record: &'a images::Image) -> Vec<u32> {
+        let mut roots = self.labelled(&record.labels);
+        roots.extend(record.target.as_ref().and_then(|target| self.contents.get(target.digest.as_str())));
+        roots
+    }
+
+    /// The roots other than images: leases, labels, snapshots in use, other namespaces.
+    fn holders(&self, listed: &Listed) -> Vec<u32> {
+        let leased = listed.leased.iter().filter_map(|resource| {
+            if resource.r#type == LEASED_CONTENT {
+                return self.contents.get(resource.id.as_str()).copied();
+            }
+            let snapshotter = resource.r#type.strip_prefix(LEASED_SNAPSHOT)?;
+            self.snapshots.get(&(snapshotter, resource.id.as_str())).copied()
+        });
+        let blobs =
+            listed.contents.iter().filter(|blob| stays(&blob.labels) || listed.elsewhere.contains(&blob.digest));
+        let blobs = blobs.filter_map(|blob| self.contents.get(blob.digest.as_str()).copied());
+        let in_use = self.listed.iter().filter(|(_, snapshot)| !is_committed(snapshot) || stays(&snapshot.labels));
+        let in_use = in_use
+            .filter_map(|(snapshotter, snapshot)| self.snapshots.get(&(*snapshotter, snapshot.name.as_str())).copied());
+        leased.chain(blobs).chain(in_use).collect()
+    }
+
+    /// Follows references, each resource once.
+    fn reach(&mut self, roots: impl IntoIterator<Item = u32>) -> Result<Reached, TooEntangled> {
+        self.walk += 1;
+        let (mut found, mut open) = (Reached::default(), roots.into_iter().collect::<Vec<u32>>());
+        while let Some(node) = open.pop() {
+            self.steps_left = self.steps_left.checked_sub(1).ok_or(TooEntangled)?;
+            let Ok(at) = usize::try_from(node) else { continue };
+            if std::mem::replace(&mut self.seen[at], self.walk) == self.walk {
+                continue;
+            }
+            found.nodes.push(node);
+            found.configs.extend(self.configs[at].map(str::to_owned));
+            open.extend(&self.references[at]);
+        }
+        Ok(found)
+    }
+
+    /// Numbers the parts that images have: blobs and committed snapshots.
+    fn parts(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> ImageParts {
+        let (mut layers, mut snapshots, mut unmeasured) = (Vec::new(), BTreeMap::new(), 0);
+        let (mut places, mut unseen) = (HashMap::new(), HashSet::new());
+        let mut place = |node: u32| {
+            if let Some(place) = places.get(&node) {
+                return Some(*place);
+            }
+            let at = usize::try_from(node).ok()?;
+            unseen.extend(self.unseen[at].iter().copied());
+            let (id, bytes, inodes) = match at.checked_sub(listed.contents.len()) {
+                None => {
+                    let blob = &listed.contents[at];
+                    let size = u64::try_from(blob.size);
+                    unmeasured += usize::from(size.is_err());
+                    let bytes = size.unwrap_or(0).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
+                    (format!("blob:{}", blob.digest), bytes, Some(1))
+                }
+                Some(at) => {
+                    let (snapshotter, snapshot) = self.listed[at];
+                    snapshots.insert(layers.len(), committed(snapshotter, snapshot)?);
+                    (format!("{snapshotter}:{}", snapshot.name), 0, None)
+                }
+            };
+            let place = u32::try_from(layers.len()).ok()?;
+            layers.push(LayerFacts {
+                id: id.into(),
+                bytes: ByteSize(bytes),
+                inodes,
+                held: held.contains(&node),
+                folder: None,
+            });
+            places.insert(node, place);
+            Some(place)
+        };
+        let images = images.into_iter().map(|(id, nodes)| (id, nodes.into_iter().filter_map(&mut place).collect()));
+        let images: BTreeMap<ImageId, Vec<u32>> = images.collect();
+        ImageParts { layers, images, snapshots, unseen: unseen.len(), unmeasured: unmeasured + unseen.len() }
+    }
+}
+
+pub(crate) fn refers_to_snapshot<'a>(key: &'a str, value: &'a str) -> Option<(&'a str, &'a str)> {
+    let snapshotter = key.strip_prefix(REFERS_TO_SNAPSHOT)?;
+    Some((snapshotter.split('/').next().unwrap_or(snapshotter), value))
+}
+
+fn stays(labels: &BTreeMap<String, String>) -> bool {
+    labels.keys().any(|key| STAYS.iter().any(|label| key.starts_with(label)))
+}
+
+fn is_committed(snapshot: &snapshots::Info) -> bool {
+    snapshot.kind == COMMITTED
+}
+
+fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedSnapshot> {
+    let created_at = snapshot.created_at.map_or((0, 0), |at| (at.seconds, at.nanos));
+    is_committed(snapshot).then(|| CommittedSnapshot {
+        snapshotter: snapshotter.into(),
+        name: snapshot.name.as_str().into(),
+        created_at,
+    })
+}
+
+pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
+    let labels = images.iter().map(|record| &record.labels).chain(contents.iter().map(|blob| &blob.labels));
+    let named = labels.flatten().filter_map(|(key, value)| refers_to_snapshot(key, value));
+    named.map(|(snapshotter, _)| snapshotter.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests;

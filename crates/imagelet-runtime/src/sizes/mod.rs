@@ -1,0 +1,213 @@
+//! Exact sizes: which images of a containerd share which parts, and what each part takes on the disk.
+//!
+//! Read from containerd's own records; no tree is walked and no blob is read.
+
+mod graph;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
+use jiff::Timestamp;
+
+use self::graph::{CommittedSnapshot, PartFolders, snapshotters};
+pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage, refers_to_snapshot};
+use crate::containerd::{
+    ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
+    v1::{introspection, leases, snapshots},
+};
+
+const USAGES_AT_ONCE: usize = 32;
+const LEASES_AT_ONCE: usize = 16;
+const LEASES_MAX: usize = 10_000;
+const NAMESPACES_MAX: usize = 64;
+/// Snapshotters with images; most nodes have one.
+const SNAPSHOTTERS_MAX: usize = 16;
+
+const EXPIRES: &str = "containerd.io/gc.expire";
+
+/// Reads the sizes of a containerd's images.
+#[derive(Debug)]
+pub struct ContainerdSizes {
+    client: ContainerdClient,
+    look_max: Duration,
+    /// Of the snapshots of the last survey: the usage of a committed snapshot never changes.
+    usages: Mutex<HashMap<CommittedSnapshot, SnapshotUsage>>,
+}
+
+impl ContainerdSizes {
+    /// A reader with this client; a survey of all images takes `look_max` at most.
+    pub fn new(client: ContainerdClient, look_max: Duration) -> Self {
+        Self { client, look_max, usages: Mutex::default() }
+    }
+
+    async fn look(&self) -> Result<LayerGraph, ContainerdError> {
+        // In this order each list contains what the previous one refers to, except after a concurrent removal.
+        let images = self.client.images().await?;
+        let contents = self.client.contents().await?;
+        let named = snapshotters(&images, &contents);
+        let (snapshots, leased, elsewhere) = tokio::try_join!(self.snapshots(named), self.leased(), self.elsewhere())?;
+        let listed = Listed { images, contents, snapshots, leased, elsewhere };
+        let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
+        let mut parts = match found {
+            Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))?,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        parts.set_folders(&self.folders().await);
+        let usages = self.usages_of(parts.snapshots()).await?;
+        let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
+        *self.known() = usages;
+        Ok(graph)
+    }
+
+    /// Where containerd keeps blobs and snapshots. Unknown folders count as those of the measured file system.
+    async fn folders(&self) -> PartFolders {
+        let of = |stores: Result<Vec<introspection::Plugin>, ContainerdError>, below: &'static str| {
+            let stores = stores.unwrap_or_else(|error| {
+                tracing::debug!(%error, "could not ask where containerd keeps its content");
+                Vec::new()
+            });
+            let folder = move |plugin: introspection::Plugin| {
+                let root = plugin.exports.get("root").map(Path::new).filter(|root| root.is_absolute())?;
+                // A file system may be mounted on the folder inside the root.
+                Some((plugin.id, Arc::from(root.join(below))))
+            };
+            stores.into_iter().filter_map(folder)
+        };
+        let (contents, snapshotters) = tokio::join!(self.client.content_stores(), self.client.snapshotters());
+        PartFolders {
+            contents: of(contents, "blobs").map(|(_, folder)| folder).next(),
+            snapshots: of(snapshotters, "snapshots").collect(),
+        }
+    }
+
+    async fn snapshots(
+        &self,
+        named: BTreeSet<String>,
+    ) -> Result<BTreeMap<String, Vec<snapshots::Info>>, ContainerdError> {
+        if named.len() > SNAPSHOTTERS_MAX {
+            let why = format!("labels refer to {} snapshotters; the limit is {SNAPSHOTTERS_MAX}", named.len());
+            return Err(self.client.unexpected("Content.List", "", &why));
+        }
+        let mut all = BTreeMap::new();
+        for snapshotter in named {
+            match self.client.snapshots(&snapshotter).await {
+                Ok(snapshots) => drop(all.insert(snapshotter, snapshots)),
+                // Its plugin is not loaded any more, while labels still refer to it.
+                Err(error) if matches!(error.refusal(), ContainerdRefusal::NotFound | ContainerdRefusal::Other) => {
+                    tracing::debug!(snapshotter, %error, "could not list the snapshots of a snapshotter");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The resources of all leases that have not expired.
+    async fn leased(&self) -> Result<Vec<leases::Resource>, ContainerdError> {
+        let (leases, now) = (self.client.leases().await?, Timestamp::now());
+        let leases: Vec<_> = leases.into_iter().filter(|lease| !has_expired(lease, now)).collect();
+        if leases.len() > LEASES_MAX {
+            let why = format!("{} leases are listed; the limit is {LEASES_MAX}", leases.len());
+            return Err(self.client.unexpected("Leases.List", "", &why));
+        }
+        let asked = stream::iter(leases).map(async |lease| self.client.leased(&lease.id).await);
+        let resources: Vec<Vec<leases::Resource>> = asked.buffer_unordered(LEASES_AT_ONCE).try_collect().await?;
+        Ok(resources.into_iter().flatten().collect())
+    }
+
+    /// Digests of the blobs of other namespaces: the disk has each blob once for all namespaces.
+    async fn elsewhere(&self) -> Result<HashSet<String>, ContainerdError> {
+        let namespaces = self.client.namespaces().await?;
+        if namespaces.len() > NAMESPACES_MAX {
+            let why = format!("{} namespaces are listed; the limit is {NAMESPACES_MAX}", namespaces.len());
+            return Err(self.client.unexpected("Namespaces.List", "", &why));
+        }
+        let mut elsewhere = HashSet::new();
+        for namespace in namespaces.iter().filter(|name| *name != NAMESPACE) {
+            elsewhere.extend(self.client.within(namespace)?.contents().await?.into_iter().map(|blob| blob.digest));
+        }
+        Ok(elsewhere)
+    }
+
+    /// The usages of the snapshots, from the cache or from containerd. Removed snapshots are skipped.
+    async fn usages_of(
+        &self,
+        snapshots: impl Iterator<Item = &CommittedSnapshot>,
+    ) -> Result<HashMap<CommittedSnapshot, SnapshotUsage>, ContainerdError> {
+        let (mut usages, mut unknown) = (HashMap::new(), Vec::new());
+        {
+            let known = self.known();
+            for snapshot in snapshots {
+                match known.get(snapshot) {
+                    Some(usage) => drop(usages.insert(snapshot.clone(), *usage)),
+                    None => unknown.push(snapshot.clone()),
+                }
+            }
+        }
+        let asked = stream::iter(unknown).map(async |snapshot| {
+            let usage = self.client.usage(&snapshot.snapshotter, &snapshot.name).await?;
+            let usage = usage.and_then(|usage| {
+                Some(SnapshotUsage {
+                    bytes: u64::try_from(usage.size).ok()?,
+                    inodes: u64::try_from(usage.inodes).ok()?,
+                })
+            });
+            Ok::<_, ContainerdError>(usage.map(|usage| (snapshot, usage)))
+        });
+        let answers: Vec<Option<_>> = asked.buffer_unordered(USAGES_AT_ONCE).try_collect().await?;
+        usages.extend(answers.into_iter().flatten());
+        Ok(usages)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<CommittedSnapshot, SnapshotUsage>> {
+        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
+pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
+    lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
+}
+
+#[async_trait]
+impl LayerSource for ContainerdSizes {
+    /// `None`: the socket does not serve containerd's own API.
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        match tokio::time::timeout(self.look_max, self.look()).await {
+            Ok(Ok(graph)) => Ok(Some(graph)),
+            Ok(Err(error)) if error.refusal() == ContainerdRefusal::Unknown => Ok(None),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => {
+                let message = format!("the sizes of containerd's images did not come within {:?}", self.look_max);
+                Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_holds_until_it_expires_and_one_with_an_odd_moment_holds() {
+        let now: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        for (moment, expired) in [
+            (Some("2026-01-02T03:04:04Z"), true),
+            (Some("2026-01-02T05:04:04+02:00"), true),
+            (Some("2026-01-02T03:04:06.5Z"), false),
+            (Some("tomorrow"), false),
+            (None, false),
+        ] {
+            let labels = moment.map(|moment| (EXPIRES.to_owned(), moment.to_owned())).into_iter().collect();
+            assert_eq!(has_expired(&leases::Lease { id: "x".to_owned(), labels }, now), expired, "{moment:?}");
+        }
+    }
+}
