@@ -157,16 +157,16 @@ pub(crate) fn failure_event(
     message: String,
     what: &str,
     image: &str,
-    (class, hop): (ErrorClass, Stage),
+    (class, stage): (ErrorClass, Stage),
 ) -> Event {
     let registry = image.parse::<Reference>().map(|name| name.domain().to_owned()).unwrap_or_default();
     Event {
         kind: EventKind::Warning,
         reason,
         message,
-        note: Some(format!("{what} from registry `{}`: {class} at {hop}", shown(&registry))),
+        note: Some(format!("{what} from registry `{}`: {class} at {stage}", shown(&registry))),
         subject: EventSubject::Node,
-        cause: Some(EventCause { class: class.word(), hop: hop.word() }),
+        cause: Some(EventCause { class: class.word(), stage: stage.word() }),
     }
 }
 
