@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use k8s_openapi::api::authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus};
 use kube::Client;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{object_cache::ObjectName, secret_api, service_account::read_account};
@@ -75,40 +75,20 @@ fn token_request(request: &TokenRequest) -> Value {
     })
 }
 
-#[derive(Deserialize)]
-struct TokenAnswer {
-    #[serde(default)]
-    spec: TokenAnswerSpec,
-    status: TokenStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct TokenAnswerSpec {
-    expiration_seconds: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TokenStatus {
-    token: String,
-    expiration_timestamp: String,
-}
-
 /// Reads an issued token. The error shows nothing of it.
 fn read_token(json: &[u8]) -> Result<IssuedToken, ApiError> {
     let invalid = |why: String| ApiError::SecretInvalid { what: "token", why };
-    let TokenAnswer { spec, status } =
+    let KubeTokenRequest { spec, status, .. } =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("token", &error))?;
-    let token = Secret::new(status.token);
+    let TokenRequestStatus { token, expiration_timestamp } = status.unwrap_or_default();
+    let token = Secret::new(token.unwrap_or_default());
     let length = token.expose().len();
     if !(1..=TOKEN_LENGTH_MAX).contains(&length) || !token.expose().bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(invalid(format!("{length} bytes; a token has 1 to {TOKEN_LENGTH_MAX} visible ASCII characters")));
     }
-    let expires: jiff::Timestamp =
-        status.expiration_timestamp.parse().map_err(|_| invalid("its expiration is no time of RFC 3339".into()))?;
-    let expires = SystemTime::from(expires);
-    let life = spec.expiration_seconds.map_or(LIFE_DEFAULT, Duration::from_secs).min(LIFE_MAX);
+    let expires = SystemTime::from(expiration_timestamp.ok_or_else(|| invalid("it has no expiration".into()))?.0);
+    let life = spec.and_then(|spec| u64::try_from(spec.expiration_seconds?).ok());
+    let life = life.map_or(LIFE_DEFAULT, Duration::from_secs).min(LIFE_MAX);
     let issued = expires.checked_sub(life).unwrap_or(SystemTime::UNIX_EPOCH);
     Ok(IssuedToken { token, issued, expires })
 }
@@ -203,7 +183,7 @@ mod tests {
         for (spec, life) in [
             (json!({"expirationSeconds": 600}), 600),
             (json!({}), 3600),
-            (json!({"expirationSeconds": u64::MAX}), LIFE_MAX.as_secs()),
+            (json!({"expirationSeconds": i64::MAX}), LIFE_MAX.as_secs()),
         ] {
             let issued = read_token(answer(&spec, &good).as_bytes()).unwrap();
             let expires = issued.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -215,9 +195,9 @@ mod tests {
             (status("", "2026-01-01T01:00:00Z"), "0 bytes; a token has"),
             (status(&long, "2026-01-01T01:00:00Z"), "a token has 1 to 65536"),
             (status("hunter2\n", "2026-01-01T01:00:00Z"), "8 bytes; a token has"),
-            (status("hunter2", "tomorrow"), "its expiration is no time of RFC 3339"),
+            (status("hunter2", "tomorrow"), "line 1 column"),
             (json!({"token": ["hunter2"], "expirationTimestamp": ""}), "line 1 column"),
-            (json!({"token": "hunter2"}), "line 1 column"),
+            (json!({"token": "hunter2"}), "it has no expiration"),
             (json!("hunter2"), "line 1 column"),
         ] {
             let error = read_token(answer(&json!({}), &status).as_bytes()).unwrap_err().to_string();

@@ -13,10 +13,10 @@ pub(super) const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 
 /// One document that has something; `Err`: why it does not read.
-pub(super) struct Document {
+pub(crate) struct Document {
     /// Where its content begins.
-    pub(super) line: u64,
-    pub(super) read: Result<Value, String>,
+    pub(crate) line: u64,
+    pub(crate) read: Result<Value, String>,
     /// The line of a key that was written before; the later one counts.
     pub(super) repeated: Option<u64>,
 }
@@ -39,10 +39,10 @@ pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
 }
 
 /// All documents of a file.
-pub(super) fn documents(text: &str) -> Vec<Document> {
+pub(crate) fn documents(text: &str) -> Vec<Document> {
     let mut nodes_left = NODES_MAX;
     let mut found = Vec::new();
-    for (line, part) in parts(text) {
+    for (line, part) in parts(text).into_iter().filter(|(_, part)| !part.lines().all(is_comment)) {
         if found.len() == DOCUMENTS_MAX {
             let read = Err(format!("is beyond the limit of {DOCUMENTS_MAX} documents"));
             found.push(Document { line, read, repeated: None });
@@ -143,9 +143,12 @@ fn document(line: u64, text: &str, nodes_left: &mut usize) -> Document {
         *nodes_left = nodes_left.saturating_sub(remove_nulls(&mut value));
         value
     });
-    let is_comment = |line: &&str| line.trim().is_empty() || line.trim_start().starts_with('#');
-    let line = line + text.lines().take_while(is_comment).count() as u64;
+    let line = line + text.lines().take_while(|line| is_comment(line)).count() as u64;
     Document { line, read, repeated }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim().is_empty() || line.trim_start().starts_with('#')
 }
 
 /// A field with `null` counts as absent. Returns the number of values.

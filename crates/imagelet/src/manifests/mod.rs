@@ -11,7 +11,7 @@ use crate::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
-pub(crate) use documents::{FILE_LENGTH_MAX, decode};
+pub(crate) use documents::{Document, FILE_LENGTH_MAX, decode, documents};
 use objects::{FailedObject, Objects, PodManifest};
 
 /// Kinds named in a note; a bundle has many.
@@ -45,7 +45,10 @@ impl Manifests {
         for file in files {
             objects.add(&file.name, &file.text);
         }
-        if objects.pods.is_empty() && objects.failed.is_empty() {
+        if objects.pods.is_empty() {
+            if let Some(failed) = objects.failed.first() {
+                return Err(failed.failure());
+            }
             let file = files.first().map_or("", |file| &file.name);
             let kinds = kinds_text(&objects.kinds);
             let message = format!("`{file}` describes no pod and nothing with a pod template{kinds}");
@@ -66,6 +69,12 @@ impl Manifests {
             objects.notes.extend(given.notes);
         }
         Ok(objects.resolve())
+    }
+}
+
+impl FailedObject {
+    fn failure(&self) -> Failure {
+        Failure::because(format!("could not use {}", self.name), &self.error)
     }
 }
 
@@ -90,10 +99,8 @@ impl Objects {
                 notes.push(unusable_text(secret, file));
             }
         }
-        let failure = |FailedObject { name, error }: &FailedObject| {
-            (name.clone(), Failure::because(format!("could not use {name}"), error))
-        };
-        Manifests { pods, notes, failures: self.failed.iter().map(failure).collect() }
+        let failures = self.failed.iter().map(|failed| (failed.name.clone(), failed.failure()));
+        Manifests { pods, notes, failures: failures.collect() }
     }
 
     fn request(&self, pod: &PodManifest, notes: &mut Vec<String>) -> PodRequest {

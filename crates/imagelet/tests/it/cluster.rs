@@ -240,7 +240,7 @@ fn a_wrong_set_is_refused_before_anything_is_sent_and_the_definitions_are_printe
     apply(&format!("{head}{{images: []}}\n")).refused(&["document 1: spec.images has 0 items; there may be 1 to 64"]);
     apply(&format!("{head}{{images: [{{reference: a, policy: x}}]}}\n")).refused(&["unknown field `policy`"]);
     apply("kind: Pod\napiVersion: v1\n").refused(&["`v1 Pod` is no set"]);
-    apply("a: [").refused(&["line 1 is no valid YAML"]);
+    apply("a: [").refused(&["the document in line 1 does not read as YAML or JSON"]);
     assert_eq!(cluster.fake.requests(), [""; 0]);
     let printed = run(program().args(["prefetch", "crds"])).ok();
     assert!(printed.contains("name: imagesets.imagelet.dev") && printed.contains("kind: NodeImages"));
