@@ -44,7 +44,7 @@ impl Command for PodRequest {
         let is_silent = node.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
         let progress = |image| report.progress(image);
-        let finished = |image, outcome: &_| report.finished(image, outcome);
+        let finished = |image, outcome: &PodOutcome| report.finished(image, outcome);
         let ensure = node.parts.manager.ensure_pod(&request, &progress, &finished);
         let outcomes = listening.during(node.parts.tracer.ensure_pod(&self.pod.name, ensure)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
