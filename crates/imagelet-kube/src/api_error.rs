@@ -1,14 +1,15 @@
 //! Why the API server did not answer, in words for people.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, time::Duration};
 
-use imagelet_core::printable::one_line;
+use imagelet_core::{image::ByteSize, printable::one_line};
 use kube::{core::Status, runtime::watcher};
-
-use crate::client::AnswerError;
 
 /// Most of a server's message that is shown.
 const MESSAGE_LENGTH_MAX: usize = 512;
+
+/// The longest line, which is a page of a list, or one event of a watch.
+pub(crate) const LINE_LENGTH_MAX: usize = 64 << 20;
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
@@ -36,6 +37,15 @@ pub enum ApiError {
         /// What is wrong, and where.
         why: String,
     },
+}
+
+/// What a server that answered too little, or too much, did.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AnswerError {
+    #[error("the API server did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
+    TooLarge,
 }
 
 impl ApiError {

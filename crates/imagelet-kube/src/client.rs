@@ -12,29 +12,20 @@ use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
-use imagelet_core::image::ByteSize;
 use kube::{Client, client::Body};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, service_fn};
 
-use crate::{access::ApiAccess, api_error::ApiError};
+use crate::{
+    access::ApiAccess,
+    api_error::{AnswerError, ApiError, LINE_LENGTH_MAX},
+};
 
 /// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
 const SILENCE_MAX: Duration = Duration::from_mins(3);
-/// The longest line, which is a page of a list, or one event of a watch.
-const LINE_LENGTH_MAX: usize = 64 << 20;
 /// A watch begins this long after the last one of its collection: the library begins it anew as soon as the server closes it.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
-
-/// What a server that answered too little, or too much, did.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AnswerError {
-    #[error("the API server did not answer within {} s", .0.as_secs())]
-    Silent(Duration),
-    #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
-    TooLarge,
-}
 
 /// What becomes of a request, for those who watch a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! An `ImageSet` or `ClusterImageSet` as it is read: its name, its valid spec, and its status.
 
-use std::{fmt, time::SystemTime};
+use std::{borrow::Cow, fmt, time::SystemTime};
 
 use imagelet_core::image::Digest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource, core::DynamicResourceScope};
 use serde::Deserialize;
 
 use super::{
@@ -76,6 +76,38 @@ pub(crate) struct SetObject {
     spec: serde_json::Value,
     #[serde(deserialize_with = "readable")]
     status: SetStatus,
+}
+
+impl Resource for SetObject {
+    type DynamicType = SetScope;
+    type Scope = DynamicResourceScope;
+
+    fn kind(scope: &SetScope) -> Cow<'_, str> {
+        scope.kind().into()
+    }
+
+    fn group(_: &SetScope) -> Cow<'_, str> {
+        "imagelet.dev".into()
+    }
+
+    fn version(_: &SetScope) -> Cow<'_, str> {
+        "v1alpha1".into()
+    }
+
+    fn plural(scope: &SetScope) -> Cow<'_, str> {
+        match scope {
+            SetScope::Namespace => "imagesets".into(),
+            SetScope::Cluster => "clusterimagesets".into(),
+        }
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
 }
 
 impl ImageSet {
