@@ -1,8 +1,7 @@
 //! Steps at which a test can end the process, to see what a crash right there leaves behind.
 //!
-//! A crate names its steps with [`failpoints!`](crate::failpoints) and calls `reach` at each. Without
-//! `debug_assertions`, as in every release, [`COMPILED_IN`] is false and no failpoint is compiled in. Otherwise
-//! `IMAGELET_FAILPOINT` decides:
+//! [`failpoint!`](crate::failpoint!) names a step where it is. Without `debug_assertions`, as in every release,
+//! [`COMPILED_IN`] is false and no failpoint is compiled in. Otherwise `IMAGELET_FAILPOINT` decides:
 //! `NAME` aborts at the first time that step is reached, `NAME:N` at the N-th, `log:FILE` appends each step's name.
 
 use std::{
@@ -21,31 +20,6 @@ pub const COMPILED_IN: bool = cfg!(debug_assertions);
 
 const VARIABLE: &str = "IMAGELET_FAILPOINT";
 
-crate::failpoints! {
-    /// A pull record or an intent is written, not yet synced.
-    RecordWritten = "record.written",
-    /// The temporary record file is synced.
-    RecordSynced = "record.synced",
-    /// The record file is renamed.
-    RecordRenamed = "record.renamed",
-    /// The folder of the record is synced.
-    RecordDurable = "record.durable",
-    /// A pull record or an intent is unlinked.
-    RecordRemoved = "record.removed",
-    /// The ledger or the pins are written, not yet synced.
-    StateWritten = "state.written",
-    /// The temporary state file is synced.
-    StateSynced = "state.synced",
-    /// The state file is renamed.
-    StateRenamed = "state.renamed",
-    /// The folder of the state file is synced.
-    StateDurable = "state.durable",
-    /// Half of a line of the decision log is written.
-    DecisionHalfWritten = "decision.half-written",
-    /// The whole line is written.
-    DecisionWritten = "decision.written",
-}
-
 /// Ends the process at this step when a test has armed it. Each step has a name of its own.
 #[macro_export]
 macro_rules! failpoint {
@@ -56,44 +30,12 @@ macro_rules! failpoint {
     };
 }
 
-/// Names the steps of a crate: an enum `Step` with `ALL`, `name` and `reach`.
-#[macro_export]
-macro_rules! failpoints {
-    ($($(#[$document:meta])* $step:ident = $name:literal,)+) => {
-        /// A step at which a crash must be harmless.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Step {
-            $($(#[$document])* #[doc = concat!("`", $name, "`")] $step,)+
-        }
-
-        impl Step {
-            /// All steps.
-            pub const ALL: &[Step] = &[$(Step::$step),+];
-
-            /// The name in `IMAGELET_FAILPOINT`.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Step::$step => $name,)+
-                }
-            }
-
-            /// Aborts here when the failpoint is armed.
-            #[inline]
-            pub fn reach(self) {
-                if $crate::failpoint::COMPILED_IN {
-                    $crate::failpoint::reach(self.name());
-                }
-            }
-        }
-    };
-}
-
 enum Armed {
     Abort { name: String, left: AtomicUsize },
     Log(File),
 }
 
-/// The implementation of [`Step::reach`] in a build with failpoints.
+/// The implementation of [`failpoint!`](crate::failpoint!).
 #[doc(hidden)]
 pub fn reach(name: &str) {
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();

@@ -32,7 +32,8 @@ pub(crate) use self::{
 };
 
 use self::values::{parse_log, parse_percent, parse_wait};
-use crate::{config::is_empty_variable, output::Format, size::parse_size};
+use crate::output::Format;
+use imagelet_node::{config::is_empty_variable, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]

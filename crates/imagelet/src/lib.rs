@@ -3,26 +3,14 @@
 //! A library for the program of the same name alone: cargo compiles it beside the crates that it uses, and a program only after them.
 //! Callers use those crates, such as `imagelet-core`.
 
-#[macro_use]
-mod api;
 mod cli;
 mod commands;
-mod config;
-mod connections;
-mod failure;
-mod http;
 mod install;
-mod jobs;
 mod log;
 mod manifests;
-mod nearest;
-mod node;
 mod output;
 mod progress;
 mod secret_hygiene;
-mod serve;
-mod size;
-mod traces;
 
 use std::{
     ffi::OsString,
@@ -33,9 +21,9 @@ use std::{
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, PodCommand, format_of, has_lines, usage_failure};
-use config::Environment;
-use failure::Failure;
-use output::Format;
+use imagelet_node::config::Environment;
+use imagelet_node::failure::Failure;
+use output::{Format, print_failure, write_failure};
 
 /// Exit code for an invalid command line, as in `clap`.
 const EXIT_USAGE: u8 = 2;
@@ -61,7 +49,7 @@ pub fn run_process() -> ExitCode {
             if error.exit_code() == 0 {
                 return ExitCode::SUCCESS;
             }
-            usage_failure(&error).write(format_of(&arguments), has_lines(&arguments));
+            write_failure(&usage_failure(&error), format_of(&arguments), has_lines(&arguments));
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -113,47 +101,7 @@ fn runtime(command: &Command) -> std::io::Result<Runtime> {
 }
 
 fn report(failure: &Failure, format: Format, is_line: bool) -> ExitCode {
-    failure.print();
-    failure.write(format, is_line);
+    print_failure(&failure);
+    write_failure(&failure, format, is_line);
     ExitCode::FAILURE
-}
-
-/// The reader of configuration files, for the fuzz target that checks it: `tests/fuzz/configuration.rs`.
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing {
-    use std::path::Path;
-
-    use serde_json::Value;
-
-    use crate::config::{ConfigError, Environment, Source, Sources};
-
-    /// What became of a configuration file.
-    #[derive(Debug, PartialEq)]
-    pub struct ReadConfiguration {
-        /// The keys that the file sets, with value and line.
-        pub given: Vec<(String, Value, usize)>,
-        /// Why keys or values were refused.
-        pub refusal: Option<String>,
-        /// The checked settings as a text, or every violated rule.
-        pub settings: Result<String, String>,
-    }
-
-    /// Reads a file of imagelet's own, or of a kubelet, as a daemon of root does.
-    pub fn read_configuration(path: &Path, is_kubelets: bool) -> ReadConfiguration {
-        let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
-        let read = if is_kubelets { sources.add_kubelet_file(path) } else { sources.add_file(path) };
-        let text = |error: ConfigError| error.to_string();
-        let given = sources.effective().expect("keys that were accepted make a file").into_iter();
-        ReadConfiguration {
-            given: given
-                .filter_map(|key| match key.source {
-                    Source::File(_, line) => Some((key.key, key.value, line)),
-                    _ => None,
-                })
-                .collect(),
-            refusal: read.err().map(text),
-            settings: sources.settings().map(|settings| format!("{settings:?}")).map_err(text),
-        }
-    }
 }

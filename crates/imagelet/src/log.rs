@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use crate::config::Environment;
+use imagelet_node::config::Environment;
 
 /// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
 /// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.

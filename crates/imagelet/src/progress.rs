@@ -15,7 +15,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, P
 use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
 
-use crate::{
+use imagelet_node::{
     api::{LayerSize, PullProgress, PullRetry, Step, Steps, no_steps},
     config::has_dumb_terminal,
 };
@@ -488,7 +488,7 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{LayerProgress, RemovedForPull};
+    use imagelet_node::api::{LayerProgress, RemovedForPull};
 
     #[test]
     fn names_of_pulls_stand_one_under_the_other() {

@@ -11,15 +11,13 @@ use std::{
 };
 
 use imagelet_core::credentials::Secret;
+use imagelet_node::config::Environment;
 use rustix::{
     io::{FdFlags, fcntl_setfd},
     process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
 };
 
-use crate::{
-    cli::{Cli, LoginArgs},
-    config::Environment,
-};
+use crate::cli::{Cli, LoginArgs};
 
 /// Capacity of a pipe without a reader.
 const PIPE_HOLDS: usize = 64 << 10;

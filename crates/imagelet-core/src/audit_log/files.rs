@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::record::{Act, Line};
-use crate::{failpoint::Step, image::ByteSize};
+use crate::{failpoint, image::ByteSize};
 
 /// The number of files of a full log; removing one loses a quarter of the history.
 const FILES: u64 = 4;
@@ -91,14 +91,14 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     let written = file
         .write_all(end)
         .and_then(|()| file.write_all(&text[..half]))
-        .inspect(|()| Step::DecisionHalfWritten.reach())
+        .inspect(|()| failpoint!("decision.half-written"))
         .and_then(|()| file.write_all(&text[half..]));
     if let Err(error) = written {
         // If the truncation fails as well, readers skip the torn line.
         drop(file.set_len(before));
         return Err(error);
     }
-    Step::DecisionWritten.reach();
+    failpoint!("decision.written");
     Ok(())
 }
 

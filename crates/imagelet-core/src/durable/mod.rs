@@ -104,7 +104,8 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
 
 pub(crate) fn sync_folder_on(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     disk.change()?;
-    disk.sync(&File::open(path)?)
+    disk.sync(&File::open(path)?)?;
+    failpoint::synced(Some(path))
 }
 
 /// Creates a folder and its missing parents with owner-only access. Durable on return.

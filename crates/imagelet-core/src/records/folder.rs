@@ -12,7 +12,7 @@ use std::{
 use super::file::{DecodeError, RecordFile, file_name};
 use crate::{
     durable::{Disk, MachineDisk, create_folder, replace_file_on, sync_folder_on},
-    failpoint::Step,
+    failpoint,
 };
 
 /// A full record has some hundred entries of some hundred bytes.
@@ -130,7 +130,7 @@ impl<T: RecordFile> RecordFolder<T> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => {
                     removed?;
-                    Step::RecordRemoved.reach();
+                    failpoint!("record.removed");
                 }
             }
         }

@@ -14,6 +14,7 @@ use std::{
 
 use imagelet_core::{
     backoff::grown,
+    durable::replace_file_unsynced,
     runtime::{ErrorClass, Fault, Party},
 };
 use serde::{Deserialize, Serialize};
@@ -147,7 +148,7 @@ impl HostsHealth {
         let bytes = table.encode(Instant::now(), SystemTime::now());
         let beside = file.with_extension("tmp");
         // Under the lock: an older table must not replace a newer one. The file is small and not synced.
-        if let Err(error) = std::fs::write(&beside, &bytes).and_then(|()| std::fs::rename(&beside, file)) {
+        if let Err(error) = replace_file_unsynced(file, &beside, &bytes) {
             tracing::debug!(file = %file.display(), %error, "the health of registry hosts could not be kept");
         }
     }

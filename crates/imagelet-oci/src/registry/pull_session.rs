@@ -232,8 +232,8 @@ impl PullSession {
     pub(super) fn secrets(&self) -> Vec<Secret> {
         let mut secrets = self.shared.transport.clients.proxies.secrets();
         for host in &self.hosts {
-            let proxy = host.host.connection.proxy.as_ref().and_then(|proxy| proxy.credential.as_ref());
-            secrets.extend(proxy.map(|credential| credential.password.clone()));
+            let login = host.host.connection.proxy.as_ref().and_then(|proxy| proxy.login.as_ref());
+            secrets.extend(login.map(|(_, password)| password.clone()));
             match host.credential.as_ref().map(|credential| &credential.kind) {
                 Some(CredentialKind::Basic { username, password }) => {
                     secrets.extend([basic(username, password), password.clone()]);

@@ -6,16 +6,15 @@
 //! next owner continues from its own boot's marks; after a power cut, marked content is dropped as a whole.
 
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::{failpoint, image::ImageId, runtime::RuntimeError};
+use imagelet_core::{durable::replace_file_unsynced, failpoint, image::ImageId, runtime::RuntimeError};
 
 use super::{
     Store,
-    files::durable::{SyncView, create_anew, remove_tree, replace_file},
+    files::durable::{SyncView, remove_tree, replace_file},
     index::{Index, NAMES_UNSETTLED},
     record::{LayerRecord, checksum},
     spare_layers::LayerEnd,
@@ -131,10 +130,7 @@ impl Store {
     /// Writes the names so that they survive the end of this process; a later sync makes them durable.
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
-        let beside = path.with_extension("new");
-        let bytes = index.names_file(self.boot.as_deref());
-        let written = create_anew(&beside).and_then(|mut file| file.write_all(&bytes));
-        written.and_then(|()| fs::rename(&beside, &path)).inspect_err(|_| drop(fs::remove_file(&beside)))?;
+        replace_file_unsynced(&path, &path.with_extension("new"), &index.names_file(self.boot.as_deref()))?;
         failpoint!("commit.named-unsettled");
         index.names_unsettled = true;
         Ok(())

@@ -12,6 +12,7 @@ use std::{
 };
 
 use imagelet_core::{
+    durable::sync_folder,
     failpoint,
     image::{Digest, ImageId},
     runtime::{RuntimeError, RuntimeErrorKind},
@@ -19,7 +20,7 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store, could_not,
-    files::durable::{SyncView, sync_folder},
+    files::durable::SyncView,
     index::{Index, Spare},
     record::{ImageRecord, LayerEntry, LayerRecord, SpareRecord, checksum},
     resumption::Resumption,

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use clap::{Arg, ArgAction, CommandFactory as _};
 
 use super::{Cli, pages};
-use crate::config::has_dumb_terminal;
+use imagelet_node::config::has_dumb_terminal;
 
 /// The commands of the first screen in groups; `imagelet help` describes each.
 const GROUPS: [(&str, &[&str]); 7] = [

@@ -4,7 +4,7 @@ use std::{mem::discriminant, str::FromStr};
 
 use imagelet_core::{image::Reference, inventory::PinPattern};
 
-use crate::api::ImageRow;
+use imagelet_node::api::ImageRow;
 
 const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
 

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use clap::{ValueEnum as _, error::ErrorKind};
 
 use super::command;
-use crate::{failure::Failure, output::Format};
+use crate::output::Format;
+use imagelet_node::failure::Failure;
 
 /// The format that a command line asks for, although it does not read.
 pub(crate) fn format_of(arguments: &[OsString]) -> Format {

@@ -5,13 +5,16 @@ use std::process::ExitCode;
 use imagelet_core::image::{ByteSize, Percent, counted};
 
 use super::images_write::note;
+use crate::output::{print_failure, write_failure};
 use crate::{
     EXIT_USAGE,
-    api::{CollectRequest, Collected, CollectedRow, silences},
     cli::GcArgs,
+    output::{Format, Table, id, names, print, size},
+};
+use imagelet_node::{
+    api::{CollectRequest, Collected, CollectedRow, silences},
     failure::Failure,
     node::Node,
-    output::{Format, Table, id, names, print, size},
 };
 
 pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -28,8 +31,8 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     let done = match node.ask(request, silences(note)).await {
         // A threshold against the configured one, which the command line does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
-            failure.print();
-            failure.write(format, false);
+            print_failure(&failure);
+            write_failure(&failure, format, false);
             return Ok(ExitCode::from(EXIT_USAGE));
         }
         done => done?,
@@ -42,7 +45,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         note(&format!("warning: {shortfall}"));
     }
     for failure in &done.failures {
-        failure.print();
+        print_failure(&failure);
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);

@@ -3,16 +3,19 @@
 use std::process::ExitCode;
 
 use imagelet_core::printable::printable;
+use imagelet_node::{
+    config::{ConfigError, Environment, Sources},
+    failure::Failure,
+    serve::check_files,
+};
 use imagelet_oci::check_registry_files;
 use serde_json::json;
 
 use super::images_write::note;
+use crate::commands::sources;
 use crate::{
     cli::{ConfigCommand, Global, ServeArgs},
-    config::{ConfigError, Environment, Sources},
-    failure::Failure,
     output::{Table, or_dash, print},
-    serve::{check_files, sources},
 };
 
 pub(super) async fn run(

@@ -14,14 +14,17 @@ use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
 use super::pull::{read_bytes, seconds, unread};
+use crate::output::print_failure;
 use crate::{
-    api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
     cli::EnsureArgs,
-    failure::Failure,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests, decode},
-    node::Node,
     output::{Format, Table, id, or_dash, print, size},
     progress::{Screen, Shown, lock},
+};
+use imagelet_node::{
+    api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
+    failure::Failure,
+    node::Node,
 };
 
 /// Pods requested at once; all images of a pod start together.
@@ -73,14 +76,14 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
         .await;
     let (mut pods, mut failures) = (Vec::new(), Vec::new());
     let mut fail = |pod: String, failure: Failure| {
-        failure.print();
+        print_failure(&failure);
         failures.push(json!({ "pod": pod, "failure": failure }));
     };
     manifests.failures.into_iter().for_each(|(object, failure)| fail(object, failure));
     for answer in answers {
         match answer {
             Ok(pod) => {
-                distinct_failures(&pod).for_each(Failure::print);
+                distinct_failures(&pod).for_each(print_failure);
                 pods.push(pod);
             }
             Err((pod, failure)) => fail(pod, failure),
@@ -222,7 +225,7 @@ mod tests {
     }
 
     fn pod(images: Vec<PodImageRow>) -> PodEnsured {
-        let pod = crate::api::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        let pod = imagelet_node::api::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
         PodEnsured { kind: "Pod".into(), pod, images, ..PodEnsured::default() }
     }
 

@@ -8,14 +8,16 @@ use std::{
 };
 
 use imagelet_core::{image::counted, printable::printable};
+use imagelet_node::{
+    api::{EventLine, EventsRequest, NodeEvent},
+    failure::Failure,
+    node::Node,
+};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use crate::{
-    api::{EventLine, EventsRequest, NodeEvent},
     cli::{EventsArgs, Since},
-    failure::Failure,
-    node::Node,
     output::{Format, Table, line, printed},
     progress::{PullScreen, lock},
 };

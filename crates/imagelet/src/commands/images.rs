@@ -7,12 +7,16 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::images_write::note;
+use crate::output::write_failure;
 use crate::{
-    api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
     cli::{ImageFilter, LsArgs},
+    output::{Format, Table, id, names, or_dash, print, size},
+};
+use imagelet_node::{
+    api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
+    durations::age,
     failure::Failure,
     node::{Node, USES_UNKNOWN},
-    output::{Format, Table, age, id, names, or_dash, print, size},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -77,7 +81,7 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
             let failure = Failure::new("NotFound", format!("no image `{}`", shown_name(&name)))
                 .or_hint("`imagelet ls` lists what is present");
             if quiet {
-                failure.write(format, false);
+                write_failure(&failure, format, false);
                 return Ok(ExitCode::FAILURE);
             }
             return Err(failure);

@@ -13,16 +13,19 @@ use imagelet_core::{
         runtime::ArchivePlace,
     },
 };
-use serde_json::json;
-
-use crate::{
+use imagelet_node::{
     api::{
         ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,
         UnpinRequest, UntagRequest, no_steps, silences,
     },
-    cli::{ExportArgs, ImportArgs, MountArgs},
     failure::Failure,
     node::{Command, Node},
+};
+use serde_json::json;
+
+use crate::output::print_failure;
+use crate::{
+    cli::{ExportArgs, ImportArgs, MountArgs},
     output::{Format, Table, fitted_to_stderr, print},
     progress::Screen,
 };
@@ -33,7 +36,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => one,
             Err(failure) => {
-                failure.print();
+                print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure }));
                 continue;
             }
@@ -140,11 +143,11 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     let imported = ask_shown(node, &screen, &archive, request).await?;
     for image in &imported.images {
         match &image.failure {
-            Some(failure) => failure.print(),
+            Some(failure) => print_failure(&failure),
             None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
             None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
         }
-        image.pin_failures.iter().for_each(Failure::print);
+        image.pin_failures.iter().for_each(print_failure);
     }
     let done = imported.images.iter().filter(|image| image.failure.is_none());
     print(format, &imported, |out| done.clone().try_for_each(|image| writeln!(out, "{}", image.id)))?;

@@ -8,6 +8,7 @@ mod events;
 mod images;
 mod images_write;
 mod pull;
+mod serve;
 mod status;
 mod target;
 mod verify;
@@ -17,15 +18,14 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use crate::output::{print_failure, write_failure};
 use crate::{
     cli::{Cli, Command, EventsArgs, Global, PodCommand},
-    config::Environment,
-    failure::Failure,
     manifests::Manifests,
-    node::Node,
     output::{Format, print, printed},
-    serve,
 };
+use imagelet_node::{config::Environment, failure::Failure, node::Node};
+pub(crate) use serve::sources;
 use target::find_node;
 
 /// 128 + SIGINT.
@@ -134,8 +134,8 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
         code = interrupted() => {
             if !is_endless {
                 let failure = Failure::new("Cancelled", "interrupted");
-                failure.print();
-                failure.write(format, false);
+                print_failure(&failure);
+                write_failure(&failure, format, false);
             }
             Ok(code)
         }

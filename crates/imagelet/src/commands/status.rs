@@ -11,13 +11,13 @@ use imagelet_core::{
     printable::printable,
     text::duration_text,
 };
-
-use crate::{
+use imagelet_node::{
     api::{ImportStatus, LastCollection, Status, StatusRequest, no_steps},
     failure::Failure,
     node::Node,
-    output::{Format, Table, print},
 };
+
+use crate::output::{Format, Table, print};
 
 pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;

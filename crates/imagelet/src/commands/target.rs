@@ -7,16 +7,17 @@ use std::{
 };
 
 use imagelet_core::text::duration_text;
-use imagelet_oci::Access;
-use imagelet_runtime::cri::Endpoint;
-
-use crate::{
-    cli::{Global, Intent, ServeArgs},
+use imagelet_node::{
     config::{Backend, Environment, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode, socket_hint},
-    serve::{Role, StoreAccess, open_node, sources},
+    serve::{Role, StoreAccess, open_node},
 };
+use imagelet_oci::Access;
+use imagelet_runtime::cri::Endpoint;
+
+use crate::cli::{Global, Intent, ServeArgs};
+use crate::commands::sources;
 
 /// Timeout of a daemon's or runtime's answer without `--timeout`.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

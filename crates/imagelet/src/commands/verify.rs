@@ -11,13 +11,16 @@ use imagelet_core::{
 };
 
 use super::images_write::{ask_shown, note};
+use crate::output::print_failure;
 use crate::{
-    api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
     cli::{Intent, VerifyArgs},
-    failure::Failure,
-    node::Node,
     output::{Format, Table, id, names, print},
     progress::Screen,
+};
+use imagelet_node::{
+    api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
+    failure::Failure,
+    node::Node,
 };
 
 /// The name beside the bar.
@@ -41,7 +44,7 @@ pub(super) async fn verify(
         findings(&verified, out)
     })?;
     for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
-        failure.print();
+        print_failure(&failure);
     }
     if verified.damaged && !repair {
         note(
@@ -61,7 +64,7 @@ async fn confirm(
 ) -> Result<Verified, Failure> {
     let node = match again(Intent::Changes).await {
         Err(failure) => {
-            failure.print();
+            print_failure(&failure);
             note("warning: what is damaged is shown here and not marked in the store");
             again(Intent::Looks).await?
         }
@@ -160,7 +163,7 @@ mod tests {
     use imagelet_core::runtime::Finding;
 
     use super::*;
-    use crate::api::VerifiedLayer;
+    use imagelet_node::api::VerifiedLayer;
 
     #[test]
     fn findings_are_printed_once_below_the_image() {

@@ -13,15 +13,17 @@ use imagelet_core::{
         text::duration_text,
     },
 };
-
+use imagelet_node::{
+    api::{ImageRow, PullRow, no_steps},
+    durations::milliseconds,
+    failure::Failure,
+    node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
+};
 use jiff::Timestamp;
 
 use crate::{
-    api::{ImageRow, PullRow, no_steps},
     cli::Since,
-    failure::Failure,
-    node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
-    output::{Format, Table, id, milliseconds, names, print},
+    output::{Format, Table, id, names, print},
 };
 
 pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {

@@ -13,7 +13,7 @@ use super::{
     owned_file::{self, PRIVATE},
     plan::mode_of,
 };
-use crate::{
+use imagelet_node::{
     failure::Failure,
     node::{Probed, RemoteNode},
 };

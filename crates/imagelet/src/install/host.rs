@@ -16,7 +16,7 @@ use super::{
     SERVICE_UNIT, SOCKET, SOCKET_UNIT,
     owned_file::{FileState, mode, of_path},
 };
-use crate::failure::Failure;
+use imagelet_node::failure::Failure;
 
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
 /// Where a program is searched for in another root file system.

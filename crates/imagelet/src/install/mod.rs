@@ -25,12 +25,15 @@ use self::{
     owned_file::read_bounded,
     plan::{Step, plan},
 };
+use crate::commands::sources;
 use crate::{
     cli::{Global, InstallArgs, Role, ServeArgs},
+    output::{Format, Table, or_dash, print},
+};
+use imagelet_node::{
     config::{Backend, Environment},
     failure::Failure,
-    output::{Format, Table, or_dash, print},
-    serve::{check_files, sources},
+    serve::check_files,
 };
 
 /// The service's socket, as the unit and the package have it.

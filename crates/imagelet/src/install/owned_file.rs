@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{ByteSize, Digest},
 };
 
-use crate::failure::Failure;
+use imagelet_node::failure::Failure;
 
 /// `#` begins a comment in units of systemd and in YAML.
 const BEGINNING: &str =

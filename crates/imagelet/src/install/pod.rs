@@ -34,9 +34,9 @@ use super::{
 };
 use crate::{
     cli::{InstallArgs, PodInstallArgs},
-    failure::Failure,
     output::Format,
 };
+use imagelet_node::failure::Failure;
 
 const FOLDER: &str = "/opt/imagelet";
 const PROGRAM: &str = "/opt/imagelet/imagelet";

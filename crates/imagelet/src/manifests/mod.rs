@@ -7,11 +7,11 @@ mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+pub(crate) use documents::{Document, FILE_LENGTH_MAX, decode, documents};
+use imagelet_node::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
-pub(crate) use documents::{Document, FILE_LENGTH_MAX, decode, documents};
 use objects::{FailedObject, Objects, PodManifest};
 
 /// Kinds named in a note; a bundle has many.

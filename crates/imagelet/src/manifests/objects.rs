@@ -11,7 +11,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::documents::{Document, documents};
-use crate::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
+use imagelet_node::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
 const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;

@@ -6,17 +6,16 @@ use std::{
     borrow::Cow,
     io::{self, Write},
     process::ExitCode,
-    time::Duration,
 };
 
 use clap::ValueEnum;
 use imagelet_core::{
     image::{ByteSize, ImageId},
     printable::{escape_unprintable, is_unprintable},
-    text::duration_text,
 };
-use jiff::Timestamp;
+use imagelet_node::failure::Failure;
 use serde::Serialize;
+use serde_json::json;
 
 pub(crate) use table::{Table, fitted_to_stderr};
 
@@ -79,33 +78,31 @@ pub(crate) fn print<T: Serialize>(
     printed(written.and_then(|()| out.flush()))
 }
 
+/// Prints a failure for people to stderr.
+pub(crate) fn print_failure(failure: &Failure) {
+    // A closed stderr is no failure of its own.
+    drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
+}
+
+/// Writes the document of a failure where a program asked for one; `is_line`: behind other documents in lines.
+pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
+    if !format.is_document() {
+        return;
+    }
+    // A closed stdout is no failure of its own.
+    drop(if is_line {
+        io::stdout().lock().write_all(&line(&json!({ "type": "failure", "failure": failure }), format))
+    } else {
+        print(format, &json!({ "failure": failure }), |_| Ok(())).map(drop)
+    });
+}
+
 /// A closed stdout (`imagelet ls | head -1`) is no error.
 pub(crate) fn printed(written: io::Result<()>) -> io::Result<ExitCode> {
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok(ExitCode::SUCCESS),
     }
-}
-
-/// Age of an RFC 3339 time to about two digits: `42s`, `7m`, `3h`, `12d`; `-` for never.
-pub(crate) fn age(since: Option<&str>, now: Timestamp) -> String {
-    let Some(since) = since.and_then(|since| since.parse::<Timestamp>().ok()) else { return "-".into() };
-    match now.duration_since(since).as_secs() {
-        seconds @ ..=119 => format!("{}s", seconds.max(0)),
-        seconds @ 120..=7199 => format!("{}m", seconds / 60),
-        seconds @ 7200..=172_799 => format!("{}h", seconds / 3600),
-        seconds => format!("{}d", seconds / 86400),
-    }
-}
-
-/// Milliseconds in whole seconds, of which the last has begun: `1m30s`.
-pub(crate) fn milliseconds(milliseconds: u64) -> String {
-    duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
-}
-
-/// How long something took: `40ms`, `3s`, `1m2s`.
-pub(crate) fn took(taken: u64) -> String {
-    if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
 }
 
 pub(crate) fn or_dash(text: &str) -> &str {
@@ -163,17 +160,5 @@ mod tests {
         ] {
             assert_eq!(names(&texts(tags), &texts(digests)), shown);
         }
-    }
-
-    #[test]
-    fn ages_are_short() {
-        let now = Timestamp::from_second(10_000_000).expect("a time");
-        let before = |ago: u64| (now - Duration::from_secs(ago)).to_string();
-        for (ago, text) in [(5, "5s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")] {
-            assert_eq!(age(Some(&before(ago)), now), text);
-        }
-        assert_eq!(age(None, now), "-");
-        assert_eq!([40, 2500, 62_000].map(took), ["40ms", "3s", "1m2s"]);
-        assert_eq!(age(Some(&(now + Duration::from_secs(5)).to_string()), now), "0s");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use imagelet::fuzzing::{ReadConfiguration, read_configuration};
+use imagelet_node::fuzzing::{ReadConfiguration, read_configuration};
 use serde_json::{Value, json};
 
 use super::mutation::{self, Dice};

@@ -13,7 +13,7 @@ use super::{
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
-    proxy::{BadProxy, Proxy, ProxyKind, TunnelError, tunnel, without_brackets},
+    proxy::{BadProxy, Proxy, TunnelError, tunnel, without_brackets},
     stream::RegistryConnection,
     tls::client_certificate::watched,
 };
@@ -73,11 +73,11 @@ impl Connector {
 
     async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<RegistryConnection, ConnectError> {
         let to_proxy = async {
-            let connection = RegistryConnection::over(dial(&proxy.host, proxy.port, self.dial_timeout).await?);
-            match proxy.kind {
-                ProxyKind::Https => self.encrypted(&self.proxy_tls, &proxy.host, connection).await,
-                ProxyKind::Http | ProxyKind::Socks => Ok(connection),
+            let connection = RegistryConnection::over(dial(proxy.host(), proxy.port(), self.dial_timeout).await?);
+            if proxy.is_encrypted() {
+                return self.encrypted(&self.proxy_tls, proxy.host(), connection).await;
             }
+            Ok(connection)
         };
         let began = Instant::now();
         let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };

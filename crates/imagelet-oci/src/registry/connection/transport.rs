@@ -22,7 +22,6 @@ use super::{
     host_slots::{HostSlot, HostSlots, Urgency},
     http_error::HttpError,
     origin::{Origin, Target, listing_hint, may_send_on},
-    proxy::Proxy,
     reception::{Reception, Silent},
     settings::ConnectionSettings,
     tls::{Clients, HttpClient},
@@ -248,7 +247,7 @@ impl Transport {
             connection.proxy = chosen.map_err(|bad| unreachable(&place, asked.stage, ConnectError::from(bad)))?;
         }
         let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(target.origin.is_https()));
-        if let Some(authorization) = forwards.and_then(Proxy::authorization) {
+        if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization.clone()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
         }
         let client = self.clients.client(target.origin.is_https(), &connection).await?;

@@ -162,7 +162,7 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     // As in containerd, zero keeps the default.
     let dial_timeout = settings.dial_timeout.filter(|limit| *limit > GoDuration::default()).map(GoDuration::to_std);
     // The message does not repeat the URL: it may hold a password.
-    let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url).map(Arc::new));
+    let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url, None).map(Arc::new));
     let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
     let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
     Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(hosts[0].connection.tls.authorities.len(), 1);
         assert!(hosts[0].connection.tls.skip_verify && hosts[0].connection.tls.identities.len() == 1);
         let proxy = hosts[0].connection.proxy.as_ref().map(ToString::to_string);
-        assert_eq!(proxy.as_deref(), Some("socks5://p:1080"));
+        assert_eq!(proxy.as_deref(), Some("socks5://p"));
         assert!(!format!("{hosts:?}").contains("hunter2"), "{hosts:?}");
         assert_eq!(hosts[0].connection.dial_timeout, Some(std::time::Duration::from_millis(1500)));
         assert_eq!(hosts[0].headers.get_all("x-two").iter().count(), 2);

@@ -333,7 +333,7 @@ async fn changed_rules_hold_for_the_next_request_and_no_connection_by_another_pr
             FakeProxy::start(Kind::Http, fake.address, None).await,
             FakeProxy::start(Kind::Http, fake.address, None).await,
         );
-        let rules = |proxy: &str| ProxyRules::new(vec![ProxyRule::new(&[".example".to_owned()], proxy).unwrap()]);
+        let rules = |proxy: &str| ProxyRules::new(vec![ProxyRule::new(&[".example".to_owned()], proxy, None).unwrap()]);
         let shared = rules(&format!("http://{PROXY_USER}{}", first.address));
         let registry = client(&folder, "http://127.0.0.1:1", NAME, shared.clone());
         resolve(&registry).await.expect("by the rule, before the environment");

@@ -1,10 +1,9 @@
 //! Files replaced and trees removed so that a crash at any point is harmless.
 
-use imagelet_core::failpoint;
+use imagelet_core::{durable, failpoint};
 use std::{
     fs::{self, File},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    io,
     path::Path,
     sync::{
         Arc,
@@ -12,37 +11,9 @@ use std::{
     },
 };
 
-/// Replaces a file as a whole: written beside, synced, renamed, folder synced.
+/// Replaces a file as a whole, durably.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let beside = path.with_extension("new");
-    let written = create_anew(&beside).and_then(|mut file| {
-        failpoint!("file.created");
-        file.write_all(bytes)?;
-        failpoint!("file.written");
-        file.sync_data()?;
-        failpoint!("file.synced");
-        Ok(())
-    });
-    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
-        let _ = fs::remove_file(&beside);
-        return Err(error);
-    }
-    failpoint!("file.renamed");
-    sync_folder(folder)?;
-    failpoint!("file.durable");
-    Ok(())
-}
-
-/// Creates a file after unlinking its name: it follows no link and changes no other hard link.
-pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
-    remove_file(path)?;
-    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
-}
-
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()?;
-    failpoint::synced(Some(folder))
+    durable::replace_file(path, &path.with_extension("new"), "file", bytes)
 }
 
 /// A view of a file system that receives each write error since it was opened, once.
@@ -84,11 +55,6 @@ impl SyncView {
         }
         Ok(())
     }
-}
-
-/// Removes a file that may be missing.
-pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
-    fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 /// Removes a folder or a file that may be missing.

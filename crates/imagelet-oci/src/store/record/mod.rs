@@ -10,6 +10,7 @@ use std::{
 };
 
 use imagelet_core::{
+    durable::remove_file,
     failpoint,
     image::{Digest, ImageId},
 };
@@ -17,8 +18,6 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use self::disk_usage::DiskUsage;
-use super::files::durable::remove_file;
-
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,

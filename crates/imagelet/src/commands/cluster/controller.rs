@@ -7,8 +7,8 @@ use imagelet_core::{backoff::random, metrics::Metrics};
 use imagelet_kube::PrefetchController;
 
 use super::access;
-use crate::{
-    cli::ControllerArgs,
+use crate::cli::ControllerArgs;
+use imagelet_node::{
     config::{Environment, HttpSettings},
     failure::Failure,
     http::{self, HttpAccess, MeasuredController},

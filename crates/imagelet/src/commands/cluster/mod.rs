@@ -6,7 +6,8 @@ mod prefetch;
 use imagelet_kube::ApiAccess;
 
 pub(super) use self::{controller::run as run_controller, prefetch::run as run_prefetch};
-use crate::{cli::ClusterAccess, config::Environment, failure::Failure};
+use crate::cli::ClusterAccess;
+use imagelet_node::{config::Environment, failure::Failure};
 
 /// The way to the API server: a kubeconfig, the service account of this pod, or the user's kubeconfig.
 fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess, Failure> {

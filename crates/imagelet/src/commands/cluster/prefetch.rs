@@ -4,14 +4,14 @@ use std::{path::Path, process::ExitCode};
 
 use imagelet_core::printable::printable;
 use imagelet_kube::{ApiError, CRDS, PrefetchApi, SetDocument, SetRow};
+use imagelet_node::{config::Environment, failure::Failure};
 use serde_json::{Value, json};
 
 use super::access;
+use crate::output::print_failure;
 use crate::{
     cli::PrefetchCommand,
     commands::pull::read_file,
-    config::Environment,
-    failure::Failure,
     manifests::{Document, documents},
     output::{Format, Table, or_dash, print},
 };
@@ -64,7 +64,7 @@ async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Resul
             Ok(()) => applied.push(set.name()),
             Err(error) => {
                 let failure = failed(&error);
-                Failure::new(&failure.reason, format!("could not apply {}: {failure}", set.name())).print();
+                print_failure(&Failure::new(&failure.reason, format!("could not apply {}: {failure}", set.name())));
                 failed_sets.push(json!({"set": set.name(), "failure": failure}));
             }
         }

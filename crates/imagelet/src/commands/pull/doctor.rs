@@ -11,19 +11,22 @@ use imagelet_core::{
     image::{ByteSize, Reference},
     runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
 };
+use imagelet_node::{
+    api::{DiskRequest, no_steps},
+    config::{Backend, Environment, Settings},
+    failure::{Failure, FaultWords, advice},
+    node::Node,
+    serve::{node_credentials, runtime_filesystems},
+};
 use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy, registry_hosts};
 use serde::Serialize;
 
 use super::login;
+use crate::output::print_failure;
 use crate::{
-    api::{DiskRequest, no_steps},
     cli::{DoctorArgs, Global},
     commands::target::{Target, find_target, sources_of},
-    config::{Backend, Environment, Settings},
-    failure::{Failure, FaultWords, advice},
-    node::Node,
     output::{DIGEST_SHOWN, Format, Table, or_dash, print},
-    serve::{node_credentials, runtime_filesystems},
 };
 
 #[derive(Debug, Serialize)]
@@ -71,7 +74,7 @@ pub(crate) async fn doctor(
         writeln!(out, "{}", conclusion(&diagnosis))
     })?;
     let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
-    failure.print();
+    print_failure(&failure);
     Ok(ExitCode::FAILURE)
 }
 

@@ -22,14 +22,17 @@ pub(super) use self::{
     doctor::doctor,
     registry_login::{log_in, log_out},
 };
+use crate::output::print_failure;
 use crate::{
-    api::{Hidden, Login, PullRequest, Pulled, RemovedForPull, Step},
     cli::{LoginArgs, PullArgs},
+    output::{Format, print},
+    progress::{Screen, lock},
+};
+use imagelet_node::{
+    api::{Hidden, Login, PullRequest, Pulled, RemovedForPull, Step},
     config::Environment,
     failure::Failure,
     node::Node,
-    output::{Format, print},
-    progress::{Screen, lock},
 };
 
 /// Images of one command requested at once; the node has its own limits.
@@ -121,7 +124,7 @@ pub(super) async fn run(
         match outcome {
             Ok(one) => pulled.push(one),
             Err(NotPulled { image, failure, removed }) => {
-                failure.print();
+                print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure, "removed": removed }));
             }
         }

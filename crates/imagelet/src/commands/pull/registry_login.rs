@@ -12,6 +12,11 @@ use imagelet_core::{
     printable::printable,
     text::duration_text,
 };
+use imagelet_node::{
+    config::{Environment, Settings},
+    failure::Failure,
+    serve::HELPER_MAX,
+};
 use imagelet_oci::{LoginCheck, check_login};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::json;
@@ -20,10 +25,7 @@ use tokio::sync::oneshot;
 use crate::{
     cli::{Global, RegistryLoginArgs},
     commands::{images_write::note, target::sources_of},
-    config::{Environment, Settings},
-    failure::Failure,
     output::print,
-    serve::HELPER_MAX,
 };
 
 const LINE_LENGTH_MAX: u64 = 64 << 10;

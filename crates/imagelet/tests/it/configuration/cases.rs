@@ -111,13 +111,6 @@ fn unknown_keys() -> Vec<Case> {
         own(Unknown, "a misspelt key", "imageGCHighTresholdPercent: 70\n", 1, &["`imageGCHighTresholdPercent`"]),
         own(Unknown, "a key in other letters", "registryBurst: 5\nregistrypullqps: 5\n", 2, &["`registrypullqps`"]),
         own(Unknown, "a key of another program", "clusterDNS: [10.0.0.10]\n", 1, &["`clusterDNS`"]),
-        own(
-            Unknown,
-            "a key of earlier versions",
-            "store:\n  shareLayers: repository\n",
-            2,
-            &["`shareLayers`", "removed"],
-        ),
         own(Unknown, "an unknown key of the second level", "store:\n  layers: 2\n", 2, &["`layers`", "layersInFlight"]),
         own(Unknown, "one of the third level", "store:\n  limits:\n    bytesMax: 5\n", 3, &["`bytesMax`"]),
         own(Unknown, "one below imageService.cri", "imageService:\n  cri:\n    timeout: 5s\n", 3, &["`timeout`"]),

@@ -166,10 +166,10 @@ fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
         assert_eq!(met.collect::<BTreeSet<String>>(), own, "{release}: steps of an import that none reaches");
         let more = with_blobs.into_iter().filter(|(step, _)| !reached.contains_key(step)).collect();
         // Records of pulls are another story.
-        let others: Vec<&str> = imagelet_core::failpoint::Step::ALL.iter().map(|step| step.name()).collect();
+        let is_other = |step: &str| ["record.", "state.", "decision."].iter().any(|room| step.starts_with(room));
         for (settings, steps) in [(IMPORTS, reached.clone()), (KEEPS_BLOBS, more)] {
             for (step, count) in steps {
-                if others.contains(&step.as_str()) {
+                if is_other(&step) {
                     continue;
                 }
                 // Steps that other stories are about, too, are taken once.

@@ -82,11 +82,11 @@ impl Eq for ProxyRules {}
 
 impl ProxyRule {
     /// Reads the patterns of hosts, in the form of `NO_PROXY`, and the URL of their proxy; empty or `none`: they are
-    /// reached directly.
+    /// reached directly. A password is that of the user whom the URL names.
     ///
     /// # Errors
-    /// A pattern or the URL does not read.
-    pub fn new(hosts: &[String], proxy: &str) -> Result<Self, ProxyRuleError> {
+    /// A pattern or the URL does not read, or the password has no user, or is beside one in the URL.
+    pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, ProxyRuleError> {
         if hosts.is_empty() {
             return Err(ProxyRuleError("it names no hosts".to_owned()));
         }
@@ -102,25 +102,15 @@ impl ProxyRule {
             pattern.ok_or_else(|| ProxyRuleError(problem()))
         };
         let hosts = hosts.iter().map(pattern).collect::<Result<_, _>>()?;
-        let proxy = match proxy {
-            "" | "none" => None,
-            url => {
+        let proxy = match (proxy, password) {
+            ("" | "none", None) => None,
+            ("" | "none", Some(_)) => Err(ProxyRuleError("it has a password, and its hosts have no proxy".to_owned()))?,
+            (url, password) => {
                 let bad = |problem| ProxyRuleError(format!("its proxy cannot be used: {problem}"));
-                Some(Arc::new(Proxy::parse_strict(url).map_err(bad)?))
+                Some(Arc::new(Proxy::parse_strict(url, password).map_err(bad)?))
             }
         };
         Ok(Self { hosts, proxy })
-    }
-
-    /// The same with the password of the user that the URL names.
-    ///
-    /// # Errors
-    /// The URL names no user, or has a password, or the proxy takes no such password.
-    pub fn with_password(mut self, password: Secret) -> Result<Self, ProxyRuleError> {
-        let bad = |problem| ProxyRuleError(format!("its password cannot be used: {problem}"));
-        let proxy = self.proxy.as_mut().and_then(Arc::get_mut).ok_or_else(|| bad("these hosts have no proxy"))?;
-        proxy.set_password(password).map_err(bad)?;
-        Ok(self)
     }
 }
 
@@ -154,8 +144,7 @@ impl Proxies {
         let rules = self.rules.current();
         let named = rules.iter().filter_map(|rule| rule.proxy.as_ref());
         let proxies = [&self.https, &self.http].into_iter().flatten().flatten().chain(named);
-        let credentials = proxies.filter_map(|proxy| proxy.credential.as_ref());
-        credentials.map(|credential| credential.password.clone()).collect()
+        proxies.filter_map(|proxy| proxy.login.as_ref()).map(|(_, password)| password.clone()).collect()
     }
 }
 
@@ -180,12 +169,12 @@ mod tests {
         let both = config("https://tls.example", "plain.example:3128", "");
         let https_only = config("socks5h://[fd00::1]", "", "");
         for (config, url, expected) in [
-            (&both, "https://r.example/v2", Some("https://tls.example:443")),
+            (&both, "https://r.example/v2", Some("https://tls.example")),
             (&both, "http://r.example:5000/v2", Some("http://plain.example:3128")),
             (&both, "http://localhost:5000", None),
             (&both, "http://127.0.0.9", None),
             (&both, "https://[::1]", None),
-            (&https_only, "https://r.example", Some("socks5://[fd00::1]:1080")),
+            (&https_only, "https://r.example", Some("socks5h://[fd00::1]")),
             (&https_only, "http://r.example", None),
             (&ProxyConfig::default(), "https://r.example", None),
         ] {
@@ -234,7 +223,6 @@ mod tests {
             "http://p:port",
             "http://p:99999",
             "http://a b",
-            "http://user:hunter2%ff@p",
             &format!("socks5://{}:hunter2@p", "u".repeat(256)),
         ] {
             let config = config(url, "", "direct.example");
@@ -249,7 +237,7 @@ mod tests {
     #[test]
     fn rules_come_before_the_environment_in_their_order_and_can_be_replaced() {
         let rule = |hosts: &[&str], proxy: &str| {
-            ProxyRule::new(&hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(), proxy).unwrap()
+            ProxyRule::new(&hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(), proxy, None).unwrap()
         };
         let environment = config("http://env:1", "http://env:1", "direct.example");
         let rules = ProxyRules::new(vec![
@@ -298,22 +286,22 @@ mod tests {
             (hosts(&["a.example"]), "user:hunter2@p", "no scheme"),
             (hosts(&["a.example"]), "ftp://user:hunter2@p", "scheme is not"),
         ] {
-            let error = ProxyRule::new(&patterns, proxy).unwrap_err().to_string();
+            let error = ProxyRule::new(&patterns, proxy, None).unwrap_err().to_string();
             assert!(error.contains(words) && !error.contains("hunter2"), "{error}");
         }
-        ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none").unwrap_err();
+        ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none", None).unwrap_err();
         for (proxy, password, words) in [
             ("none", "hunter2", "have no proxy"),
             ("http://p", "hunter2", "names no user"),
             ("http://u:other@p", "hunter2", "has a password"),
             ("socks5://u@p", &"hunter2".repeat(50), "longer than 255 bytes"),
         ] {
-            let rule = ProxyRule::new(&hosts(&["a.example"]), proxy).unwrap();
-            let error = rule.with_password(Secret::new(password)).unwrap_err().to_string();
+            let rule = ProxyRule::new(&hosts(&["a.example"]), proxy, Some(&Secret::new(password)));
+            let error = rule.unwrap_err().to_string();
             assert!(error.contains(words) && !error.contains("hunter2") && !error.contains("other"), "{error}");
         }
-        let rule = ProxyRule::new(&hosts(&["a.example"]), "http://us%3Aer@p").unwrap();
-        let rule = rule.with_password(Secret::new("hunt%40er2")).unwrap();
+        let password = Secret::new("hunt%40er2");
+        let rule = ProxyRule::new(&hosts(&["a.example"]), "http://us%3Aer@p", Some(&password)).unwrap();
         assert!(!format!("{rule:?}").contains("hunt"));
         let proxies = Proxies::new(&ProxyConfig { rules: ProxyRules::new(vec![rule]), ..ProxyConfig::default() });
         assert_eq!(
@@ -322,6 +310,6 @@ mod tests {
             "a file has the password itself, not an encoded one"
         );
         let good = ["*", "*.a.example", ".a.example", "a_b.example:5000", "10.0.0.0/8", "[fd00::1]:5000", "a.example."];
-        ProxyRule::new(&hosts(&good), "none").unwrap();
+        ProxyRule::new(&hosts(&good), "none", None).unwrap();
     }
 }

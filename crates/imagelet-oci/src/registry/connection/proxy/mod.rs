@@ -9,5 +9,5 @@ pub use self::choose::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
 pub(crate) use self::{
     choose::{BadProxy, Proxies},
     tunnel::{TUNNEL_TIMEOUT, TunnelError, tunnel},
-    url::{Proxy, ProxyKind, without_brackets},
+    url::{Proxy, without_brackets},
 };

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tower::{Service as _, service_fn};
 
-use super::url::{Proxy, ProxyKind};
+use super::url::Proxy;
 use crate::registry::connection::{http_error::HttpError, stream::RegistryConnection};
 
 /// Time for a proxy to connect to the host on its side.
@@ -37,10 +37,7 @@ pub(crate) async fn tunnel(
     host: &str,
 ) -> Result<RegistryConnection, TunnelError> {
     let connecting = async {
-        match proxy.kind {
-            ProxyKind::Http | ProxyKind::Https => http_tunnel(proxy, stream, host).await,
-            ProxyKind::Socks => socks_tunnel(proxy, stream, host).await,
-        }
+        if proxy.is_socks() { socks_tunnel(proxy, stream, host).await } else { http_tunnel(proxy, stream, host).await }
     };
     timeout(TUNNEL_TIMEOUT, connecting).await.map_err(|_| TunnelError::Late { host: host.to_owned() })?
 }
@@ -52,7 +49,7 @@ async fn http_tunnel(proxy: &Proxy, stream: RegistryConnection, host: &str) -> R
     let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
     let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
     let mut request = request.map_err(|_| TunnelError::Socks("the name of the host is not valid".to_owned()))?;
-    if let Some(authorization) = proxy.authorization() {
+    if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
     let response = sender.send_request(request).await.map_err(broken)?;
@@ -75,8 +72,8 @@ async fn socks_tunnel(
     let mut stream = Some(TokioIo::new(stream));
     let connected = service_fn(move |_: Uri| ready(Ok::<_, Infallible>(stream.take().expect("called once"))));
     let mut socks = SocksV5::new(uri("proxy")?, connected);
-    if let Some(credential) = &proxy.credential {
-        socks = socks.with_auth(credential.user.clone(), credential.password.expose().to_owned());
+    if let Some((user, password)) = &proxy.login {
+        socks = socks.with_auth(user.clone(), password.expose().to_owned());
     }
     let stream = socks.call(uri(host)?).await.map_err(|error| problem(&error))?;
     Ok(stream.into_inner())

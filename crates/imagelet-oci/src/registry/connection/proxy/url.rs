@@ -2,138 +2,107 @@
 
 use std::fmt;
 
-use base64::Engine as _;
-use http::{HeaderValue, uri::Authority};
+use http::{HeaderValue, Uri};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use imagelet_core::credentials::Secret;
-use percent_encoding::percent_decode_str;
-use zeroize::Zeroizing;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-const URL_BYTES_MAX: usize = 8 << 10;
 /// RFC 1929 has one byte for the length of each.
 const SOCKS_CREDENTIAL_BYTES_MAX: usize = 255;
 
+/// Displayed without user and password.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Proxy {
-    pub(crate) kind: ProxyKind,
-    /// Without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) credential: Option<ProxyCredential>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ProxyKind {
-    Http,
-    Https,
-    /// `socks5://` and `socks5h://`: both leave the lookup of names to the proxy, as in Go.
-    Socks,
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ProxyCredential {
-    pub(crate) user: String,
-    pub(crate) password: Secret,
+    /// Scheme, host and port alone.
+    uri: Uri,
+    /// The `Proxy-Authorization` header; SOCKS sends the login on its own.
+    pub(crate) authorization: Option<HeaderValue>,
+    /// User and password, which may be empty.
+    pub(crate) login: Option<(String, Secret)>,
 }
 
 impl Proxy {
-    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`.
+    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error repeats nothing of the URL.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
-        let url = url.trim();
-        if url.len() > URL_BYTES_MAX || url.chars().any(|character| character.is_control() || character == ' ') {
-            return Err("it is too long or has forbidden characters");
+        let (scheme, place) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
+        let scheme = scheme.to_ascii_lowercase();
+        if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
+            return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-        let (kind, default_port) = match scheme.to_ascii_lowercase().as_str() {
-            "http" => (ProxyKind::Http, 80),
-            "https" => (ProxyKind::Https, 443),
-            "socks5" | "socks5h" => (ProxyKind::Socks, 1080),
-            _ => return Err("its scheme is not http, https, socks5 or socks5h"),
-        };
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let (user, place) = match authority.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
-            None => (None, authority),
-        };
-        let parsed: Authority = place.parse().map_err(|_| "it has no valid host")?;
-        let host = without_brackets(parsed.host()).to_ascii_lowercase();
-        if host.is_empty() {
-            return Err("it has no host");
-        }
-        let port = match place.get(parsed.host().len()..).unwrap_or_default() {
-            "" | ":" => default_port,
-            text => text.trim_start_matches(':').parse().map_err(|_| "its port is not a port")?,
-        };
-        let credential = user.map(ProxyCredential::parse).transpose()?;
-        let proxy = Self { kind, host, port, credential };
-        proxy.check_credential()?;
-        Ok(proxy)
-    }
-
-    fn check_credential(&self) -> Result<(), &'static str> {
-        let is_too_long = |credential: &ProxyCredential| {
-            credential.user.len().max(credential.password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX
-        };
-        if self.kind == ProxyKind::Socks && self.credential.as_ref().is_some_and(is_too_long) {
+        let proxy = read(&scheme, place)?;
+        // Read as that of SOCKS, the login is there as it is.
+        let login = read("socks5", place)?.raw_auth().map(|(user, password)| (user.to_owned(), Secret::new(password)));
+        let is_long =
+            |(user, password): &(String, Secret)| user.len().max(password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX;
+        if proxy.raw_auth().is_some() && login.as_ref().is_some_and(is_long) {
             return Err("its user or password is longer than 255 bytes");
         }
-        Ok(())
-    }
-
-    /// Sets the password of the user that the URL names.
-    pub(crate) fn set_password(&mut self, password: Secret) -> Result<(), &'static str> {
-        match &mut self.credential {
-            Some(credential) if !credential.password.expose().is_empty() => return Err("the URL has a password, too"),
-            Some(credential) if !credential.user.is_empty() => credential.password = password,
-            _ => return Err("the URL names no user"),
+        let uri = proxy.uri().clone();
+        let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
+        if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
+            return Err("its port is not a port");
         }
-        self.check_credential()
+        Ok(Self { uri, authorization: proxy.basic_auth().cloned(), login })
     }
 
-    /// Reads the URL in a file: the scheme is written, and nothing follows the host.
-    pub(crate) fn parse_strict(url: &str) -> Result<Self, &'static str> {
-        let (_, rest) = url.split_once("://").ok_or("it has no scheme, such as `http://`")?;
+    /// Reads the URL in a file: the scheme is written, and nothing follows the host. A password of its own belongs to the
+    /// user that the URL names.
+    pub(crate) fn parse_strict(url: &str, password: Option<&Secret>) -> Result<Self, &'static str> {
+        let (scheme, rest) = url.split_once("://").ok_or("it has no scheme, such as `http://`")?;
         if rest.find(['/', '?', '#']).is_some_and(|end| &rest[end..] != "/") {
             return Err("it has a path, query or fragment");
         }
-        Self::parse(url)
+        let proxy = Self::parse(url)?;
+        let Some(password) = password else { return Ok(proxy) };
+        let (_, place) = rest.rsplit_once('@').unwrap_or_default();
+        match &proxy.login {
+            Some((_, own)) if !own.expose().is_empty() => Err("its URL has a password, too"),
+            Some((user, _)) if !user.is_empty() => {
+                let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+                Self::parse(&format!("{scheme}://{}:{}@{place}", encoded(user), encoded(password.expose())))
+            }
+            _ => Err("its URL names no user for the password"),
+        }
     }
 
-    /// The `Proxy-Authorization` header; SOCKS sends user and password on its own.
-    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
-        let ProxyCredential { user, password } = self.credential.as_ref()?;
-        let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
-        let encoded = Zeroizing::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()));
-        let mut value = HeaderValue::try_from(format!("Basic {}", encoded.as_str())).expect("base64 is ASCII");
-        value.set_sensitive(true);
-        Some(value)
+    pub(crate) fn host(&self) -> &str {
+        without_brackets(self.uri.host().unwrap_or_default())
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        let default = if self.is_socks() {
+            1080
+        } else if self.is_encrypted() {
+            443
+        } else {
+            80
+        };
+        self.uri.port_u16().unwrap_or(default)
+    }
+
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.uri.scheme_str() == Some("https")
+    }
+
+    /// `socks5://` and `socks5h://`: both leave the lookup of names to the proxy, as in Go.
+    pub(crate) fn is_socks(&self) -> bool {
+        self.uri.scheme_str().is_some_and(|scheme| scheme.starts_with("socks"))
     }
 
     /// Whether requests in absolute form are sent over the connection to this proxy.
     pub(crate) fn forwards(&self, is_https: bool) -> bool {
-        !is_https && self.kind != ProxyKind::Socks
+        !is_https && !self.is_socks()
     }
 }
 
-/// Without user and password.
+fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
+    let matcher = Matcher::builder().all(format!("{scheme}://{place}")).build();
+    matcher.intercept(&Uri::from_static("https://registry.example/")).ok_or("it is no URL of a proxy")
+}
+
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.kind {
-            ProxyKind::Http => "http",
-            ProxyKind::Https => "https",
-            ProxyKind::Socks => "socks5",
-        };
-        let Self { host, port, .. } = self;
-        // An IPv6 address has brackets.
-        if host.contains(':') { write!(f, "{scheme}://[{host}]:{port}") } else { write!(f, "{scheme}://{host}:{port}") }
-    }
-}
-
-impl ProxyCredential {
-    fn parse(text: &str) -> Result<Self, &'static str> {
-        let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
-        let (user, password) = text.split_once(':').unwrap_or((text, ""));
-        let bad = |_| "its user or password is not UTF-8";
-        Ok(Self { user: decoded(user).map_err(bad)?, password: Secret::new(decoded(password).map_err(bad)?) })
+        f.write_str(self.uri.to_string().trim_end_matches('/'))
     }
 }
 
@@ -148,13 +117,13 @@ mod tests {
     #[test]
     fn user_and_password_of_a_proxy_are_decoded_and_never_printed() {
         let proxy = Proxy::parse("HTTP://us%3Aer:hunt%40er2@[::1]:3128/x?y").unwrap();
-        let credential = proxy.credential.as_ref().unwrap();
-        assert_eq!((credential.user.as_str(), credential.password.expose()), ("us:er", "hunt@er2"));
-        assert!(!format!("{proxy} {proxy:?} {:?}", proxy.authorization()).contains("hunt"));
+        let (user, password) = proxy.login.as_ref().unwrap();
+        assert_eq!((user.as_str(), password.expose()), ("us:er", "hunt@er2"));
+        assert!(!format!("{proxy} {proxy:?}").contains("hunt"));
         assert_eq!(proxy.to_string(), "http://[::1]:3128");
         let simple = Proxy::parse("user:hunter2@p").unwrap();
-        assert_eq!(simple.authorization().unwrap().to_str().unwrap(), "Basic dXNlcjpodW50ZXIy");
-        assert_eq!(Proxy::parse("p").unwrap().authorization(), None);
+        assert_eq!(simple.authorization.unwrap().to_str().unwrap(), "Basic dXNlcjpodW50ZXIy");
+        assert_eq!(Proxy::parse("p").unwrap().authorization, None);
     }
 
     #[test]
@@ -169,7 +138,7 @@ mod tests {
             ("http://p#x", false),
             ("ftp://p", false),
         ] {
-            let read = Proxy::parse_strict(url);
+            let read = Proxy::parse_strict(url, None);
             assert_eq!(read.is_ok(), is_good, "{url}");
             assert!(read.err().is_none_or(|problem| !problem.contains("hunter2")), "{url}");
         }

@@ -35,7 +35,7 @@ use self::client_certificate::ClientCertificates;
 use super::{
     connector::{ConnectError, Connector},
     host_slots::HostPermits,
-    proxy::{Proxies, ProxyKind, TUNNEL_TIMEOUT},
+    proxy::{Proxies, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
     stream::RegistryConnection,
 };
@@ -88,7 +88,7 @@ impl Clients {
         let system = async |settings| self.tls_config(self.roots().await?, settings);
         // Plain HTTP trusts no certificate.
         let tls = if is_https { system(&settings.tls).await? } else { plain().await? };
-        let is_proxy_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.kind == ProxyKind::Https);
+        let is_proxy_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.is_encrypted());
         // A proxy gets no client certificate of its hosts, and is verified even where they are not.
         let of_proxy = TlsSettings { authorities: settings.tls.authorities.clone(), ..TlsSettings::default() };
         let proxy_tls = if is_proxy_encrypted { system(&of_proxy).await? } else { plain().await? };

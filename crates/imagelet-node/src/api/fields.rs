@@ -1,0 +1,47 @@
+//! Fields whose document form differs from serde's form of their type: secrets, nested documents, times.
+
+use std::time::{Duration, SystemTime};
+
+use imagelet_core::credentials::Secret;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// A text that crosses the socket and is printed nowhere else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden(pub Secret);
+
+impl Serialize for Hidden {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.expose())
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(Secret::new(text)))
+    }
+}
+
+/// Embeds a document as JSON; as text where it is nested too deeply.
+#[expect(clippy::ref_option, reason = "the shape that serde calls")]
+pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match details.as_ref().map(|details| serde_json::from_str::<serde_json::Value>(details.get())) {
+        Some(Ok(details)) => details.serialize(serializer),
+        _ => details.serialize(serializer),
+    }
+}
+
+/// RFC 3339, whole seconds, UTC.
+pub fn moment(time: SystemTime) -> Option<String> {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
+}
+
+/// Zero before 1970.
+pub fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+pub fn milliseconds_of(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,40 @@
+//! The daemon's own interface on its socket: the documents of each command, and the call that carries them.
+
+/// Documents are stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are
+/// RFC 3339, sizes are bytes, durations have their unit in the name, ids and names are as the store spells them.
+macro_rules! documents {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        #[allow(unreachable_pub, reason = "rooms use it for documents of their own")]
+        $(#[$meta])*
+        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
+    )*};
+}
+
+/// Documents of the API, which tests derive the description of the HTTP API from.
+macro_rules! api_documents {
+    ($($(#[$meta:meta])* $name:ident { $($fields:tt)* })*) => {
+        documents! { $(#[cfg_attr(test, derive(schemars::JsonSchema))] $(#[$meta])* $name { $($fields)* })* }
+    };
+}
+
+mod events;
+mod fields;
+mod overview;
+mod pods;
+mod steps;
+mod transport;
+mod types;
+#[rustfmt::skip]
+mod v1;
+
+pub use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
+pub use fields::{Hidden, milliseconds_of, moment, since_epoch};
+pub use overview::{
+    Disk, DiskRequest, DiskSample, ImagePage, OpenCircuits, PullsRequest, Queue, QueueRequest, RunningPulls,
+};
+pub use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
+pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences};
+pub use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Refusal, Replies, Wait, serve_calls};
+pub use types::*;

@@ -1,0 +1,464 @@
+//! The rules of the configuration: the kubelet's first, in its words and order, then our own.
+
+use std::{
+    num::{NonZeroU32, NonZeroU64, NonZeroUsize},
+    ops::RangeInclusive,
+    path::PathBuf,
+    time::Duration,
+};
+
+use imagelet_core::{
+    credentials::{Gates, ProviderOptions, Secret},
+    gc::{GcMarks, GcOrder, GcPolicy},
+    hold::HoldPolicy,
+    image::{PinnedNames, Reference},
+    inventory::{PinPattern, WATCH_GAP_MAX},
+    manager::{PullRate, PullSettings},
+    node_policy::NodePolicy,
+    records::{Allowlist, VerificationPolicy},
+    text::{GoDuration, quoted},
+    trusted_files,
+};
+use imagelet_oci::{
+    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
+    UNPACK_MEMORY_MIN,
+};
+use imagelet_runtime::ImportMode;
+use imagelet_runtime::cri::Endpoint;
+
+use super::{
+    check_gc, check_http, check_kubelet, check_kubernetes,
+    environment::Environment,
+    keys_and_defaults::{
+        API_VERSION, File, ImportFolder, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys,
+        StoreKeys,
+    },
+    settings::{Backend, RuntimeSettings, Settings, StoreSettings},
+    violations::{Violation, Violations},
+};
+
+/// The longest path of a unix socket.
+const SOCKET_LENGTH_MAX: usize = 107;
+/// A lower limit of the bandwidth is a mistake of the unit.
+const BANDWIDTH_MIN: u64 = 1 << 10;
+/// More layers in flight bring no more throughput.
+const LAYERS_IN_FLIGHT_MAX: i32 = 64;
+/// The rules are searched for each request.
+const PROXY_RULES_MAX: usize = 100;
+/// As long as the header of a proxy may be.
+const PASSWORD_BYTES_MAX: usize = 4 << 10;
+/// A shorter limit would end pulls that are only slow to start.
+const SECOND: GoDuration = GoDuration::seconds(1);
+/// A pull waits for the end of a shorter outage.
+const STALE_MIN: GoDuration = GoDuration::minutes(1);
+
+/// Checks a file in which every key has its value.
+pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {
+    let mut violations = Violations::default();
+    let found = &mut violations;
+    let File { kubelet, own, .. } = file;
+    for (key, given, wanted) in [("apiVersion", &file.api_version, API_VERSION), ("kind", &file.kind, KIND)] {
+        if given != wanted {
+            found.add(key, format!("{key} is `{given}`, this program reads `{wanted}`"));
+        }
+    }
+    let gc = thresholds(file, found);
+    let presets = [("kubelet", NodePolicy::KUBELET), ("imagelet", NodePolicy::IMAGELET)];
+    let node_policy = found.one_of("compatibility", &own.compatibility, presets);
+    let pulls = pulls(file, node_policy, found);
+    let node = check_kubelet::check(kubelet, found);
+    let verification = verification(file, found);
+    let timeout = kubelet.runtime_request_timeout;
+    found.rule(timeout.0 > 0, "runtimeRequestTimeout", timeout, "must be positive");
+    found.absolute("socket", &own.socket);
+    let length = own.socket.as_os_str().len();
+    if own.socket.is_absolute() && length > SOCKET_LENGTH_MAX {
+        found.add(
+            "socket",
+            format!("socket has {length} bytes; the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}"),
+        );
+    }
+    let http = check_http::check(&own.http, found);
+    let record_age_max = own.credential_record_max_age;
+    found.rule(record_age_max.0 >= 0, "credentialRecordMaxAge", record_age_max, "must not be negative");
+    let backend = backend(file, found);
+    let pinned = pinned(&own.image_service.pinned_images, found);
+    let sandbox_images = sandbox_images(file, found);
+    at_least_second("detection.period", own.detection.period, found);
+    let (gc, collection) = check_gc::check(file, gc, node_policy, found);
+    let look = own.detection.period.to_std().min(collection.period.unwrap_or(Duration::MAX));
+    if gc.age_max.is_some() && look >= WATCH_GAP_MAX {
+        found.add_of(
+            &["detection.period", "gc.period", "imageMaximumGCAge"],
+            "imageMaximumGCAge needs detection.period or gc.period to be shorter than 1h",
+        );
+    }
+    let stale = &own.stale_on_outage;
+    found.rule(
+        stale.max_age >= STALE_MIN,
+        "staleOnOutage.maxAge",
+        stale.max_age,
+        format!("must be at least {STALE_MIN}"),
+    );
+    let registry = registry(own, environment, found);
+    let import_folder = import_folder(own, &backend, found);
+    let kubernetes = check_kubernetes::check(&own.kubernetes, environment, found);
+    let traces = check_kubelet::traces(&kubelet.tracing, found);
+    if let Some(path) = &own.credentials.docker_config {
+        found.absolute("credentials.dockerConfig", path);
+    }
+    let settings = Settings {
+        gc,
+        collection,
+        node,
+        pulls,
+        node_policy,
+        verification,
+        record_age_max: positive(record_age_max),
+        runtime_request_timeout: timeout.to_std(),
+        socket: own.socket.clone(),
+        callers: own.cri,
+        http,
+        traces,
+        backend,
+        pinned,
+        sandbox_images: node_policy.pins_sandbox_images.then_some(sandbox_images),
+        registry,
+        docker_config: own.credentials.docker_config.clone(),
+        providers: providers(own, environment, found),
+        environment: environment.clone(),
+        detection_period: own.detection.period.to_std(),
+        import_folder,
+        kubernetes,
+        stale_max: stale.enabled.then(|| stale.max_age.to_std()),
+    };
+    if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
+}
+
+fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Option<ImportFolder> {
+    const KEY: &str = "importFolder.directory";
+    let directory = found.path(KEY, &own.import_folder.directory)?;
+    let is_embedded = matches!(backend, Backend::Embedded(_));
+    let shown = format!("`{}`", directory.display());
+    found.rule(is_embedded, KEY, &shown, "needs the embedded store: images of a runtime are imported by its own tools");
+    found.rule(!directory.starts_with(&own.store.directory), KEY, &shown, "must not be in store.directory");
+    Some(own.import_folder.clone())
+}
+
+/// `None` for 0, which disables a feature.
+fn positive(duration: GoDuration) -> Option<Duration> {
+    (duration.0 > 0).then(|| duration.to_std())
+}
+
+fn at_least_second(key: &str, duration: GoDuration, found: &mut Violations) {
+    found.rule(duration >= SECOND, key, duration, format!("must be at least {SECOND}"));
+}
+
+fn off_or_at_least_second(key: &str, duration: GoDuration, found: &mut Violations) {
+    found.rule(duration.0 == 0 || duration >= SECOND, key, duration, format!("must be 0, or at least {SECOND}"));
+}
+
+fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
+    const HIGH: &str = "imageGCHighThresholdPercent (--image-gc-high-threshold)";
+    const LOW: &str = "imageGCLowThresholdPercent (--image-gc-low-threshold)";
+    let keys = &file.kubelet;
+    let (high, low) = (keys.image_gc_high_threshold_percent, keys.image_gc_low_threshold_percent);
+    let (age_min, age_max) = (keys.image_minimum_gc_age, keys.image_maximum_gc_age);
+    let marks = (found.percent(HIGH, high, 0), found.percent(LOW, low, 0));
+    if low >= high {
+        let keys = ["imageGCLowThresholdPercent", "imageGCHighThresholdPercent"];
+        found.add_of(&keys, format!("{LOW} {low} must be less than {HIGH} {high}"));
+    }
+    found.rule(age_min.0 >= 0, "imageMinimumGCAge", age_min, "must not be negative");
+    found.rule(age_max.0 >= 0, "imageMaximumGCAge", age_max, "must not be negative");
+    if age_max.0 > 0 && age_max <= age_min {
+        let keys = ["imageMaximumGCAge", "imageMinimumGCAge"];
+        found.add_of(&keys, format!("imageMaximumGCAge {age_max} must be greater than imageMinimumGCAge {age_min}"));
+    }
+    GcPolicy {
+        bytes: GcMarks::new(marks.0, marks.1),
+        inodes: None,
+        age_min: age_min.to_std(),
+        age_max: positive(age_max),
+        order: GcOrder::default(),
+        relief: None,
+        rules: NodePolicy::IMAGELET.gc,
+    }
+}
+
+fn pulls(file: &File, node_policy: NodePolicy, found: &mut Violations) -> PullSettings {
+    let (keys, PullsKeys { grace, .. }) = (&file.kubelet, &file.own.pulls);
+    let (burst, rate) = (keys.registry_burst, keys.registry_pull_qps);
+    found.rule(burst >= 0, "registryBurst (--registry-burst)", burst, "must not be a negative number");
+    found.rule(rate >= 0, "registryPullQPS (--registry-qps)", rate, "must not be a negative number");
+    let parallel = keys.max_parallel_image_pulls;
+    found.rule(
+        parallel.is_none_or(|parallel| parallel > 0),
+        "maxParallelImagePulls",
+        parallel.unwrap_or_default(),
+        "must be a positive number",
+    );
+    if keys.serialize_image_pulls && parallel > Some(1) {
+        found.add_of(
+            &["maxParallelImagePulls", "serializeImagePulls"],
+            "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls (--serialize-image-pulls) is \
+             set to false",
+        );
+    }
+    found.rule(grace.0 >= 0, "pulls.grace", grace, "must not be negative");
+    let slots = parallel.and_then(|parallel| NonZeroUsize::new(usize::try_from(parallel).ok()?));
+    let rate = u32::try_from(rate).ok().and_then(NonZeroU32::new);
+    PullSettings {
+        slots: if keys.serialize_image_pulls { Some(NonZeroUsize::MIN) } else { slots },
+        rate: rate.map(|rate| PullRate { qps: rate.get() as f32, burst: u32::try_from(burst).unwrap_or_default() }),
+        grace: grace.to_std(),
+        node_policy,
+        ..PullSettings::default()
+    }
+}
+
+fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolicy> {
+    const POLICY: &str = "imagePullCredentialsVerificationPolicy";
+    const ALLOWLIST: &str = "preloadedImagesVerificationAllowlist";
+    let policy = file.kubelet.image_pull_credentials_verification_policy.as_str();
+    let patterns = &file.kubelet.preloaded_images_verification_allowlist;
+    if !file.kubelet.feature_gates.kubelet_ensure_secret_pulled_images {
+        for (key, is_set) in [(POLICY, !policy.is_empty()), (ALLOWLIST, !patterns.is_empty())] {
+            if is_set {
+                let gate = "KubeletEnsureSecretPulledImages feature gate";
+                found.add(key, format!("`{key}` must not be set if {gate} is not enabled"));
+            }
+        }
+        return None;
+    }
+    let is_allowlist = policy == "NeverVerifyAllowlistedImages";
+    let chosen = match policy {
+        "NeverVerify" => VerificationPolicy::NeverVerify,
+        "NeverVerifyPreloadedImages" => VerificationPolicy::NeverVerifyPreloadedImages,
+        "AlwaysVerify" => VerificationPolicy::AlwaysVerify,
+        _ if is_allowlist => match Allowlist::new(patterns.iter().map(String::as_str)) {
+            Ok(list) => VerificationPolicy::NeverVerifyAllowlistedImages(list),
+            Err(error) => {
+                found.add(ALLOWLIST, format!("invalid image pattern in `{ALLOWLIST}`: {error}"));
+                return None;
+            }
+        },
+        other => {
+            let valid = "\"NeverVerify\", \"NeverVerifyPreloadedImages\", \"NeverVerifyAllowlistedImages\" or \
+                         \"AlwaysVerify\"";
+            found.add(POLICY, format!("option {} specified for {POLICY}. Valid options are {valid}", quoted(other)));
+            return None;
+        }
+    };
+    if !patterns.is_empty() && !is_allowlist {
+        // The misspelling is the kubelet's; users search for it.
+        let policy = "imagePullCredentialsVertificationPolicy";
+        let message = format!("can't set `{ALLOWLIST}` if `{policy}` is not \"NeverVerifyAllowlistedImages\"");
+        found.add(ALLOWLIST, message);
+    }
+    Some(chosen)
+}
+
+fn backend(file: &File, found: &mut Violations) -> Backend {
+    let (store, cri) = (&file.own.store, &file.own.image_service.cri);
+    let resume_for = file.own.pulls.resume_for;
+    off_or_at_least_second("pulls.resumeFor", resume_for, found);
+    let hold = HoldPolicy { rate_min: found.size("pulls.rateMin", &file.own.pulls.rate_min).unwrap_or_default() };
+    let engine = EngineConfig { resume_for: resume_for.to_std(), hold, ..engine(store, found) };
+    let stall = cri.pull_stall_timeout;
+    off_or_at_least_second("imageService.cri.pullStallTimeout", stall, found);
+    let mut endpoint = |key: &str, endpoint: &str| {
+        if endpoint.is_empty() {
+            return None;
+        }
+        if let Err(error) = endpoint.parse::<Endpoint>() {
+            found.add(key, format!("{key}: {error}"));
+        }
+        Some(endpoint.to_owned())
+    };
+    let images = endpoint("imageService.cri.endpoint", &cri.endpoint);
+    let containers = endpoint("store.runtimeEndpoint", &store.runtime_endpoint);
+    let import = [("auto", ImportMode::Auto), ("never", ImportMode::Never), ("require", ImportMode::Require)];
+    let import = found.one_of("runtimeImport", &file.own.runtime_import, import);
+    if let Some(endpoint) = images {
+        return Backend::Cri(RuntimeSettings { endpoint, stall_max: positive(stall), import, engine });
+    }
+    let timeout = file.kubelet.runtime_request_timeout.to_std();
+    Backend::Embedded(StoreSettings { engine, runtime: containers.map(|endpoint| (endpoint, timeout)) })
+}
+
+fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
+    found.absolute("store.directory", &keys.directory);
+    found.between("store.layersInFlight", &keys.layers_in_flight, 1..=LAYERS_IN_FLIGHT_MAX);
+    let durability = [("commit", Durability::Commit), ("background", Durability::Background)];
+    let admission = [("compressed", Admission::Compressed), ("strict", Admission::Strict), ("off", Admission::Off)];
+    let (durability, admission) = (
+        found.one_of("store.durability", &keys.durability, durability),
+        found.one_of("store.admission", &keys.admission, admission),
+    );
+    let unpack_memory = found.size("store.unpackMemory", &keys.unpack_memory);
+    found.rule(
+        unpack_memory.is_none_or(|size| size >= UNPACK_MEMORY_MIN),
+        "store.unpackMemory",
+        format!("`{}`", keys.unpack_memory),
+        format!("must be at least {}Mi", UNPACK_MEMORY_MIN >> 20),
+    );
+    EngineConfig {
+        layers_in_flight: usize::try_from(keys.layers_in_flight).unwrap_or(1),
+        durability,
+        keep_blobs: keys.keep_blobs,
+        admission,
+        unpack_memory: unpack_memory.unwrap_or(UNPACK_MEMORY_MIN),
+        limits: layer_limits(&keys.limits, found),
+        ..EngineConfig::new(&keys.directory)
+    }
+}
+
+fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
+    let mut count = |key: &str, value: i32, range: RangeInclusive<i32>| {
+        found.between(key, &value, range);
+        u64::try_from(value).unwrap_or_default()
+    };
+    let expansion_max = count("store.limits.expansionMax", keys.expansion_max, 1..=100_000);
+    let entries_max = count("store.limits.entriesMax", keys.entries_max, 1..=100_000_000);
+    let free_inodes_floor = count("store.limits.freeInodesFloor", keys.free_inodes_floor, 0..=1_000_000_000);
+    LayerLimits {
+        expansion_max,
+        entries_max,
+        free_inodes_floor,
+        expansion_free: found.size("store.limits.expansionFree", &keys.expansion_free).unwrap_or_default(),
+        free_bytes_floor: found.size("store.limits.freeBytesFloor", &keys.free_bytes_floor).unwrap_or_default(),
+    }
+}
+
+fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
+    const POLICY: &str = "registry.signaturePolicy";
+    let PullsKeys { progress_deadline, retry_budget, bandwidth, .. } = &own.pulls;
+    off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
+    found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
+    let head_timeout = own.registry.head_timeout;
+    at_least_second("registry.headTimeout", head_timeout, found);
+    // A deadline that is shorter than the default ends the pull before, which is what it is for.
+    let is_default = head_timeout.to_std() == RegistryConfig::default().header_timeout;
+    let is_in_deadline = progress_deadline.0 == 0 || head_timeout <= *progress_deadline || is_default;
+    let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
+    found.rule(is_in_deadline, "registry.headTimeout", head_timeout, rule);
+    let limit = found.size("pulls.bandwidth", bandwidth).unwrap_or_default();
+    let is_limit = limit == 0 || limit >= BANDWIDTH_MIN;
+    found.rule(is_limit, "pulls.bandwidth", format!("`{bandwidth}`"), "must be 0 or at least 1Ki");
+    let connections = own.registry.connections_per_host;
+    found.between("registry.connectionsPerHost", &connections, 1..=1000);
+    let hosts_dirs: Vec<PathBuf> =
+        own.registry.config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
+    for path in &hosts_dirs {
+        found.absolute("registry.configPath", path);
+    }
+    let policy = found.path(POLICY, &own.registry.signature_policy);
+    if let Some(path) = &policy {
+        // A runtime that pulls itself does not know the policy.
+        let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == "require";
+        let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
+        found.rule(is_enforced, POLICY, format!("`{}`", path.display()), rule);
+    }
+    RegistryConfig {
+        hosts_dirs,
+        signature_policy: policy,
+        proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
+        header_timeout: head_timeout.to_std(),
+        silence_max: positive(*progress_deadline),
+        retry_budget: positive(*retry_budget).unwrap_or_default(),
+        connections_per_host: usize::try_from(connections)
+            .ok()
+            .and_then(NonZeroUsize::new)
+            .unwrap_or(NonZeroUsize::MIN),
+        bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
+        ..RegistryConfig::default()
+    }
+}
+
+/// One violation per invalid entry, at its line.
+fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
+    const KEY: &str = "registry.proxies";
+    found.rule(
+        entries.len() <= PROXY_RULES_MAX,
+        KEY,
+        format!("has {} entries;", entries.len()),
+        format!("the limit is {PROXY_RULES_MAX}"),
+    );
+    let mut rules = Vec::new();
+    for (index, entry) in entries.iter().take(PROXY_RULES_MAX).enumerate() {
+        match proxy_rule(entry) {
+            Ok(rule) => rules.push(rule),
+            Err(error) => found.add(&format!("{KEY}[{index}]"), format!("{KEY}[{index}]: {error}")),
+        }
+    }
+    ProxyRules::new(rules)
+}
+
+/// A rule with the password from its file.
+fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
+    let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
+    let rule = |password| ProxyRule::new(hosts, proxy, password).map_err(|error| error.to_string());
+    let Some(path) = password_file else { return rule(None) };
+    let shown = path.display();
+    if !path.is_absolute() {
+        return Err(format!("passwordFile `{shown}` must be an absolute path"));
+    }
+    let password = trusted_files::read_secret("passwordFile", path, PASSWORD_BYTES_MAX).map_err(|error| {
+        // The rest is a hint.
+        let text = error.to_string();
+        format!("could not read passwordFile `{shown}`: {}", text.lines().next().unwrap_or_default())
+    })?;
+    if password.is_empty() || password.len() > PASSWORD_BYTES_MAX {
+        return Err(format!("passwordFile `{shown}` must hold one line of 1 to {PASSWORD_BYTES_MAX} bytes"));
+    }
+    rule(Some(&Secret::new(password.as_str())))
+}
+
+fn pinned(keys: &PinnedKeys, found: &mut Violations) -> PinnedNames {
+    const KEY: &str = "imageService.pinnedImages";
+    match keys {
+        PinnedKeys::Names(names) => PinnedNames::exactly(names.values().map(String::as_str)),
+        PinnedKeys::Patterns(texts) => PinnedNames::patterns(texts.iter().map(String::as_str))
+            .map_err(|error| found.add(KEY, format!("{KEY}: {error}")))
+            .unwrap_or_default(),
+    }
+}
+
+fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
+    let given = [
+        ("podInfraContainerImage", &file.kubelet.pod_infra_container_image),
+        ("sandboxImage", &file.own.sandbox_image),
+    ];
+    let mut patterns = Vec::new();
+    for (key, name) in given.into_iter().filter(|(_, name)| !name.is_empty()) {
+        // A sandbox image is one name: a pattern with `*` is rejected.
+        let pattern = name.parse::<Reference>().ok().and_then(|_| name.parse().ok());
+        found.rule(pattern.is_some(), key, format!("`{name}`"), "must be the name of an image");
+        patterns.extend(pattern);
+    }
+    patterns
+}
+
+fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> Option<ProviderOptions> {
+    const CONFIG: &str = "imageCredentialProviderConfigPath";
+    const BINARIES: &str = "imageCredentialProviderBinDir";
+    let timeout = own.credential_provider_timeout;
+    found.rule(timeout.0 > 0, "credentialProviderTimeout", timeout, "must be positive");
+    let config = found.path(CONFIG, &own.image_credential_provider_config_path);
+    let binaries = found.path(BINARIES, &own.image_credential_provider_bin_dir);
+    match (config, binaries) {
+        (Some(config), Some(binaries)) => Some(ProviderOptions {
+            config,
+            binaries,
+            limit: timeout.to_std(),
+            environment: environment.variables.clone(),
+            gates: Gates { service_account_tokens: true },
+        }),
+        (config, binaries) => {
+            found.rule(config.is_none(), CONFIG, "needs", BINARIES);
+            found.rule(binaries.is_none(), BINARIES, "needs", CONFIG);
+            None
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The environment variables of the process; no other file reads any.
+
+use std::{ffi::OsStr, path::PathBuf};
+
+use imagelet_core::credentials::{Secret, Variables};
+use imagelet_oci::ProxyConfig;
+
+pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
+const SYSTEM_STORE: &str = "/var/lib/imagelet";
+
+const OURS_ALONE: [&str; 8] = [
+    "IMAGELET_CREDS",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "GLIBC_TUNABLES",
+];
+
+/// The variables that imagelet reads. A relative directory is ignored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Environment {
+    pub root: bool,
+    pub home: Option<PathBuf>,
+    pub data_home: Option<PathBuf>,
+    pub runtime_dir: Option<PathBuf>,
+    /// `config.json` in the folder that `DOCKER_CONFIG` names.
+    pub docker_config: Option<PathBuf>,
+    /// The files of podman, skopeo and buildah, in their order (containers-auth.json(5)).
+    pub containers_auth: Vec<PathBuf>,
+    /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
+    pub creds: Option<Secret>,
+    /// `GLIBC_TUNABLES` is set; it may bound the heap.
+    pub has_tunables: bool,
+    /// `LISTEN_FDNAMES`: the names of the sockets from systemd.
+    pub listen_names: Option<String>,
+    /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
+    pub config: Option<PathBuf>,
+    pub variables: Variables,
+    /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
+    pub proxies: ProxyConfig,
+    /// `NO_COLOR` is set, or `TERM` is `dumb`.
+    pub no_color: bool,
+    /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
+    pub log: Option<String>,
+}
+
+/// Whether the terminal can only print lines: it moves no cursor and has no colours.
+pub fn has_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
+/// Whether a variable is set and empty, which counts as unset.
+pub fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
+    std::env::var_os(name).is_some_and(|value| value.is_empty())
+}
+
+impl Environment {
+    pub fn of_process() -> Self {
+        let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let text = |name: &str| -> Option<String> {
+            std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
+        };
+        let home = directory("HOME");
+        let auth = ContainersAuth {
+            named: text("REGISTRY_AUTH_FILE").map(PathBuf::from),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
+            config_home: directory("XDG_CONFIG_HOME"),
+            home: home.clone(),
+            user: rustix::process::getuid().as_raw(),
+        };
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            home,
+            data_home: directory("XDG_DATA_HOME"),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
+            docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
+            containers_auth: auth.files(),
+            creds: text("IMAGELET_CREDS").map(Secret::new),
+            has_tunables: text("GLIBC_TUNABLES").is_some(),
+            listen_names: text("LISTEN_FDNAMES"),
+            config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
+            variables: Variables(
+                std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
+            ),
+            proxies: proxies(text),
+            no_color: text("NO_COLOR").is_some() || has_dumb_terminal(),
+            log: text("IMAGELET_LOG"),
+        }
+    }
+
+    /// Kubernetes sets the variable in each container of a pod.
+    pub fn is_in_cluster(&self) -> bool {
+        self.variables.0.iter().any(|(name, value)| name == "KUBERNETES_SERVICE_HOST" && !value.is_empty())
+    }
+
+    pub fn socket_default(&self) -> PathBuf {
+        match &self.runtime_dir {
+            Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
+            _ => SYSTEM_SOCKET.into(),
+        }
+    }
+
+    pub fn sockets_to_try(&self) -> Vec<PathBuf> {
+        let mut sockets = vec![self.socket_default(), SYSTEM_SOCKET.into()];
+        sockets.dedup();
+        sockets
+    }
+
+    pub fn store_default(&self) -> PathBuf {
+        if self.root {
+            return SYSTEM_STORE.into();
+        }
+        let data = self.data_home.clone().or_else(|| self.home.as_ref().map(|home| home.join(".local/share")));
+        data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
+    }
+}
+
+/// What decides where podman, skopeo and buildah keep logins.
+struct ContainersAuth {
+    /// `REGISTRY_AUTH_FILE`.
+    named: Option<PathBuf>,
+    runtime_dir: Option<PathBuf>,
+    config_home: Option<PathBuf>,
+    home: Option<PathBuf>,
+    user: u32,
+}
+
+impl ContainersAuth {
+    /// A file that is named is the only one.
+    fn files(self) -> Vec<PathBuf> {
+        if let Some(named) = self.named {
+            return vec![named];
+        }
+        let runtime = self.runtime_dir.map(|folder| folder.join("containers"));
+        let runtime = runtime.unwrap_or_else(|| format!("/run/containers/{}", self.user).into());
+        let config = self.config_home.or_else(|| Some(self.home?.join(".config")));
+        let folders = [runtime].into_iter().chain(config.map(|folder| folder.join("containers")));
+        folders.map(|folder| folder.join("auth.json")).collect()
+    }
+}
+
+/// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
+fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
+    let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
+    let proxy = |name: &str| either(name).or_else(|| either("ALL_PROXY")).map(Secret::new);
+    let no_proxy = either("NO_PROXY").unwrap_or_default();
+    ProxyConfig { https: proxy("HTTPS_PROXY"), http: proxy("HTTP_PROXY"), no_proxy, ..ProxyConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn proxies_are_read_in_both_cases_and_all_proxy_stands_in() {
+        for (variables, https, http, no_proxy) in [
+            (&[][..], None, None, ""),
+            (&[("HTTPS_PROXY", "a"), ("https_proxy", "b"), ("no_proxy", "c")], Some("a"), None, "c"),
+            (
+                &[("http_proxy", "a"), ("all_proxy", "b"), ("NO_PROXY", "c"), ("no_proxy", "d")],
+                Some("b"),
+                Some("a"),
+                "c",
+            ),
+            (&[("ALL_PROXY", "a")], Some("a"), Some("a"), ""),
+        ] {
+            let find =
+                |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+            let secret = |text: Option<&str>| text.map(Secret::new);
+            let (https, http, no_proxy) = (secret(https), secret(http), no_proxy.into());
+            let expected = ProxyConfig { https, http, no_proxy, ..ProxyConfig::default() };
+            assert_eq!(proxies(find), expected, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_logins_of_podman_are_looked_for_where_it_keeps_them() {
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        for (named, runtime_dir, config_home, home, expected) in [
+            ("a.json", "/run/user/7", "/c", "/h", &["a.json"][..]),
+            ("", "/run/user/7", "/c", "/h", &["/run/user/7/containers/auth.json", "/c/containers/auth.json"]),
+            ("", "", "", "/h", &["/run/containers/7/auth.json", "/h/.config/containers/auth.json"]),
+            ("", "", "", "", &["/run/containers/7/auth.json"]),
+        ] {
+            let [named, runtime_dir, config_home, home] = [named, runtime_dir, config_home, home].map(path);
+            let found = ContainersAuth { named, runtime_dir, config_home, home, user: 7 }.files();
+            assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn root_uses_the_systems_places_and_a_user_his_own() {
+        let root = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
+        assert_eq!(root.store_default(), Path::new("/var/lib/imagelet"));
+        assert_eq!(root.socket_default(), Path::new("/run/imagelet/imagelet.sock"));
+
+        let user = Environment {
+            home: Some("/home/u".into()),
+            runtime_dir: Some("/run/user/1000".into()),
+            ..Environment::default()
+        };
+        assert_eq!(user.store_default(), Path::new("/home/u/.local/share/imagelet"));
+        assert_eq!(user.socket_default(), Path::new("/run/user/1000/imagelet/imagelet.sock"));
+        assert_eq!(user.sockets_to_try().last().map(PathBuf::as_path), Some(Path::new(SYSTEM_SOCKET)));
+
+        let moved = Environment { data_home: Some("/data".into()), ..user };
+        assert_eq!(moved.store_default(), Path::new("/data/imagelet"));
+    }
+}

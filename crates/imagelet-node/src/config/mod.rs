@@ -1,0 +1,26 @@
+//! The configuration: its keys, all their defaults, and the source of each value.
+//!
+//! From weak to strong: defaults, a kubelet's file, our own file, flags of the command line. The result is a checked
+//! [`Settings`]; the rest of the program reads no file and no environment.
+
+mod check;
+mod check_gc;
+mod check_http;
+mod check_kubelet;
+mod check_kubernetes;
+mod environment;
+mod keys_and_defaults;
+mod located_yaml;
+mod settings;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod violations;
+
+pub use self::{
+    environment::{Environment, has_dumb_terminal, is_empty_variable},
+    keys_and_defaults::{CriCallers, ImportFolder},
+    settings::{Backend, CollectionMode, HttpSettings, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
+    sources::{Source, Sources},
+    violations::ConfigError,
+};

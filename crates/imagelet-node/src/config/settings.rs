@@ -1,0 +1,181 @@
+//! The checked configuration, as the rest of the program reads it.
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use imagelet_core::{
+    credentials::{LoginFile, ProviderOptions},
+    gc::{GcPolicy, KeepRules},
+    hold::HoldPolicy,
+    image::PinnedNames,
+    inventory::PinPattern,
+    manager::PullSettings,
+    node_policy::NodePolicy,
+    records::VerificationPolicy,
+};
+use imagelet_kube::ApiAccess;
+use imagelet_oci::{EngineConfig, RegistryConfig};
+use imagelet_runtime::ImportMode;
+
+use super::{
+    environment::Environment,
+    keys_and_defaults::{CriCallers, ImportFolder},
+};
+use crate::traces::TraceSettings;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub gc: GcPolicy,
+    pub collection: Collection,
+    pub node: NodeSettings,
+    pub pulls: PullSettings,
+    pub node_policy: NodePolicy,
+    /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
+    pub verification: Option<VerificationPolicy>,
+    /// Lifetime of a pull record; `None`: unlimited.
+    pub record_age_max: Option<Duration>,
+    pub runtime_request_timeout: Duration,
+    pub socket: PathBuf,
+    pub callers: CriCallers,
+    pub http: HttpSettings,
+    /// `None`: no traces are exported.
+    pub traces: Option<TraceSettings>,
+    pub backend: Backend,
+    pub pinned: PinnedNames,
+    /// Names of sandbox images; `None`: like the kubelet, which knows none.
+    pub sandbox_images: Option<Vec<PinPattern>>,
+    pub registry: RegistryConfig,
+    /// The node's docker configuration; `None`: search for it.
+    pub docker_config: Option<PathBuf>,
+    pub providers: Option<ProviderOptions>,
+    pub environment: Environment,
+    pub detection_period: Duration,
+    /// Where archives are imported from; `None`: nowhere.
+    pub import_folder: Option<ImportFolder>,
+    /// The cluster of the node; `None`: no API server is contacted.
+    pub kubernetes: Option<KubernetesSettings>,
+    /// How long `Always` uses a present image during an outage of its registry; `None`: never.
+    pub stale_max: Option<Duration>,
+}
+
+impl Settings {
+    /// The rule for slow pulls.
+    pub fn hold(&self) -> HoldPolicy {
+        self.backend.engine().hold
+    }
+
+    /// The docker configuration that the file or the environment names.
+    pub fn named_docker_config(&self) -> Option<&Path> {
+        self.docker_config.as_deref().or(self.environment.docker_config.as_deref())
+    }
+
+    /// The files with logins that a command reads, in the order of their use: the named one alone, or those of podman, skopeo and
+    /// buildah, then docker's.
+    pub fn logins_of_command(&self) -> Vec<LoginFile> {
+        if let Some(named) = &self.docker_config {
+            return vec![LoginFile::Docker(named.clone())];
+        }
+        let of_containers = self.environment.containers_auth.iter().cloned().map(LoginFile::Containers);
+        let of_docker = self.docker_config_of_command().map(LoginFile::Docker);
+        let older = self.environment.home.as_ref().map(|home| LoginFile::DockerCfg(home.join(".dockercfg")));
+        of_containers.chain(of_docker).chain(older).collect()
+    }
+
+    /// The docker configuration that a command reads, and `login` writes. A command runs in any directory: a file in its
+    /// working directory must not be used as a credential.
+    pub fn docker_config_of_command(&self) -> Option<PathBuf> {
+        let home = || Some(self.environment.home.as_ref()?.join(".docker/config.json"));
+        self.named_docker_config().map(Path::to_owned).or_else(home)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesSettings {
+    pub access: ApiAccess,
+    pub node: String,
+    /// How many images are fetched ahead at once; `None`: none.
+    pub look_ahead_max: Option<NonZeroUsize>,
+    /// Whether warnings about the node are sent to the cluster.
+    pub events: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collection {
+    /// `None`: on command only.
+    pub period: Option<Duration>,
+    pub for_pulls: bool,
+    pub mode: CollectionMode,
+    pub rules: KeepRules,
+    /// The kubelet's data root, whose pull records adopt images.
+    pub adopt_from: Option<PathBuf>,
+    pub lease_for: Duration,
+    /// Size limit of the audit log; `None`: no log.
+    pub decisions_max: Option<NonZeroU64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpSettings {
+    /// `HOST:PORT`; `None`: off.
+    pub address: Option<String>,
+    pub token_file: Option<PathBuf>,
+    /// Accepted names in `Host` headers, besides the built-in ones.
+    pub host_names: Vec<String>,
+    pub actions: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectionMode {
+    Enforce,
+    /// Selected images are only reported.
+    Shadow,
+}
+
+impl CollectionMode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSettings {
+    /// How many images the Node's status lists; `None`: all.
+    pub status_images_max: Option<usize>,
+    pub image_endpoint: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Embedded(StoreSettings),
+    Cri(RuntimeSettings),
+}
+
+impl Backend {
+    /// The settings of the engine: that of the store, or of imports.
+    pub fn engine(&self) -> &EngineConfig {
+        let (Self::Embedded(StoreSettings { engine, .. }) | Self::Cri(RuntimeSettings { engine, .. })) = self;
+        engine
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSettings {
+    pub engine: EngineConfig,
+    /// Endpoint and call timeout of the runtime that runs containers from the store, if any.
+    pub runtime: Option<(String, Duration)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeSettings {
+    pub endpoint: String,
+    /// How long a pull may make no progress; `None`: unlimited.
+    pub stall_max: Option<Duration>,
+    pub import: ImportMode,
+    /// Fetch and unpack settings of imports; the node's state is in its directory.
+    pub engine: EngineConfig,
+}

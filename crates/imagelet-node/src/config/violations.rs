@@ -1,0 +1,131 @@
+//! Configuration errors: unreadable files, and values that violate a rule.
+
+use std::{
+    fmt::Display,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use imagelet_core::{image::Percent, printable::is_unprintable};
+
+use crate::size::parse_size;
+
+/// A longer message about a file is truncated.
+const MESSAGE_MAX: usize = 1_000;
+
+/// Why a configuration is invalid. Prints one violation per line with its location, where known.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("could not read the configuration `{path}`")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// What is wrong, each with its place: values of a file, or violated rules in the kubelet's order.
+    #[error("{}", .0.join("\n"))]
+    Invalid(Vec<String>),
+}
+
+impl ConfigError {
+    /// Success, the only error, or one with the line of each.
+    pub fn all(mut errors: Vec<Self>) -> Result<(), Self> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Invalid(errors.iter().map(ToString::to_string).collect())),
+        }
+    }
+
+    /// An error at a line of a file. Text quoted from the file is truncated.
+    pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
+        let message = escaped(message.chars().take(MESSAGE_MAX).collect());
+        Self::Invalid(vec![format!("{}: {message}", place(path, line))])
+    }
+}
+
+/// A message without what a file may have in its texts and is not printable.
+fn escaped(message: String) -> String {
+    let is_odd = |letter: char| is_unprintable(letter) && letter != '\n';
+    if !message.contains(is_odd) {
+        return message;
+    }
+    let shown = |letter: char| if is_odd(letter) { letter.escape_default().to_string() } else { letter.to_string() };
+    message.chars().map(shown).collect()
+}
+
+pub(super) fn place(path: &Path, line: Option<usize>) -> String {
+    line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
+}
+
+#[derive(Debug)]
+pub(super) struct Violation {
+    /// The keys of the rule; the location is that of the first given key.
+    pub(super) keys: Vec<String>,
+    pub(super) message: String,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Violations(pub(super) Vec<Violation>);
+
+impl Violations {
+    pub(super) fn add(&mut self, key: &str, message: impl Display) {
+        self.add_of(&[key], message);
+    }
+
+    pub(super) fn add_of(&mut self, keys: &[&str], message: impl Display) {
+        self.add_bare(keys, format!("invalid configuration: {message}"));
+    }
+
+    /// For the few messages that the kubelet prints without its usual prefix.
+    pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        self.0.push(Violation { keys, message: escaped(message) });
+    }
+
+    /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.
+    pub(super) fn rule(&mut self, holds: bool, name: &str, value: impl Display, rule: impl Display) {
+        if !holds {
+            self.add(name.split(' ').next().unwrap_or_default(), format!("{name} {value} {rule}"));
+        }
+    }
+
+    pub(super) fn between<T: PartialOrd + Display>(&mut self, name: &str, value: &T, range: RangeInclusive<T>) {
+        let rule = format!("must be between {} and {}, inclusive", range.start(), range.end());
+        self.rule(range.contains(value), name, value, rule);
+    }
+
+    pub(super) fn percent(&mut self, name: &str, value: i32, min: i32) -> Percent {
+        self.between(name, &value, min..=100);
+        Percent::new(i64::from(value.clamp(0, 100))).expect("it is clamped")
+    }
+
+    /// One of several words; an unknown word becomes the first.
+    pub(super) fn one_of<T: Copy, const N: usize>(&mut self, key: &str, text: &str, known: [(&str, T); N]) -> T {
+        let found = known.iter().find(|(name, _)| *name == text);
+        self.rule(
+            found.is_some(),
+            key,
+            format!("`{text}`"),
+            format!("must be one of {:?}", known.map(|(name, _)| name)),
+        );
+        found.unwrap_or(&known[0]).1
+    }
+
+    pub(super) fn size(&mut self, key: &str, text: &str) -> Option<u64> {
+        parse_size(text).map_err(|error| self.add(key, format!("{key}: {error}"))).ok().map(|size| size.0)
+    }
+
+    /// An absolute path; `None` where the key is empty.
+    pub(super) fn path(&mut self, key: &str, path: &Path) -> Option<PathBuf> {
+        let given = Some(path).filter(|path| !path.as_os_str().is_empty())?;
+        self.absolute(key, given);
+        Some(given.to_owned())
+    }
+
+    pub(super) fn absolute(&mut self, key: &str, path: &Path) {
+        let has_nul = path.as_os_str().as_encoded_bytes().contains(&0);
+        self.rule(path.is_absolute(), key, format!("`{}`", path.display()), "must be an absolute path");
+        self.rule(!has_nul || !path.is_absolute(), key, "contains", "a NUL");
+    }
+}

@@ -1,0 +1,97 @@
+//! The endpoint of the controller of prefetch: metrics and health, for the clients that the daemon's rules accept.
+
+use std::{sync::Arc, time::SystemTime};
+
+use axum::{Router, extract::State, middleware::from_fn_with_state, response::IntoResponse, routing::get};
+use http::{HeaderMap, Uri};
+use imagelet_core::metrics::Metrics;
+use imagelet_kube::{ControllerReport, PrefetchController};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{HttpAccess, asks_for_details, guard, health, is_verbose, listener, not_found, probe, rendered};
+use crate::{
+    connections::{http_limits, open_files_max},
+    node::measure_process,
+};
+
+#[derive(Clone, Debug)]
+pub struct MeasuredController {
+    pub controller: Arc<PrefetchController>,
+    pub metrics: Arc<Metrics>,
+    pub started_at: SystemTime,
+}
+
+/// Serves for as long as this future lives.
+pub async fn serve_controller(listener: TcpListener, measured: MeasuredController, access: HttpAccess) {
+    let readiness = access.clone();
+    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
+    let ready = move |State(measured): State<MeasuredController>, uri: Uri, headers: HeaderMap| async move {
+        let checks = ready(measured.controller.report());
+        probe("readyz", &checks, is_verbose(&uri, &headers, &readiness))
+    };
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(live))
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .fallback(|| async { not_found() })
+        .with_state(measured)
+        .layer(from_fn_with_state(access, guard));
+    listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
+}
+
+/// Serves health without details to every client for as long as this future lives: a kubelet probes the address of the pod,
+/// and has no token.
+pub async fn serve_health(listener: TcpListener, controller: Arc<PrefetchController>) {
+    let live = || async { probe("livez", &health::live(), false) };
+    let ready = |State(controller): State<Arc<PrefetchController>>| async move {
+        probe("readyz", &ready(controller.report()), false)
+    };
+    let router = Router::new()
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .fallback(|| async { not_found() })
+        .with_state(controller);
+    listener::serve(listener, router, http_limits(open_files_max()), CancellationToken::new()).await;
+}
+
+async fn metrics(State(measured): State<MeasuredController>) -> impl IntoResponse {
+    measure_process(&measured.metrics, measured.started_at);
+    rendered(&measured.metrics)
+}
+
+/// A controller that waits for the lease is ready: it takes over. An outage of the API server later does not make it unready.
+fn ready(report: ControllerReport) -> Vec<health::Checked> {
+    let ControllerReport { has_answer, leads, is_listed } = report;
+    let lease = match (has_answer, leads) {
+        (false, _) => Err("the API server has not answered about the lease yet".to_owned()),
+        (true, true) => Ok("leading".to_owned()),
+        (true, false) => Ok("another controller leads".to_owned()),
+    };
+    let objects = if leads && !is_listed {
+        Err("the sets, the reports and the nodes are not listed yet".to_owned())
+    } else {
+        Ok(String::new())
+    };
+    vec![("lease", lease), ("objects", objects)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_is_ready_when_another_one_leads_or_it_knows_all_objects() {
+        for ((has_answer, leads, is_listed), failed) in [
+            ((false, false, false), &["lease"][..]),
+            ((true, false, false), &[]),
+            ((true, true, false), &["objects"]),
+            ((true, true, true), &[]),
+        ] {
+            let checks = ready(ControllerReport { has_answer, leads, is_listed });
+            let found: Vec<&str> = checks.iter().filter(|(_, check)| check.is_err()).map(|(name, _)| *name).collect();
+            assert_eq!(found, failed);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Measures what metrics show at the moment of a request: images, disks, and the process itself.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, SystemTime},
+};
+
+use MetricKind::{Counter, Gauge};
+use imagelet_core::{
+    credentials,
+    disks::{DiskStats, FsStats, StatVfs},
+    manager,
+    metrics::{Family, MetricKind, Metrics},
+    records, runtime,
+};
+use rustix::{
+    param::{clock_ticks_per_second, page_size},
+    process::{Resource, getrlimit},
+};
+
+use super::{gc, local::LocalNode, pulls};
+use crate::{api::since_epoch, traces};
+
+/// A scrape does not wait longer for disks; their last values stay.
+const DISKS_MAX: Duration = Duration::from_secs(2);
+
+families! {
+    BUILD = "imagelet_build_info", "1, with the version of the program as label.", Gauge, &["version"];
+    START_TIME = "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", Gauge, &[];
+    CPU = "process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", Counter, &[];
+    RESIDENT = "process_resident_memory_bytes", "Resident memory size in bytes.", Gauge, &[];
+    VIRTUAL = "process_virtual_memory_bytes", "Virtual memory size in bytes.", Gauge, &[];
+    THREADS = "process_threads", "Number of threads of the process.", Gauge, &[];
+    FILES = "process_open_fds", "Number of open file descriptors.", Gauge, &[];
+    FILES_MAX = "process_max_fds", "Maximum number of open file descriptors.", Gauge, &[];
+    IMAGES = "imagelet_images", "Images on the node at the last pass.", Gauge, &[];
+    IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.", Gauge, &[];
+    IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.", Gauge, &[];
+    IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.", Gauge, &[];
+    HELD_BACK = "imagelet_images_held_back", "Images that are held back because their pulls failed.", Gauge, &[];
+    SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.", Gauge, &[];
+    FS_CAPACITY = "imagelet_filesystem_capacity_bytes",
+        "Size of the file system of images, and of the one of writable layers (containers).", Gauge, &["filesystem"];
+    FS_AVAILABLE = "imagelet_filesystem_available_bytes", "Bytes of that file system that an ordinary user can still write.",
+        Gauge, &["filesystem"];
+    FS_USED = "imagelet_filesystem_used_bytes", "Bytes that images, or writable layers, take on it.",
+        Gauge, &["filesystem"];
+    FS_INODES = "imagelet_filesystem_inodes", "Inodes of that file system, where it has a fixed number.",
+        Gauge, &["filesystem"];
+    FS_INODES_FREE = "imagelet_filesystem_inodes_free", "Inodes of it that are free.", Gauge, &["filesystem"];
+    THRESHOLD = "imagelet_gc_threshold_percent", "How full the disk is where collecting begins (high) and ends (low).",
+        Gauge, &["threshold"];
+}
+
+fn families() -> impl Iterator<Item = &'static Family> {
+    let of_core = manager::metric_families()
+        .chain(records::metric_families())
+        .chain(runtime::metric_families())
+        .chain(credentials::metric_families())
+        .chain(imagelet_kube::metric_families());
+    let of_node = [gc::FAMILIES, pulls::FAMILIES, ALL].into_iter().flatten().copied();
+    of_core.chain(of_node).chain([&traces::SPANS])
+}
+
+/// Exports all metrics before their first update.
+pub fn declare(metrics: &Metrics) {
+    families().for_each(|family| metrics.declare(family));
+}
+
+impl LocalNode {
+    /// Updates the gauges that no event updates.
+    pub async fn measure(&self) {
+        let metrics = &self.parts.metrics;
+        measure_process(metrics, self.started_at);
+        self.show_images();
+        self.show_decisions();
+        self.parts.pod_starts.count_finished();
+        let held_back = self.parts.manager.status().held_back;
+        let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
+        metrics.set(&HELD_BACK, &[], images.len() as f64);
+        let settings = self.settings();
+        for (name, percent) in [("high", settings.gc.high()), ("low", settings.gc.low())] {
+            metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));
+        }
+        if let Ok(Ok(disks)) = tokio::time::timeout(DISKS_MAX, self.disks()).await {
+            show_filesystem(metrics, "images", &disks.images);
+            show_filesystem(metrics, "containers", &disks.containers);
+        }
+    }
+
+    /// Measures the disks of the runtime now; `Err`: why that failed.
+    pub async fn disks(&self) -> Result<DiskStats, String> {
+        let reported = self.parts.runtime.filesystem().await.map_err(|error| error.chain())?;
+        let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
+        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    fn show_images(&self) {
+        let Some(snapshot) = self.parts.inventory.snapshot() else { return };
+        let (metrics, entries) = (&self.parts.metrics, &snapshot.entries);
+        let count = |number: usize| number as f64;
+        metrics.set(&IMAGES, &[], count(entries.len()));
+        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count()));
+        metrics.set(&IMAGES_PINNED, &[], count(entries.iter().filter(|entry| !entry.pinned_by.is_empty()).count()));
+        metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
+        metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
+    }
+}
+
+/// Updates the gauges of the process itself.
+pub fn measure_process(metrics: &Metrics, started_at: SystemTime) {
+    metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
+    metrics.set(&START_TIME, &[], since_epoch(started_at).as_secs_f64());
+    let files = fs::read_dir("/proc/self/fd").map(|files| files.count().saturating_sub(1));
+    if let Ok(files) = files {
+        metrics.set(&FILES, &[], files as f64);
+    }
+    if let Some(limit) = getrlimit(Resource::Nofile).current {
+        metrics.set(&FILES_MAX, &[], limit as f64);
+    }
+    let Some(stat) = fs::read_to_string("/proc/self/stat").ok().and_then(|text| ProcessStat::parse(&text)) else {
+        return;
+    };
+    // A counter is set, as the kernel counts.
+    metrics.set(&CPU, &[], stat.ticks as f64 / clock_ticks_per_second() as f64);
+    metrics.set(&RESIDENT, &[], stat.resident_pages as f64 * page_size() as f64);
+    metrics.set(&VIRTUAL, &[], stat.virtual_bytes as f64);
+    metrics.set(&THREADS, &[], stat.threads as f64);
+}
+
+fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
+    metrics.set(&FS_USED, &[name], stats.used.0 as f64);
+    let Some(disk) = &stats.disk else { return };
+    metrics.set(&FS_CAPACITY, &[name], disk.capacity.0 as f64);
+    metrics.set(&FS_AVAILABLE, &[name], disk.available.0 as f64);
+    for (family, inodes) in [(&FS_INODES, disk.inodes), (&FS_INODES_FREE, disk.inodes_free)] {
+        if let Some(inodes) = inodes {
+            metrics.set(family, &[name], inodes as f64);
+        }
+    }
+}
+
+/// The fields of `/proc/self/stat` that are shown.
+#[derive(Debug, PartialEq, Eq)]
+struct ProcessStat {
+    /// User and system time.
+    ticks: u64,
+    threads: u64,
+    virtual_bytes: u64,
+    resident_pages: u64,
+}
+
+impl ProcessStat {
+    /// The name of the program, in parentheses, may contain any character.
+    fn parse(text: &str) -> Option<Self> {
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        // The first one here is the third of proc(5).
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            ticks: field(14)? + field(15)?,
+            threads: field(20)?,
+            virtual_bytes: field(23)?,
+            resident_pages: field(24)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fmt::Write as _};
+
+    use super::*;
+
+    const PAGE: &str = "../../docs/metrics.md";
+    const MARK: &str =
+        "<!-- metrics: written by `IMAGELET_UPDATE=1 cargo test --workspace --lib --bins -- metrics` -->";
+
+    #[test]
+    fn the_fields_of_a_process_are_read_behind_any_name() {
+        let text =
+            "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 7 0 100 123456789 2048 18446744073709551615";
+        let expected = ProcessStat { ticks: 300, threads: 7, virtual_bytes: 123_456_789, resident_pages: 2048 };
+        assert_eq!(ProcessStat::parse(text), Some(expected));
+        for broken in ["", "42 (a", "42 (a) S 1 2"] {
+            assert_eq!(ProcessStat::parse(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_measured() {
+        let metrics = Metrics::new();
+        measure_process(&metrics, SystemTime::UNIX_EPOCH);
+        for (family, least) in [(&RESIDENT, 1e6), (&VIRTUAL, 1e6), (&THREADS, 1.0), (&FILES, 3.0), (&FILES_MAX, 64.0)] {
+            assert!(metrics.value(family, &[]) >= least, "{}", metrics.render());
+        }
+    }
+
+    #[test]
+    fn the_page_of_metrics_has_each_of_them_as_the_code_does() {
+        let mut by_name = BTreeMap::new();
+        for family in families().chain(imagelet_kube::controller_metric_families()) {
+            assert!(by_name.insert(family.name, family).is_none(), "{} is declared twice", family.name);
+            assert!(family.help.len() > 10, "{} says nothing", family.name);
+        }
+        let mut table = String::from("| metric | type | labels | what it is |\n|---|---|---|---|\n");
+        for family in by_name.values() {
+            let kind = match family.kind {
+                MetricKind::Counter => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram(_) => "histogram",
+            };
+            let labels = family.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+            let help = family.help.replace('|', "\\|");
+            writeln!(table, "| `{}` | {kind} | {labels} | {help} |", family.name).expect("a text takes all");
+        }
+        let page = fs::read_to_string(PAGE).expect("the page is there");
+        let head = page.split(MARK).next().expect("a first part");
+        let tail = page.split("<!-- metrics: end -->").nth(1).expect("the page has its end mark");
+        let wanted = format!("{head}{MARK}\n\n{table}<!-- metrics: end -->{tail}");
+        if std::env::var_os("IMAGELET_UPDATE").is_some() {
+            fs::write(PAGE, &wanted).expect("the page is written");
+        }
+        assert_eq!(page, wanted, "docs/metrics.md is not what the code says");
+    }
+}

@@ -1,0 +1,370 @@
+//! A collection on command, by the clock or for a pull: builds its policy from the request and its document from the result.
+
+use std::{
+    sync::Weak,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    events::EventKind,
+    gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
+    image::ByteSize,
+    inventory::VANISHED_WAIT,
+    runtime::{Certainty, MakeRoom, RemovedImage, RoomMade, RoomWanted},
+};
+use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
+
+use super::gc_audit::COLLECTED;
+use crate::{
+    api::{CollectRequest, Collected, CollectedRow, Step, Steps},
+    config::{CollectionMode, Settings},
+    failure::Failure,
+    node::{AnswerTime, Command, LocalNode, events},
+};
+
+impl Command for CollectRequest {
+    const NAME: &'static str = "collect";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
+    type Answer = Collected;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Collected, Failure> {
+        if !node.parts.uses_known && !self.dry_run {
+            let message = format!("{} does not say which images are in use, so none is collected", node.parts.backend);
+            return Err(Failure::new("Unsupported", message));
+        }
+        let request = gc_request(&self, &node.settings())?;
+        // A daemon does so in its periodic pass.
+        if !node.parts.is_daemon
+            && let Ok(snapshot) = node.refresh().await
+        {
+            node.adopt(&snapshot).await;
+            if !self.dry_run && snapshot.misses_containers() {
+                node.look_again(&steps).await?;
+            }
+        }
+        if node.settings().collection.mode == CollectionMode::Shadow && !self.dry_run && !self.enforce {
+            let message = "the mode of collection is `shadow`: nothing is removed";
+            return Err(Failure::new("ShadowMode", message)
+                .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"));
+        }
+        let report = collect_as(node, &request, "command", false).await?;
+        Ok(collected(&report, &request))
+    }
+}
+
+/// Collects, and removes the state of absent images; in shadow mode it only reports what it would remove.
+pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
+    let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
+    collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
+}
+
+async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
+    let began = SystemTime::now();
+    let clock = tokio::time::Instant::now();
+    let asked = RunTrigger { by: by.to_owned(), shadow };
+    // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
+    let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
+    let report = node.parts.gc.run(request, began).instrument(span).await.map_err(|error| {
+        node.record_events(error.event());
+        if !request.dry_run || shadow {
+            node.collection_failed(&error, &asked, began, clock.elapsed());
+        }
+        Failure::of(&error)
+    })?;
+    // A dry run changes nothing, and may be frequent.
+    if !request.dry_run || shadow {
+        node.record_collection(&report, &asked, began, clock.elapsed());
+    }
+    for removal in report.removed() {
+        node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
+    }
+    let is_ours = request.policy.rules.own_texts;
+    // Events of shadow mode are marked as such, with its record.
+    if !shadow {
+        node.record_events(report.events.iter().cloned());
+        // The kubelet records no event for a success.
+        if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
+            node.record_event(EventKind::Normal, "ImagesCollected", message);
+        }
+    }
+    if !request.dry_run
+        && let Some(store) = node.local()
+    {
+        let is_short = report.failures.iter().any(GcError::is_shortfall);
+        store.sweep(is_short || request.goal == GcGoal::AllUnused).await?;
+    }
+    Ok(report)
+}
+
+impl LocalNode {
+    /// Looks at the users again when containers have been missing for long enough to count. A daemon has its periodic
+    /// passes; a single command waits here. Dropping the future changes nothing.
+    async fn look_again(&self, steps: &Steps) -> Result<(), Failure> {
+        let wait = VANISHED_WAIT + Duration::from_secs(1);
+        let seconds = wait.as_secs();
+        let note = format!(
+            "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
+            self.parts.backend
+        );
+        steps(Step::Notice { note });
+        tokio::time::sleep(wait).await;
+        self.refresh().await.map(drop)
+    }
+
+    pub fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
+        for GcEvent { reason, message } in events {
+            self.record_event(EventKind::Warning, reason, message);
+        }
+    }
+}
+
+/// The request's values over the configured ones.
+fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
+    let configured = &settings.gc;
+    let high = asked.high.unwrap_or(configured.high().get());
+    // A requested high threshold alone must not fail against a configured low one above it.
+    let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
+    if low > high {
+        let mark = match asked.high {
+            Some(high) => format!("`--high {high}`"),
+            None => format!("the configured `imageGCHighThresholdPercent`, {high}"),
+        };
+        let failure = Failure::new("InvalidArgument", format!("`--low {low}` must not be above {mark}"));
+        return Err(failure.or_hint("`--high` sets where this collection begins"));
+    }
+    let goal = match (asked.free, asked.all_unused) {
+        (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
+        (None, true) => GcGoal::AllUnused,
+        (None, false) => GcGoal::Threshold,
+    };
+    if asked.now && goal != GcGoal::AllUnused {
+        return Err(Failure::new("InvalidArgument", "`now` goes with `allUnused` alone"));
+    }
+    // Uses, pins and leases still protect images.
+    let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
+    let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
+        .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
+    let policy = GcPolicy { bytes: policy.bytes, age_min, ..*configured };
+    Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
+}
+
+/// Collects on this node. Holds a weak reference, because the node owns the store that calls this.
+#[derive(Debug)]
+pub(crate) struct SpaceByCollection(pub Weak<LocalNode>);
+
+#[async_trait]
+impl MakeRoom for SpaceByCollection {
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
+        let node = self.0.upgrade()?;
+        let collection = &node.settings().collection;
+        // In shadow mode no pull is promised space that is not freed.
+        if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
+            return None;
+        }
+        let made = free(&node, wanted).await;
+        made.inspect_err(|failure| tracing::warn!(error = failure.to_string(), "could not make room for a pull")).ok()
+    }
+}
+
+/// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
+async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
+    node.parts.gc.wait_for_running().await;
+    let policy = node.settings().gc;
+    let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
+    let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.could_free;
+    if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
+        return Ok(RoomMade { could_free, ..RoomMade::default() });
+    }
+    let report = collect(node, &ask(wanted.now, false), "pull").await?;
+    let freed = report.freed.bytes;
+    tracing::info!(whole = wanted.whole.0, now = wanted.now.0, freed = freed.0, "made room for a pull");
+    let removed = report.removed().map(|it| {
+        let (image, names) = (&it.entry.image, it.entry.image.names());
+        let names = if names.is_empty() { vec![image.id.to_string()] } else { names.to_vec() };
+        RemovedImage { names, bytes: it.frees }
+    });
+    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed), removed: removed.collect() })
+}
+
+/// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.
+pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
+    let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
+    let request = gc_request(&all, &node.settings())?;
+    let report = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
+    let report = report?;
+    Ok((report.freed.bytes.0, report.certainty))
+}
+
+fn collected(report: &GcReport, request: &GcRequest) -> Collected {
+    let dry_run = request.dry_run;
+    // Removed images first, in order of removal; kept images after them, by reason.
+    let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
+    let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
+    decisions.sort_by_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
+    let images = decisions.into_iter().map(|decision| {
+        let (verdict, frees) = match decision.outcome {
+            GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
+            GcOutcome::Chosen => ("remove", Some(decision.frees.0)),
+            GcOutcome::Removed => ("removed", Some(decision.frees.0)),
+            GcOutcome::Failed(_) => ("failed", None),
+        };
+        let (code, reason) = match &decision.outcome {
+            GcOutcome::Failed(error) => ("failed", error.clone()),
+            _ => (decision.reason.code(), decision.reason.to_string()),
+        };
+        let image = &decision.entry.image;
+        CollectedRow {
+            id: image.id.to_string(),
+            names: image.tags.clone(),
+            digests: image.digests.clone(),
+            size: image.size.0,
+            frees,
+            verdict: verdict.into(),
+            code: code.into(),
+            inputs: decision.reason.inputs(),
+            reason,
+        }
+    });
+    let failures = report.failures.iter().filter(|error| !error.is_shortfall());
+    let unmet = report.failures.iter().find(|error| is_unmet(error, request));
+    let unmet_failure = |error: &GcError| {
+        let reason = error.event().map_or("Failed", |event| event.reason);
+        Failure::new(reason, error.to_string())
+    };
+    Collected {
+        dry_run,
+        used_percent_before: report.disk_before.used_percent(),
+        used_percent_after: report.disk_after.as_ref().map(imagelet_core::disks::DiskUse::used_percent),
+        high_percent: request.policy.high().get(),
+        low_percent: request.policy.low().get(),
+        wanted: report.goal_bytes.map(|bytes| bytes.0),
+        claimed: report.claimed.0,
+        frees: report.freed.bytes.0,
+        certainty: report.certainty.name().into(),
+        could_free: Some(report.could_free.0),
+        measured: report.measured.map(|bytes| bytes.0),
+        images: images.collect(),
+        shortfall: report.failures.iter().find(|error| error.is_shortfall()).map(ToString::to_string),
+        out_of_reach: unmet.is_some(),
+        failure: unmet.filter(|_| !dry_run).map(unmet_failure),
+        failures: failures.map(|error| Failure::of(error)).collect(),
+    }
+}
+
+/// Whether not even the minimum was freed. A low threshold of zero frees as much as possible.
+fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
+    match error {
+        GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),
+        // Kubelet mode has only the low threshold.
+        GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::{
+        gc::{GcOrder, Shortfall},
+        runtime::Freed,
+    };
+
+    use crate::config::{Environment, Sources};
+
+    use super::*;
+
+    fn configured(compatibility: &str) -> Settings {
+        let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+        sources.add_flag("--test", "compatibility", compatibility);
+        sources.settings().expect("the defaults hold")
+    }
+
+    #[test]
+    fn a_command_goes_by_the_configuration_unless_it_says_otherwise() {
+        let plain = gc_request(&CollectRequest::default(), &configured("imagelet")).expect("a request");
+        assert_eq!((plain.policy.high().get(), plain.policy.low().get(), plain.goal), (85, 80, GcGoal::Threshold));
+        let high = CollectRequest { high: Some(10), ..CollectRequest::default() };
+        let high = gc_request(&high, &configured("imagelet")).expect("a request");
+        assert_eq!((high.policy.high().get(), high.policy.low().get()), (10, 10));
+        let crossed = CollectRequest { high: Some(10), low: Some(20), ..CollectRequest::default() };
+        for (crossed, mark) in [
+            (crossed, "`--low 20` must not be above `--high 10`"),
+            (
+                CollectRequest { low: Some(90), ..CollectRequest::default() },
+                "`--low 90` must not be above the configured `imageGCHighThresholdPercent`, 85",
+            ),
+        ] {
+            let refused = gc_request(&crossed, &configured("imagelet")).expect_err(mark);
+            assert_eq!((refused.message.as_str(), refused.reason.as_str()), (mark, "InvalidArgument"));
+        }
+    }
+
+    #[test]
+    fn young_images_go_only_where_all_unused_ones_are_to_go_now() {
+        let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
+        let now = CollectRequest { now: true, ..all.clone() };
+        let some = CollectRequest { free: Some(1), ..CollectRequest::default() };
+        for compatibility in ["imagelet", "kubelet"] {
+            let ask = |asked: &CollectRequest| {
+                let request = gc_request(asked, &configured(compatibility)).expect("a request");
+                (request.goal, request.policy.age_min)
+            };
+            assert_eq!(ask(&all), (GcGoal::AllUnused, Duration::from_mins(2)), "{compatibility}");
+            assert_eq!(ask(&now), (GcGoal::AllUnused, Duration::ZERO), "{compatibility}");
+            assert_eq!(ask(&some), (GcGoal::Free(ByteSize(1)), Duration::from_mins(2)), "{compatibility}");
+        }
+        for without in [CollectRequest { now: true, ..some }, CollectRequest { now: true, ..CollectRequest::default() }]
+        {
+            let refused = gc_request(&without, &configured("imagelet")).expect_err("it is not all");
+            assert!(refused.to_string().contains("`allUnused` alone"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_says_whose_way_of_collecting_is_gone() {
+        let kubelet = configured("kubelet").gc;
+        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::ListedSizes, None));
+        let own = configured("imagelet").gc;
+        let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
+        assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
+    }
+
+    #[test]
+    fn what_keeps_a_collection_from_its_goal_is_a_failure_for_programs() {
+        let request = gc_request(&CollectRequest::default(), &configured("imagelet")).expect("a request");
+        let missing = Freed { bytes: ByteSize(1), inodes: 0 };
+        let short =
+            GcError::OutOfReach { shortfall: Shortfall { missing, ..Shortfall::default() }, text: "97%".into() };
+        let failures = vec![GcError::Removals("no answer".into()), short];
+        let report = GcReport { failures, ..GcReport::default() };
+        let done = collected(&report, &request);
+        assert_eq!(done.failures, [Failure::new("Failed", "no answer")]);
+        assert_eq!(done.failure, Some(Failure::new("FreeDiskSpaceFailed", "97%")));
+        let planned = collected(&report, &GcRequest { dry_run: true, ..request });
+        assert_eq!((planned.out_of_reach, planned.failure), (true, None));
+    }
+
+    #[test]
+    fn a_goal_is_out_of_reach_where_its_least_is_not_met() {
+        let request = |low: u8| {
+            let asked = CollectRequest { low: Some(low), ..CollectRequest::default() };
+            gc_request(&asked, &configured("imagelet")).expect("a request")
+        };
+        let short = |missing| {
+            let shortfall = Shortfall { missing, ..Shortfall::default() };
+            GcError::OutOfReach { shortfall, text: "97% used".to_owned() }
+        };
+        let freed = |freed| GcError::NotEnough { used_percent: 97, capacity: ByteSize(1000), freed };
+        for (error, low, is_out) in [
+            (short(Freed { bytes: ByteSize(1), inodes: 0 }), 80, true),
+            (short(Freed { bytes: ByteSize::ZERO, inodes: 1 }), 80, true),
+            (short(Freed::default()), 80, false),
+            (freed(0), 80, true),
+            (freed(1), 80, false),
+            (freed(0), 0, false),
+            (GcError::NoCapacity, 80, false),
+        ] {
+            assert_eq!(is_unmet(&error, &request(low)), is_out, "{error}");
+        }
+    }
+}

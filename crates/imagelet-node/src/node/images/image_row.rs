@@ -1,0 +1,131 @@
+//! The row of one image.
+
+use std::{collections::HashMap, time::SystemTime};
+
+use imagelet_core::{
+    disks::FsStats,
+    image::{ByteSize, Image, ImageId},
+    inventory::{ImageEntry, ImageOrigin},
+    runtime::{Certainty, ImageDetails, LayerGraph, PulledLayer},
+    text::file_time,
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::api::{FsRow, ImageRow, moment};
+
+pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
+
+/// Sizes of images, as far as the embedded store or the runtime reports them.
+#[derive(Debug, Default)]
+pub struct KnownSizes {
+    pub store_bytes: Option<ByteSize>,
+    pub layers: Option<LayerGraph>,
+}
+
+impl KnownSizes {
+    pub fn shares(&self) -> Shares<'_> {
+        let layers = self.layers.iter().flat_map(LayerGraph::shares);
+        layers.map(|(id, share)| (id, (share.unique.0, share.shared.0))).collect()
+    }
+
+    /// Bytes that the removal of a runtime's image frees, where every layer was counted.
+    pub fn freed_by(&self, image: &ImageId) -> Option<u64> {
+        let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
+        Some(graph.freed_by([image]).bytes.0)
+    }
+
+    pub fn total(&self) -> Option<(u64, Certainty)> {
+        let store = self.store_bytes.map(|bytes| (bytes.0, Certainty::Exact));
+        store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
+    }
+}
+
+/// Unique and shared bytes by image id; a map, as there may be ten thousand images.
+type Shares<'a> = HashMap<&'a ImageId, (u64, u64)>;
+
+impl ImageRow {
+    /// The names to show and sort by: tags, or digests where it has no tag.
+    pub fn shown_names(&self) -> &[String] {
+        if self.names.is_empty() { &self.digests } else { &self.names }
+    }
+}
+
+impl From<&FsStats> for FsRow {
+    fn from(stats: &FsStats) -> Self {
+        let disk = stats.disk.as_ref();
+        Self {
+            time: jiff::Timestamp::try_from(stats.measured_at).ok().map(|time| time.to_string()),
+            available_bytes: disk.map(|disk| disk.available.0),
+            capacity_bytes: disk.map(|disk| disk.capacity.0),
+            used_bytes: Some(stats.used.0),
+            inodes_free: disk.and_then(|disk| disk.inodes_free),
+            inodes: disk.and_then(|disk| disk.inodes),
+            inodes_used: stats.inodes_used,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredDetails<'a> {
+    id: &'a str,
+    manifest: &'a str,
+    platform: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_type: Option<&'a str>,
+    layers: &'a [PulledLayer],
+    pulled_at: Option<String>,
+    config: &'a RawValue,
+}
+
+pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
+    let pulled = details.pulled.as_ref()?;
+    let details = StoredDetails {
+        id: details.image.id.as_str(),
+        manifest: pulled.digest.as_str(),
+        platform: &pulled.platform,
+        artifact_type: pulled.artifact_type.as_deref(),
+        layers: &pulled.layers,
+        pulled_at: file_time(pulled.at).and_then(moment),
+        config: serde_json::from_str(details.config.as_ref()?.as_str()).ok()?,
+    };
+    serde_json::value::to_raw_value(&details).ok()
+}
+
+pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
+    ImageRow {
+        first_seen: moment(here_since(entry)),
+        last_used: entry.last_used.and_then(moment),
+        in_use_by: entry.in_use_by.clone(),
+        pinned_by: entry.pinned_by.clone(),
+        awaited_by: entry.awaited_by.clone(),
+        origin: Some(entry.origin.name().to_owned()),
+        ..row_without_uses(&entry.image, shares)
+    }
+}
+
+/// A pull ends before a pass first sees its image, so the earlier of both times counts.
+pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
+    let pulled = entry.pulled.filter(|_| entry.origin == ImageOrigin::Pulled);
+    pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
+}
+
+/// The row of an image from the store alone. It counts as used while its uses are unknown.
+pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
+    let (unique, shared) = shares.get(&image.id).copied().unzip();
+    let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
+    names.sort();
+    digests.sort();
+    ImageRow {
+        id: image.id.to_string(),
+        runtime_handler: image.spec.runtime_handler.clone(),
+        names,
+        digests,
+        size: image.size.0,
+        unique,
+        shared,
+        in_use_by: vec![USES_UNKNOWN.to_owned()],
+        ..ImageRow::default()
+    }
+}

@@ -1,0 +1,195 @@
+//! The daemon, and the one place that joins the concrete parts.
+
+mod activation;
+mod connection_limits;
+mod filesystems;
+mod images;
+mod readiness;
+mod reload;
+mod socket;
+mod stop;
+mod systemd_notify;
+mod wiring;
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+
+use imagelet_oci::Access;
+use imagelet_runtime::cri::{Handlers, RuntimeServer};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+
+pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, runtime_filesystems};
+
+use crate::{
+    api,
+    config::{Backend, Environment, Settings},
+    failure::Failure,
+    http::{self, HttpAccess},
+    jobs::Jobs,
+};
+use images::ServedImages;
+use readiness::Readiness;
+use reload::reload;
+use stop::{SocketGuard, Stoppable};
+
+/// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
+/// two seconds: the next owner of the store may wait for its lock.
+const GRACE: Duration = Duration::from_millis(500);
+/// Time for cancelled pulls to clean up; the next start removes what is left.
+const CLEANUP_MAX: Duration = Duration::from_millis(300);
+const END_MAX: Duration = Duration::from_millis(300);
+const CLOSE_MAX: Duration = Duration::from_millis(700);
+/// The previous owner of the store may still be stopping.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Reads the files that the settings name, for their refusal: the token, and the configuration of credential providers.
+pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
+    HttpAccess::load(&settings.http)?;
+    wiring::providers(settings).await.map(drop)
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// `read` reads the settings: at the start, and again at each SIGHUP. `lock_wait` is how long another owner of the store may take.
+pub async fn serve(
+    read: impl Fn() -> Result<Settings, Failure>,
+    lock_wait: Option<Duration>,
+    environment: &Environment,
+) -> Result<(), Failure> {
+    let settings = read()?;
+    // Refused before anything is opened.
+    let access = HttpAccess::load(&settings.http)?;
+    let wanted = StoreAccess { access: Access::Write { or_create: true }, lock_wait: lock_wait.unwrap_or(LOCK_WAIT) };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+
+    let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
+    let readiness = Readiness::default();
+    let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
+    let handler =
+        Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
+    let (handlers, runtime) = runtime_behind(&settings)?;
+    let routes = api::serve_calls(imagelet_runtime::cri::routes(images, handlers, runtime), handler);
+    let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
+    // A stop does not wait for the store.
+    let mut opening = async || {
+        tokio::select! {
+            opened = open_node(settings.clone(), Role::Daemon, wanted) => opened.map(Some),
+            _ = terminate.recv() => Ok(None),
+            _ = interrupt.recv() => Ok(None),
+        }
+    };
+    let bind_http = async || match &settings.http.address {
+        Some(address) => http::bind(address, access.has_token()).await.map(Some),
+        None => Ok(None),
+    };
+    // All listeners are bound before one of them serves: a start that fails has answered no call.
+    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over(environment)? {
+        let http_listener = bind_http().await?;
+        // Callers may be connected already: they get an answer or a retry.
+        let server = tokio::spawn(server(listener));
+        let Some(node) = opening().await? else { return Ok(()) };
+        drop(readiness.0.set(Arc::clone(&node)));
+        (node, server, http_listener, None)
+    } else {
+        // The store is locked before the socket appears, so that no client races for the store, and before the address of
+        // HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket; calls to
+        // a runtime follow it.
+        let Some(node) = opening().await? else { return Ok(()) };
+        drop(readiness.0.set(Arc::clone(&node)));
+        let http_listener = bind_http().await?;
+        let listener = imagelet_runtime::cri::listen(&settings.socket).await.map_err(|error| {
+            Failure::because(format!("could not listen on `{}`", settings.socket.display()), &error)
+        })?;
+        let guard = SocketGuard::new(&settings.socket);
+        (node, tokio::spawn(server(listener)), http_listener, Some(guard))
+    };
+    let mut http = tokio::spawn({
+        let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
+        async move {
+            if let Some(listener) = http_listener {
+                http::serve(listener, node, access, stop).await;
+            }
+        }
+    });
+    let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
+    let jobs = Jobs::start(&node, &working.child_token());
+    tracing::info!(
+        socket = %settings.socket.display(), backend = node.parts.backend, http = settings.http.address,
+        version = env!("CARGO_PKG_VERSION"), "serving"
+    );
+    let status = format!("serving images of the {}", node.parts.backend);
+    systemd_notify::ready(&status);
+
+    let ended_early = loop {
+        tokio::select! {
+            _ = terminate.recv() => break false,
+            _ = interrupt.recv() => break false,
+            _ = hangup.recv() => {
+                systemd_notify::reloading();
+                reload(read(), &node, &jobs, &access).await;
+                systemd_notify::ready(&status);
+            }
+            _ = &mut server => break true,
+        }
+    };
+    systemd_notify::stopping();
+    tracing::info!("stopping");
+    accepting.cancel();
+    if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
+        tracing::info!("giving up the calls that still run");
+        working.cancel();
+        if tokio::time::timeout(CLEANUP_MAX, &mut server).await.is_err() {
+            server.abort();
+        }
+    }
+    working.cancel();
+    let imports = node.parts.imports.clone();
+    let released = tokio::spawn(async move {
+        if let Some(images) = imports {
+            images.close().await;
+        }
+    });
+    // A panic of a task is in the log.
+    let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http)) };
+    if tokio::time::timeout(END_MAX, ends).await.is_err() {
+        tracing::info!("not all jobs ended in time");
+        http.abort();
+    }
+    let closed = async { drop(tokio::join!(node.close(), released, node.parts.tracer.close())) };
+    if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
+        tracing::warn!("the disk takes too long; the next start makes durable what is not");
+    }
+    tracing::info!("stopped");
+    if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
+}
+
+/// A directory of the daemon's own, most likely on the disk of its images.
+fn state_place(settings: &Settings) -> PathBuf {
+    match &settings.backend {
+        Backend::Embedded(store) => store.engine.root.clone(),
+        Backend::Cri(runtime) => runtime.engine.root.clone(),
+    }
+}
+
+/// The service that answers calls about containers: the proxied runtime, which has its own handlers, or the runtime
+/// beside an embedded store, which has one handler, or none.
+fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
+    let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
+        Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)
+    };
+    match &settings.backend {
+        Backend::Embedded(store) => {
+            let runtime = match &store.runtime {
+                Some((endpoint, timeout)) => behind(endpoint, *timeout)?,
+                None => RuntimeServer::without_runtime(env!("CARGO_PKG_VERSION")),
+            };
+            Ok((Handlers::Known(BTreeSet::new()), runtime))
+        }
+        Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.runtime_request_timeout)?)),
+    }
+}

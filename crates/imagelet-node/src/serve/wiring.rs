@@ -1,0 +1,487 @@
+//! Builds a node from its configuration.
+
+use std::{
+    io::Write as _,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    audit_log::AuditLog,
+    credentials::{
+        CredentialProvider, CredentialQuery, NodeKeyring, Provided, Providers, Standalone, TokenCache, TokenSource,
+        TrackedCredential,
+    },
+    events::{EventSink, LogEvents},
+    gc::ImageGc,
+    image::Digest,
+    inventory::Inventory,
+    manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
+    metrics::Metrics,
+    printable::printable,
+    records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
+    runtime::{
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
+        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+    },
+};
+use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
+use imagelet_oci::{Access, Durability, Engine, EngineConfig};
+use imagelet_runtime::RuntimeSite;
+use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_runtime::{
+    ContainerdSizes,
+    containerd::{ContainerdClient, ContainerdNames},
+};
+use imagelet_runtime::{ImportSite, ImportingImages};
+
+use crate::{
+    config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
+    failure::Failure,
+    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
+    traces::Tracer,
+};
+
+/// The kubelet's root, where it searches for a docker configuration first.
+const KUBELET_ROOT: &str = "/var/lib/kubelet";
+const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
+/// Timeout of a credential helper, which may ask the user; the default of credential providers.
+pub const HELPER_MAX: Duration = Duration::from_mins(1);
+const RECOVER_MAX: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Daemon,
+    /// For one command: no other caller waits, so nothing is queued, and an unreachable registry is reported at once.
+    Command,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct StoreAccess {
+    pub access: Access,
+    pub lock_wait: Duration,
+}
+
+/// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
+pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
+    let metrics = Arc::new(Metrics::new());
+    let store = match &settings.backend {
+        Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
+        Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
+    };
+    let traces = settings.traces.as_ref().filter(|_| role == Role::Daemon);
+    let tracer = Tracer::new(traces, &metrics);
+    let pulls = PullTracker::new(store.engine.is_none(), Arc::clone(&metrics), tracer.clone());
+    let runtime = RuntimeManager {
+        pinned: Arc::new(settings.pinned.clone()),
+        observer: Some(Arc::new(pulls.clone())),
+        layers: store.layers,
+        usable: store.usable,
+        names: store.names,
+        ..RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics))
+    };
+    // Without write access to the store its inventory is read-only, too. With write access this process owns both.
+    let is_read_only = match &store.engine {
+        Some(engine) => engine.check_writable().is_err(),
+        None => is_on_read_only_disk(&store.state),
+    };
+    let opened = tokio::task::spawn_blocking({
+        let (runtime, settings, state, adopts) =
+            (runtime.clone(), settings.clone(), store.state.clone(), store.engine.is_none());
+        move || open_state(runtime, &state, &settings, is_read_only, adopts)
+    });
+    let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
+    let (inventory, records, first_run_adopts) = opened.await??;
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
+    // No other process pulls into an embedded store, and no interrupted pull continues in it.
+    let is_alone = store.engine.is_some() && settings.node_policy.resolves_interrupted_pulls;
+    if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
+        tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
+    }
+    let keyring = Arc::new(keyring(&settings, role));
+    let kubernetes = settings.kubernetes.clone().filter(|_| role == Role::Daemon);
+    let tokens: Arc<dyn TokenSource> = match &kubernetes {
+        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
+        None => Arc::new(Standalone),
+    };
+    let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), Arc::clone(&metrics)));
+    configure_providers(&providers, &settings).await?;
+    let events = Arc::new(LogEvents::new(EVENTS_MAX));
+    let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
+    let manager = Arc::new(ImageManager::new(ManagerParts {
+        settings: pull_settings(&settings, role),
+        keyring: Arc::clone(&keyring),
+        providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
+        events: Arc::clone(&events) as Arc<dyn EventSink>,
+        metrics: Arc::clone(&metrics),
+        inventory: Some(Arc::clone(&inventory)),
+        recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
+        stale: settings.stale_max.map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
+        decisions: Arc::clone(&decisions),
+        ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
+    }));
+    let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
+        let agent = NodeAgent::new(access.client(), node, Arc::clone(&inventory), Arc::clone(&metrics))
+            .measuring(Arc::clone(&pod_starts));
+        let images_max = look_ahead_max.filter(|_| settings.node_policy.looks_ahead);
+        let ahead = images_max.map(|images_max| LookAheadParts {
+            manager: Arc::clone(&manager),
+            runtime: runtime.clone(),
+            images_max,
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+        });
+        let agent = if *sends_events { agent.reporting(Arc::clone(&events)) } else { agent };
+        Arc::new(ahead.into_iter().fold(agent, NodeAgent::looking_ahead))
+    });
+    let parts = NodeParts {
+        agent,
+        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory))
+            .with_decisions(Arc::clone(&decisions))
+            .with_records(records, store.engine.is_some()),
+        runtime,
+        inventory,
+        manager,
+        pulls,
+        tracer,
+        pod_starts,
+        events,
+        keyring,
+        providers,
+        decisions,
+        metrics,
+        unpacking: store.engine.as_ref().map(|engine| engine.confinement().to_string()),
+        is_read_only,
+        state: store.state.clone(),
+        imports: store.imports.as_ref().map(|(images, _)| Arc::clone(images)),
+        backend: store.name,
+        is_daemon: role == Role::Daemon,
+        uses_known: store.uses_known,
+        first_run_adopts: first_run_adopts.into(),
+    };
+    declare_metrics(&parts.metrics);
+    let node = Arc::new(LocalNode::new(parts, settings));
+    if let Some(engine) = store.engine {
+        engine.ask_for_room(Arc::new(SpaceByCollection(Arc::downgrade(&node))));
+    }
+    if let Some((images, site)) = store.imports {
+        site.room.get_or_init(|| Arc::new(SpaceByCollection(Arc::downgrade(&node))));
+        tokio::spawn(ImportingImages::watch(Arc::downgrade(&images)));
+    }
+    Ok(node)
+}
+
+struct OpenBackend {
+    images: Arc<dyn ImageService>,
+    containers: Arc<dyn ContainerService>,
+    /// Reports shared layers where the images do not.
+    layers: Option<Arc<dyn LayerSource>>,
+    /// Checks the layers of images where the images do not.
+    usable: Option<UsableImages>,
+    names: Option<Arc<dyn RemovableNames>>,
+    engine: Option<Arc<Engine>>,
+    imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
+    name: String,
+    state: PathBuf,
+    uses_known: bool,
+}
+
+async fn open_store(
+    store: &StoreSettings,
+    settings: &Settings,
+    role: Role,
+    wanted: StoreAccess,
+) -> Result<OpenBackend, Failure> {
+    let StoreAccess { access, lock_wait } = wanted;
+    let config = EngineConfig { access, lock_wait, registry: settings.registry.clone(), ..store.engine.clone() };
+    let report = move |what: &str| match role {
+        Role::Daemon => tracing::warn!("{what}"),
+        Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
+    };
+    let engine = Engine::open_telling(config, &report).await?;
+    let mut containers = engine.container_service();
+    if let Some((endpoint, timeout)) = &store.runtime {
+        // It may start later; only requests for uses wait for it.
+        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
+            .streaming_lists(settings.node_policy.streams_lists);
+        containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
+    }
+    Ok(OpenBackend {
+        images: Arc::clone(&engine) as Arc<dyn ImageService>,
+        containers,
+        layers: None,
+        usable: None,
+        names: None,
+        name: format!("store {}", store.engine.root.display()),
+        state: store.engine.root.join("state"),
+        engine: Some(engine),
+        imports: None,
+        uses_known: true,
+    })
+}
+
+async fn open_runtime(
+    runtime: &RuntimeSettings,
+    settings: &Settings,
+    role: Role,
+    metrics: &Arc<Metrics>,
+) -> Result<OpenBackend, Failure> {
+    let timeout = settings.runtime_request_timeout;
+    let address = address(&runtime.endpoint)?;
+    // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
+    let streams = settings.node_policy.streams_lists;
+    let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
+    let (mut uses_known, mut imports) = (true, None);
+    let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
+        // A daemon may start before its runtime.
+        Role::Daemon => {
+            let containers = RemoteContainerService::lazy(&address, timeout)?.streaming_lists(streams);
+            let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
+            let (durability, registry) = (Durability::Commit, settings.registry.clone());
+            let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
+            let site = Arc::new(RuntimeSite {
+                containers: containers.clone(),
+                images: Arc::<RemoteImageService>::clone(&images),
+                socket: address.path().to_owned(),
+                engine,
+                sandbox_images: settings
+                    .sandbox_images
+                    .iter()
+                    .flatten()
+                    .map(|pattern| pattern.text().to_owned())
+                    .collect(),
+                room: OnceLock::new(),
+                opened: Mutex::default(),
+            });
+            let port: Arc<dyn ImportSite> = Arc::<RuntimeSite>::clone(&site);
+            let images = Arc::new(ImportingImages::new(images, port, runtime.import, Arc::clone(metrics)));
+            imports = Some((Arc::clone(&images), site));
+            (images, Arc::new(containers))
+        }
+        // A command ends with its one pull, and a daemon may own the staging folder.
+        Role::Command => {
+            let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
+            match RemoteContainerService::connect(&address, timeout).await {
+                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams))),
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+                    uses_known = false;
+                    (images, Arc::new(NoContainers))
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    };
+    // A containerd serves its own API on the same socket, whether or not pulls are imported.
+    let (containerd, cri) = (ContainerdClient::new(address.path()), Arc::clone(&images));
+    // Two runtimes of one machine have separate state.
+    let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
+    Ok(OpenBackend {
+        images,
+        containers,
+        layers: Some(Arc::new(ContainerdSizes::new(containerd.clone(), timeout))),
+        usable: Some(UsableImages::new(Arc::new(containerd.clone()))),
+        names: Some(Arc::new(ContainerdNames::new(containerd, cri))),
+        engine: None,
+        imports,
+        name: format!("runtime {address}"),
+        state: runtime.engine.root.join("runtimes").join(&folder.hex()[..16]),
+        uses_known,
+    })
+}
+
+/// The file systems that a runtime reports, for a caller without a node.
+pub async fn runtime_filesystems(runtime: &RuntimeSettings, timeout: Duration) -> Result<ImageFilesystems, Failure> {
+    let images = RemoteImageService::connect(&address(&runtime.endpoint)?, timeout).await?;
+    Ok(images.filesystem().await?)
+}
+
+fn address(endpoint: &str) -> Result<Endpoint, Failure> {
+    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })
+}
+
+/// The flag: the inventory is empty, this is the first start on the node.
+type OpenState = (Arc<Inventory>, Arc<PullRecords>, bool);
+
+/// Opens the state; a read-only one is not written, and changes end with the process.
+fn open_state(
+    runtime: RuntimeManager,
+    directory: &Path,
+    settings: &Settings,
+    is_read_only: bool,
+    adopts: bool,
+) -> Result<OpenState, Failure> {
+    let folder = directory.join("inventory");
+    let inventory = if is_read_only {
+        Inventory::open_read_only(runtime, &folder)?
+    } else {
+        Inventory::open(runtime, Some(&folder))?
+    };
+    let inventory = inventory.forgetful(!settings.node_policy.remembers_absent_images);
+    let first_run_adopts = !is_read_only && inventory.remembers_nothing();
+    if first_run_adopts {
+        // A kubelet, or a former run, may have left more than the images.
+        let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
+        for root in kubelet.into_iter().chain([directory]) {
+            take_over(&inventory, root);
+        }
+    }
+    let records = match records_settings(settings) {
+        None => Ok(PullRecords::off()),
+        Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
+        Some(kept) => PullRecords::open(directory, kept),
+    };
+    Ok((Arc::new(inventory), Arc::new(records?), first_run_adopts))
+}
+
+/// Imports since when another manager has had the images of this node.
+fn take_over(inventory: &Inventory, root: &Path) {
+    match KubeletRecords::below(root).all() {
+        Ok(found) => {
+            if let Some((file, error)) = found.passed_over.first() {
+                let (root, records) = (root.display(), found.passed_over.len());
+                tracing::warn!(%root, records, file, %error, "took over the node without pull records that cannot be read");
+            }
+            found.dated.into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
+        }
+        Err(error) => {
+            tracing::warn!(root = %root.display(), %error, "could not read pull records; their images are new");
+        }
+    }
+}
+
+/// The audit log. A log that is disabled or not writable is still readable.
+fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
+    let directory = state.join("decisions");
+    match settings.collection.decisions_max {
+        Some(bytes_max) if !is_read_only => AuditLog::new(&directory, bytes_max.get()),
+        _ => AuditLog::read_only(&directory),
+    }
+}
+
+/// Whether the file system of a directory, or of its first existing parent, is read-only.
+fn is_on_read_only_disk(directory: &Path) -> bool {
+    let found = directory.ancestors().find_map(|place| rustix::fs::statvfs(place).ok());
+    found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+/// Marks the images of pulls that a crash interrupted: they require credentials from now on.
+async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
+    if !records.has_open_intents() {
+        return;
+    }
+    let images = match runtime.list(None).await {
+        Ok(images) => images,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "could not compare the pull records with the images");
+            return;
+        }
+    };
+    let records = Arc::clone(records);
+    let absent = if is_alone { Absent::Removed } else { Absent::Stays };
+    match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now(), absent)).await {
+        Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
+        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),
+        Err(error) => tracing::error!(%error, "could not take up the pull records"),
+    }
+}
+
+fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
+    match role {
+        Role::Daemon => settings.pulls,
+        // An interrupted command must also stop its pull.
+        Role::Command => PullSettings { node_policy: settings.node_policy, ..PullSettings::default() },
+    }
+}
+
+/// How pull records are kept, if at all.
+fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
+    let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
+}
+
+pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
+    let Environment { home, variables, .. } = &settings.environment;
+    let keyring = match role {
+        Role::Daemon => match settings.named_docker_config() {
+            Some(path) => NodeKeyring::from_file(path),
+            None => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
+        },
+        Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
+    };
+    let keyring = if settings.node_policy.docker_keyring { keyring } else { keyring.as_the_kubelet() };
+    keyring.running_helpers(variables.clone(), HELPER_MAX)
+}
+
+/// The node's credentials for a repository at the host of its name, in the order a pull tries them, and the helper and
+/// providers that failed.
+pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
+    let node = keyring(settings, Role::Command);
+    let (of_helper, problem) = node.ask_helper(repository).await;
+    let found = of_helper.into_iter().chain(node.keyring().await.lookup_at(repository));
+    let providers = providers(settings).await?;
+    let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
+    let mut provided = providers.provide(&query).await;
+    provided.credentials.splice(0..0, found.filter(TrackedCredential::is_usable));
+    provided.failures.splice(0..0, problem);
+    Ok(provided)
+}
+
+/// The credential providers outside of a node.
+pub(super) async fn providers(settings: &Settings) -> Result<Arc<Providers>, Failure> {
+    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
+    let providers = Arc::new(Providers::new(tokens, Arc::new(Metrics::new())));
+    configure_providers(&providers, settings).await?;
+    Ok(providers)
+}
+
+pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
+    let options = settings.providers.clone();
+    let providers = Arc::clone(providers);
+    let configured = tokio::task::spawn_blocking(move || providers.configure(options.as_ref())).await;
+    let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    configured.map_err(|error| {
+        Failure::because("could not register the credential providers", &error)
+            .or_hint("`imagelet help credentials` describes their configuration")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::{gc::GcPolicy, testing::WaySettings};
+
+    use super::*;
+    use crate::config::Sources;
+
+    /// The two configurations under which vectors run.
+    #[derive(Clone, Copy, Debug)]
+    enum VectorWay {
+        Kubelet,
+        Shipped,
+    }
+
+    impl WaySettings for VectorWay {
+        fn is_shipped(self) -> bool {
+            matches!(self, Self::Shipped)
+        }
+    }
+
+    #[test]
+    fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {
+        for (way, compatibility) in [(VectorWay::Kubelet, Some("kubelet")), (VectorWay::Shipped, None)] {
+            let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+            if let Some(compatibility) = compatibility {
+                sources.add_flag("--test", "compatibility", compatibility);
+            }
+            let settings = sources.settings().expect("the defaults hold");
+            assert_eq!(settings.node_policy, way.node_policy());
+            assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
+            let records = records_settings(&settings).expect("pulls are recorded");
+            assert_eq!(records.guard, way.guard(), "{way:?}");
+            let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
+            assert_eq!(settings.gc, way.collecting(marks), "{way:?}");
+        }
+    }
+}
