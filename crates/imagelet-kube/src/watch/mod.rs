@@ -29,7 +29,7 @@ pub use self::health::{WatchHealth, WatchReport};
 use crate::{api_error::watch_text, client::observed};
 
 /// The life of a watch, up to a quarter longer: the watches of a fleet do not end together.
-const LIFE_SECONDS: u32 = 230;
+const LIFE_MIN: Duration = Duration::from_secs(230);
 
 /// Follows the objects, which `name` describes, for as long as this future lives. `take` receives each change, and `Init` where a list
 /// that has begun is worth nothing.
@@ -49,9 +49,9 @@ pub(crate) async fn follow<K>(
             tracing::info!(failure, "following the {name} again");
         }
     });
-    let timeout = LIFE_SECONDS + (random() * f64::from(LIFE_SECONDS) / 4.0) as u32;
+    let life = LIFE_MIN.mul_f64(1.0 + random() / 4.0).as_secs();
     // An `Init` comes before each attempt to list, and would reset the back-off of those that fail.
-    let events = watcher(Api::all_with(client, kind), config.timeout(timeout));
+    let events = watcher(Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
     let mut events = pin!(events.try_filter(|event| ready(!matches!(event, Event::Init))).default_backoff());
     while let Some(event) = events.next().await {
         match event {

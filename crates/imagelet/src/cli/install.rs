@@ -51,6 +51,7 @@ pub(crate) struct InstallArgs {
 
 /// What a container of the chart does.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one value in a process")]
 pub(crate) enum PodCommand {
     /// Copy the program to the host of this pod, and run `install` there.
     Install(PodInstallArgs),

@@ -175,49 +175,49 @@ impl Objects {
     fn collect(&mut self, file: &str, mut object: Value, kind: &str, line: u64, depth: usize) {
         let kind =
             object.get("kind").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(kind).to_owned();
-        let of_items = kind.strip_suffix("List").map(str::to_owned);
-        if let Some(of_items) = of_items
+        if let Some(of_items) = kind.strip_suffix("List")
             && depth < LISTS_MAX
-            && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
+            && let Some(items) = object.get_mut("items").and_then(Value::as_array_mut)
         {
-            return items.into_iter().for_each(|item| self.collect(file, item, &of_items, line, depth + 1));
+            let items = std::mem::take(items);
+            return items.into_iter().for_each(|item| self.collect(file, item, of_items, line, depth + 1));
         }
         let name = shown(&kind, &object, file);
-        if let Err(error) = self.read_object(file, object, kind, line) {
+        if let Err(error) = self.read_object(file, &object, kind, line) {
             self.failed.push(FailedObject { name, error });
         }
     }
 
-    fn read_object(&mut self, file: &str, object: Value, kind: String, line: u64) -> Result<(), ObjectError> {
+    fn read_object(&mut self, file: &str, object: &Value, kind: String, line: u64) -> Result<(), ObjectError> {
         if kind.is_empty() {
             return Err(ObjectError::nameless("kind", line));
         }
-        if kind.ends_with("List") && object.get("items").is_some() {
+        if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
             return Err(ObjectError(format!("the list in line {line} is nested deeper than {LISTS_MAX} lists")));
         }
         self.kinds.insert(kind.clone());
         match kind.as_str() {
-            "Secret" => self.secrets.push((secret(read(&object, line)?, line)?, file.to_owned())),
+            "Secret" => self.secrets.push((secret(read(object, line)?, line)?, file.to_owned())),
             "ServiceAccount" => {
-                let account: OtherObject = read(&object, line)?;
+                let account: OtherObject = read(object, line)?;
                 let PodName { namespace, name, .. } = account.metadata.named();
                 self.accounts.insert((namespace, name), names(account.image_pull_secrets));
             }
             "RuntimeClass" => {
-                let class: OtherObject = read(&object, line)?;
+                let class: OtherObject = read(object, line)?;
                 self.classes.insert(class.metadata.name, class.handler);
             }
             _ => {
                 let mut templates = Vec::new();
                 if kind == "Pod" {
-                    templates.push(&object);
+                    templates.push(object);
                 } else {
-                    find_templates(&object, &["spec", "template"], &mut templates);
+                    find_templates(object, &["spec", "template"], &mut templates);
                 }
                 let mut pods = Vec::new();
                 for (at, template) in templates.iter().enumerate() {
                     let number = (templates.len() > 1).then_some(at + 1);
-                    pods.extend(pod(&kind, line, &object, template, number)?);
+                    pods.extend(pod(&kind, line, object, template, number)?);
                 }
                 if pods.is_empty() {
                     *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1;
@@ -253,7 +253,7 @@ fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Va
     let has_containers = |value: &Value| value.get("containers").is_some_and(Value::is_array);
     match object {
         Value::Object(_) if has_containers(object) || object.get("spec").is_some_and(has_containers) => {
-            found.push(object)
+            found.push(object);
         }
         Value::Object(all) => {
             let wanted = |name: &String| fields.is_empty() || fields.contains(&name.as_str());

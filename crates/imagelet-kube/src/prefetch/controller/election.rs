@@ -101,13 +101,12 @@ impl Election {
             return Ok(false);
         }
         let spec = Some(next(lease, &self.identity, step, Timestamp::now()));
-        let written = match found {
+        let written = if let Some(found) = found {
             // It has the version that was read: another candidate that was faster is a conflict.
-            Some(found) => api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await,
-            None => {
-                let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
-                api.create(&PostParams::default(), &Lease { metadata, spec }).await
-            }
+            api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
+        } else {
+            let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
+            api.create(&PostParams::default(), &Lease { metadata, spec }).await
         };
         match written {
             Ok(lease) => {
