@@ -52,9 +52,6 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             interrupted().await;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Pod(PodCommand::Remove(arguments)) => {
-            unless_interrupted(cluster::remove_from_hosts(arguments, &environment)).await
-        }
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Login(arguments) => {
             unless_interrupted(Box::pin(pull::log_in(arguments, &cli.global, &environment))).await
