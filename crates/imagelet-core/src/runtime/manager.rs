@@ -13,7 +13,7 @@ use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
     LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, RuntimeError, Sandbox, SandboxImage,
     UsableImages,
-    pull_observer::{ObservedPull, PullObserver},
+    pull_request::{ObservedPull, PullObserver},
     removal,
 };
 use crate::{

@@ -1,15 +1,15 @@
-//! The parameters of a pull, and its progress events.
+//! The parameters of a pull, its progress events, and the port of an observer of all pulls of a store.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{PullRoute, RemovedImage};
+use super::{PullRoute, RemovedImage, RuntimeError};
 use crate::{
     audit_log::PullHost,
     credentials::Credential,
     hold::PullWait,
-    image::{ByteSize, Digest, ImageSpec, Platform},
+    image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
 };
 
 /// The image, credential, pod and platform of a pull.
@@ -187,4 +187,62 @@ pub enum LayerState {
     },
     /// Fetched, verified and unpacked.
     Done,
+}
+
+/// Is notified of every pull. Must not block.
+pub trait PullObserver: Send + Sync + fmt::Debug {
+    /// A pull begins. Returns its number for the other calls.
+    fn begin(&self, request: &PullRequest) -> u64;
+
+    /// The pull made progress.
+    fn step(&self, pull: u64, event: &PullEvent);
+
+    /// The pull ended. Called once.
+    fn end(&self, pull: u64, end: PullEnd<'_>);
+}
+
+/// The end of a pull.
+#[derive(Clone, Copy, Debug)]
+pub enum PullEnd<'a> {
+    /// The image is present.
+    Pulled,
+    /// The pull failed.
+    Failed(&'a RuntimeError),
+    /// Its future was dropped.
+    Cancelled,
+}
+
+/// Observes a pull until it ends or is dropped.
+pub(super) struct ObservedPull {
+    observer: Arc<dyn PullObserver>,
+    pull: u64,
+    is_over: bool,
+}
+
+impl ObservedPull {
+    pub(super) fn begin(observer: &Arc<dyn PullObserver>, request: &PullRequest) -> Self {
+        Self { observer: Arc::clone(observer), pull: observer.begin(request), is_over: false }
+    }
+
+    /// Notifies the observer before `progress`.
+    pub(super) fn progress(&self, progress: Progress) -> Progress {
+        let (observer, pull) = (Arc::clone(&self.observer), self.pull);
+        Arc::new(move |event| {
+            observer.step(pull, &event);
+            progress(event);
+        })
+    }
+
+    pub(super) fn end(mut self, outcome: &Result<ImageId, RuntimeError>) {
+        self.is_over = true;
+        self.observer.end(self.pull, outcome.as_ref().map_or_else(PullEnd::Failed, |_| PullEnd::Pulled));
+    }
+}
+
+impl Drop for ObservedPull {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.observer.end(self.pull, PullEnd::Cancelled);
+        }
+    }
 }

@@ -25,7 +25,6 @@ use crate::{
     output::{Format, print, printed},
 };
 use imagelet_node::{config::Environment, failure::Failure, node::Node};
-pub(crate) use serve::sources;
 use target::find_node;
 
 /// 128 + SIGINT.
