@@ -10,19 +10,15 @@ pub trait PullObserver: Send + Sync + fmt::Debug {
     /// A pull begins. Returns its number for the other calls.
     fn begin(&self, request: &PullRequest) -> u64;
 
-    /// The pull made progress.
     fn step(&self, pull: u64, event: &PullEvent);
 
     /// The pull ended. Called once.
     fn end(&self, pull: u64, end: PullEnd<'_>);
 }
 
-/// The end of a pull.
 #[derive(Clone, Copy, Debug)]
 pub enum PullEnd<'a> {
-    /// The image is present.
     Pulled,
-    /// The pull failed.
     Failed(&'a RuntimeError),
     /// Its future was dropped.
     Cancelled,
