@@ -21,7 +21,6 @@ use crate::{
 /// Pods of one page of a list, each of which may have a megabyte: a page is in memory as it was received while its pods are read.
 const PAGE_PODS: u32 = 20;
 
-/// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.into_iter().chain(look_ahead::FAMILIES).chain(pods::FAMILIES)
 }
@@ -68,7 +67,6 @@ impl NodeAgent {
         self
     }
 
-    /// The state of the watch, for probes.
     pub fn health(&self) -> Arc<WatchHealth> {
         Arc::clone(&self.health)
     }

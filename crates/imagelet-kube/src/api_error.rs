@@ -26,7 +26,6 @@ pub enum ApiError {
     },
     #[error("{}", text(.0))]
     Request(#[from] kube::Error),
-    /// A list has more objects than are read.
     #[error("the API server lists more than {max} objects")]
     TooMany { max: usize },
     /// The answer is not the secret or token that was requested. Shows nothing of it.
@@ -34,7 +33,6 @@ pub enum ApiError {
     SecretInvalid {
         /// `secret` or `token`.
         what: &'static str,
-        /// What is wrong, and where.
         why: String,
     },
 }
@@ -105,7 +103,6 @@ fn source(error: &kube::Error) -> String {
     error.source().map_or_else(|| error.to_string(), chain)
 }
 
-/// An error with its causes.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

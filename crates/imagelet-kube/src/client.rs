@@ -30,7 +30,6 @@ const WATCH_EVERY: Duration = Duration::from_secs(5);
 /// What becomes of a request, for those who watch a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The server rejected the request.
     Rejected(StatusCode),
     /// It did not answer.
     Failed,

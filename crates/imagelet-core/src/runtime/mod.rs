@@ -40,7 +40,6 @@ pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
-/// Every metric of runtime calls and imports.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     manager::FAMILIES.into_iter().chain([&PULLS])
 }

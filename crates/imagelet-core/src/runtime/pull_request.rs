@@ -12,7 +12,6 @@ use crate::{
     image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
 };
 
-/// The image, credential, pod and platform of a pull.
 #[derive(Clone, Debug, Default)]
 pub struct PullRequest {
     /// The reference, with its tag or digest.
@@ -21,7 +20,6 @@ pub struct PullRequest {
     pub credential: Option<Credential>,
     /// The own credentials of other hosts that serve the registry's content; each names its host. A runtime gets none.
     pub host_credentials: Vec<Credential>,
-    /// The pod that needs the image, if any.
     pub sandbox: Option<SandboxConfig>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
@@ -68,14 +66,10 @@ impl Default for Patience {
     }
 }
 
-/// The pod of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
-    /// The pod's name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its uid.
     pub uid: String,
     /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
     pub encoded: Option<EncodedPod>,
@@ -86,12 +80,10 @@ pub struct SandboxConfig {
 pub struct EncodedPod(Arc<[u8]>);
 
 impl EncodedPod {
-    /// Wraps the bytes.
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// The unchanged bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -103,15 +95,12 @@ impl fmt::Debug for EncodedPod {
     }
 }
 
-/// Receives the progress of a pull.
 pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
 
-/// A sink that ignores progress.
 pub fn no_progress() -> Progress {
     Arc::new(|_| {})
 }
 
-/// A progress event of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
     /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
@@ -123,11 +112,8 @@ pub enum PullEvent {
         /// Digest and compressed size of each layer, in manifest order.
         layers: Vec<(Digest, ByteSize)>,
     },
-    /// A layer changed its state.
     Layer {
-        /// The layer's digest.
         digest: Digest,
-        /// Its new state.
         state: LayerState,
     },
     /// All layers are present; the store syncs and names the image.
@@ -140,16 +126,13 @@ pub enum PullEvent {
     Retry {
         /// The host that gets the request.
         host: String,
-        /// When it is sent.
         at: Instant,
         /// The host has requested the wait; otherwise it has failed.
         is_requested: bool,
     },
     /// A layer waits for something that other pulls hold, or (`None`) no longer.
     Waits {
-        /// The layer's digest.
         layer: Digest,
-        /// What it waits for.
         wait: Option<PullWait>,
     },
     /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
@@ -166,7 +149,6 @@ pub enum PullEvent {
     },
     /// A request for a token is over.
     Token {
-        /// The token service.
         service: String,
         /// When the request began; it ends with this event.
         began: Instant,
@@ -175,7 +157,6 @@ pub enum PullEvent {
     },
 }
 
-/// The state of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
     /// Present before the pull; nothing is fetched.

@@ -20,12 +20,10 @@ const LENGTH_MAX: usize = 2 << 20;
 /// which may be some milliseconds after the watch of this node has.
 const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
-/// Reads an object as text.
 pub(crate) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
     send(client, Method::GET, path, "").await
 }
 
-/// Creates an object, and returns the answer as text.
 pub(super) async fn post(client: &Client, path: &str, object: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
     send(client, Method::POST, path, object).await
 }

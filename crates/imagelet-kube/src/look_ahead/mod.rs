@@ -38,12 +38,9 @@ pub(crate) const FAMILIES: [&Family; 1] = [&IMAGES];
 /// The pods of the node, at each change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
-/// What the look-ahead works with.
 #[derive(Clone, Debug)]
 pub struct LookAheadParts {
-    /// Pulls the images.
     pub manager: Arc<ImageManager>,
-    /// Reports which images are present.
     pub runtime: RuntimeManager,
     /// How many images are fetched ahead at once.
     pub images_max: NonZeroUsize,

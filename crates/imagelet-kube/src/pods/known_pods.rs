@@ -67,7 +67,6 @@ impl KnownPods {
         self.pods.values().cloned().collect()
     }
 
-    /// The pods that wait, with their images.
     pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
         self.pods.values().filter_map(|pod| pod.waiting()).collect()
     }

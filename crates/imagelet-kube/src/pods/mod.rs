@@ -32,7 +32,6 @@ pub(crate) const SECRETS_MAX: usize = 64;
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
-    /// Namespace, name and uid.
     pub identity: PodIdentity,
     /// Its service account; empty: it has none, as the pod of a kubelet's own manifest.
     pub service_account: Arc<str>,
@@ -49,7 +48,6 @@ pub struct BoundPod {
 /// One use of an image in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImageUse {
-    /// The use of the image.
     pub role: PodRole,
     /// The container's or the volume's name.
     pub name: Arc<str>,

@@ -36,7 +36,6 @@ static PULLING: Family = Family {
     labels: &[],
 };
 
-/// Every metric of the start of pods.
 pub(crate) const FAMILIES: [&Family; 2] = [&START, &PULLING];
 
 /// From a time to a later one.
@@ -56,7 +55,6 @@ impl StartTracker {
         Self { metrics, pulls, starting: HashSet::new() }
     }
 
-    /// The state of a pod at this time.
     pub(super) fn observe(&mut self, pod: &PodObject, now: SystemTime) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         if pod.status.start_time.is_none() {

@@ -43,7 +43,6 @@ static WAITING: Family = Family {
 
 pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
 
-/// The watch as others see it.
 #[derive(Debug)]
 pub struct WatchHealth {
     /// Only the watch of the node's pods has metrics.
@@ -58,7 +57,6 @@ struct WatchRecord {
     heard_at: Option<Instant>,
 }
 
-/// The watch at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
     /// The pods were listed once since the start.
@@ -78,7 +76,6 @@ pub struct WatchReport {
 }
 
 impl WatchHealth {
-    /// Of the watch of the node's pods.
     pub(crate) fn of_pods(metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
@@ -97,7 +94,6 @@ impl WatchHealth {
         }
     }
 
-    /// The watch at this moment.
     pub fn report(&self) -> WatchReport {
         let record = self.lock();
         WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }

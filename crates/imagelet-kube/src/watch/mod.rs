@@ -77,7 +77,6 @@ pub(crate) async fn follow<K>(
     }
 }
 
-/// Whether the objects of a store were listed.
 pub(crate) fn is_listed<K>(store: &Store<K>) -> bool
 where
     K: Resource<DynamicType = ()> + Clone + 'static,

@@ -40,7 +40,6 @@ static ERRORS: Family = Family {
 
 pub(crate) const FAMILIES: [&Family; 5] = [&LEADER, &SETS, &REPORTS, &WRITES, &ERRORS];
 
-/// The controller at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerReport {
     /// The API server has answered about the lease.

@@ -55,7 +55,6 @@ const RETRY_MAX: Duration = Duration::from_mins(2);
 /// Most writes and deletions of one pass; the next pass continues.
 const WRITES_MAX: usize = 200;
 
-/// Every metric of the controller.
 pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
     meters::FAMILIES.into_iter()
 }
@@ -76,7 +75,6 @@ impl PrefetchController {
         Self { client, namespace, identity, meters: ControllerMeters::new(metrics) }
     }
 
-    /// The state at this moment, for probes.
     pub fn report(&self) -> ControllerReport {
         self.meters.report()
     }

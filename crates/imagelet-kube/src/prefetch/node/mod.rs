@@ -263,7 +263,6 @@ impl PrefetchAgent {
         work.running = Some(RunningPull { key, bytes, task: pull.abort_handle() });
     }
 
-    /// Writes a report, and returns it with the answer.
     async fn write_report(&self, report: Vec<SetReport>) -> (Vec<SetReport>, Result<NodeImages, kube::Error>) {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
