@@ -15,14 +15,12 @@ const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
 
 /// Receives events. Must not block, as pulls call it.
 pub trait EventSink: Send + Sync + fmt::Debug {
-    /// Records an event.
     fn record(&self, event: Event);
 }
 
 /// An event in the kubelet's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Normal, or a warning.
     pub kind: EventKind,
     /// The reason word: `Pulling`, `Pulled`, `Failed`, …
     pub reason: &'static str,
@@ -30,7 +28,6 @@ pub struct Event {
     pub message: String,
     /// The text for readers of the whole cluster, where the message has names of one namespace; `None`: the message.
     pub note: Option<String>,
-    /// The object of the event.
     pub subject: EventSubject,
     /// The cause for machines, beside the message, which stays the kubelet's.
     pub cause: Option<EventCause>,
@@ -39,18 +36,13 @@ pub struct Event {
 /// The class and the place of a failure, in the stable words of `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCause {
-    /// The error class.
     pub class: &'static str,
-    /// The stage.
     pub stage: &'static str,
 }
 
-/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// The expected state.
     Normal,
-    /// A problem.
     Warning,
 }
 
@@ -64,21 +56,16 @@ impl EventKind {
     }
 }
 
-/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
     /// A pod, or a container in it.
     Pod {
-        /// The pod's namespace.
         namespace: Arc<str>,
-        /// The pod's name.
         name: Arc<str>,
-        /// The pod's uid.
         uid: Arc<str>,
         /// `spec.containers{NAME}` and the like; empty for the pod itself.
         field_path: Arc<str>,
     },
-    /// The node.
     Node,
 }
 
@@ -97,14 +84,11 @@ impl fmt::Display for EventSubject {
     }
 }
 
-/// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
     /// Its position among all events of this process, from 1.
     pub number: u64,
-    /// The time of recording.
     pub at: SystemTime,
-    /// The event.
     pub event: Event,
 }
 

@@ -55,10 +55,8 @@ impl SharedThing {
     }
 }
 
-/// What a pull waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullWait {
-    /// The thing that another pull holds.
     pub thing: SharedThing,
     /// The image of that pull, or of the one that holds most.
     pub holder: Option<String>,
@@ -110,7 +108,6 @@ impl HoldMeter {
         *clock = Clock::new(now);
     }
 
-    /// Adds received bytes.
     pub fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -128,7 +125,6 @@ impl HoldMeter {
         clock.resumed = None;
     }
 
-    /// Starts the clock after [`HoldMeter::pause`].
     pub fn resume(&self, now: Instant) {
         self.clock().resumed.get_or_insert(now);
     }

@@ -18,7 +18,6 @@ pub struct Family {
     pub name: &'static str,
     /// The help text, one line.
     pub help: &'static str,
-    /// The metric type.
     pub kind: MetricKind,
     /// Label names, in the order of their values.
     pub labels: &'static [&'static str],
@@ -38,12 +37,9 @@ macro_rules! families {
 }
 pub(crate) use families;
 
-/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {
-    /// Never decreases.
     Counter,
-    /// Increases and decreases.
     Gauge,
     /// Observations in buckets with these upper bounds.
     Histogram(&'static [f64]),
@@ -73,7 +69,6 @@ enum Value {
 }
 
 impl Metrics {
-    /// Without families.
     pub fn new() -> Self {
         Self::default()
     }
@@ -94,7 +89,6 @@ impl Metrics {
         }
     }
 
-    /// Adds one.
     pub fn increment(&self, family: &'static Family, labels: &[&str]) {
         self.add(family, labels, 1.0);
     }
@@ -106,7 +100,6 @@ impl Metrics {
         }
     }
 
-    /// Removes every series of a family.
     pub fn clear(&self, family: &'static Family) {
         registered(&mut self.lock(), family).series.clear();
     }

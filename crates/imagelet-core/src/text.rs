@@ -247,12 +247,10 @@ pub(crate) fn aggregate(errors: &[String]) -> String {
 pub struct GoDuration(pub i64);
 
 impl GoDuration {
-    /// A duration of whole seconds.
     pub const fn seconds(seconds: i64) -> Self {
         Self(seconds * 1_000_000_000)
     }
 
-    /// A duration of whole minutes.
     pub const fn minutes(minutes: i64) -> Self {
         Self::seconds(60 * minutes)
     }

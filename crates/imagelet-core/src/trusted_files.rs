@@ -51,7 +51,6 @@ pub enum Exposure {
     Owner(u32),
     /// A group, by group id.
     Group(u32),
-    /// Every user.
     Everyone,
 }
 

@@ -13,7 +13,6 @@ use crate::api_error::{ApiError, Cause};
 /// An API server that does not accept a connection within this time is away.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// How the API server is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiAccess {
     /// By the current context of this kubeconfig.

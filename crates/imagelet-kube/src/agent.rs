@@ -1,9 +1,6 @@
 //! The agent of a node: keeps the leases of images in step with the pods that are bound to the node.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::SystemTime};
 
 use imagelet_core::{
     events::LogEvents,
@@ -11,31 +8,27 @@ use imagelet_core::{
     manager::PodStarts,
     metrics::{Family, Metrics},
 };
-
+use kube::{Client, runtime::watcher};
 use tokio::sync::watch;
 
 use crate::{
-    access::ApiAccess,
-    api_client::ApiClient,
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::NodeEvents,
-    pods::{self, KnownPods, StartTracker},
-    watch::{Collection, FAMILIES, ObjectWatch, WatchHealth, WatchPace},
+    pods::{self, KnownPods, PodObject, StartTracker},
+    watch::{FAMILIES, WatchHealth, follow},
 };
 
-/// How often series of events are looked at.
-const EVENTS_LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Pods of one page of a list, each of which may have a megabyte: a page is in memory as it was received while its pods are read.
+const PAGE_PODS: u32 = 20;
 
-/// Every metric of the agent.
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.into_iter().chain(look_ahead::FAMILIES).chain(pods::FAMILIES)
 }
 
 /// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
-#[derive(Debug)]
 pub struct NodeAgent {
-    watch: ObjectWatch,
-    access: ApiAccess,
+    client: Client,
+    health: Arc<WatchHealth>,
     node: String,
     inventory: Arc<Inventory>,
     metrics: Arc<Metrics>,
@@ -47,29 +40,23 @@ pub struct NodeAgent {
 impl NodeAgent {
     /// An agent of this node, which begins with [`Self::run`]. From now until its first list of pods all images count as
     /// leased, for the time of a lease at most.
-    pub fn new(access: ApiAccess, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(client: Client, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
         inventory.leases.expect_pods(SystemTime::now());
-        let collection = Collection {
-            selector: format!("spec.nodeName={node}"),
-            ..Collection::of("pods of the node", "/api/v1/pods")
-        };
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
-        let client = ApiClient::new(access.clone());
-        let watch = ObjectWatch { client, collection, pace: WatchPace::default(), health };
-        Self { watch, access, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None, starts: None }
+        Self { client, health, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None, starts: None }
     }
 
     /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
     #[must_use]
     pub fn looking_ahead(mut self, parts: LookAheadParts) -> Self {
-        self.look_ahead = Some(LookAhead::new(parts, self.access.clone(), Arc::clone(&self.metrics)));
+        self.look_ahead = Some(LookAhead::new(parts, self.client.clone(), Arc::clone(&self.metrics)));
         self
     }
 
     /// The same agent, which also sends warnings about the node to the cluster.
     #[must_use]
     pub fn reporting(mut self, events: Arc<LogEvents>) -> Self {
-        self.events = Some(NodeEvents::new(self.access.clone(), &self.node, events));
+        self.events = Some(NodeEvents::new(self.client.clone(), &self.node, events));
         self
     }
 
@@ -80,27 +67,13 @@ impl NodeAgent {
         self
     }
 
-    /// The same agent with other waits.
-    #[cfg(test)]
-    fn paced(mut self, pace: WatchPace) -> Self {
-        self.watch.pace = pace;
-        self
-    }
-
-    /// The state of the watch, for probes.
     pub fn health(&self) -> Arc<WatchHealth> {
-        Arc::clone(&self.watch.health)
+        Arc::clone(&self.health)
     }
 
     /// Follows the pods for as long as this future lives. After its end the last known leases stay.
     pub async fn run(&self) {
         let (sender, receiver) = watch::channel(Vec::new());
-        let apply = |pods: &KnownPods| {
-            let waiting = pods.waiting();
-            self.watch.health.counted(pods.len(), waiting.len());
-            self.inventory.lease_to_pods(&waiting);
-            sender.send_replace(pods.all());
-        };
         let ahead = async {
             if let Some(look_ahead) = &self.look_ahead {
                 look_ahead.run(receiver).await;
@@ -108,12 +81,21 @@ impl NodeAgent {
         };
         let reporting = async {
             if let Some(events) = &self.events {
-                events.run(EVENTS_LOOK_EVERY).await;
+                events.run().await;
             }
         };
         let tracker = |starts: &Arc<PodStarts>| StartTracker::new(Arc::clone(&self.metrics), Arc::clone(starts));
-        let pods = self.starts.as_ref().map(tracker).map_or_else(KnownPods::default, KnownPods::measured);
-        tokio::join!(self.watch.run(pods, apply), ahead, reporting);
+        let mut pods = self.starts.as_ref().map(tracker).map_or_else(KnownPods::default, KnownPods::measured);
+        let config = watcher::Config::default().fields(&format!("spec.nodeName={}", self.node)).page_size(PAGE_PODS);
+        let watching = follow::<PodObject>("pods of the node", &self.client, &(), config, &self.health, |event| {
+            if pods.take(event) {
+                let waiting = pods.waiting();
+                self.health.counted(pods.len(), waiting.len());
+                self.inventory.lease_to_pods(&waiting);
+                sender.send_replace(pods.all());
+            }
+        });
+        tokio::join!(watching, ahead, reporting);
     }
 }
 

@@ -1,132 +1,119 @@
-//! Why the API server did not answer, with what the watch acts on.
+//! Why the API server did not answer, in words for people.
 
-use std::time::Duration;
+use std::{error::Error as StdError, time::Duration};
 
 use imagelet_core::{image::ByteSize, printable::one_line};
-use serde::Deserialize;
+use kube::{core::Status, runtime::watcher};
 
-/// Most of a server's message that is kept.
+/// Most of a server's message that is shown.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
-pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
+/// The longest line, which is a page of a list, or one event of a watch.
+pub(crate) const LINE_LENGTH_MAX: usize = 64 << 20;
 
-/// Why a request to the API server failed.
+pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
+
+/// Why a request to the API server failed. `Display` has the causes as well.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
     /// The credentials are missing, invalid, or not to be trusted.
-    #[error("could not {what}")]
+    #[error("could not {what}: {}", chain(&**.source))]
     Credentials {
         /// What failed: `use the kubeconfig …`.
         what: String,
-        /// The cause.
-        #[source]
         source: Cause,
     },
-    /// The API server cannot be reached, or the connection broke.
-    #[error("could not reach the API server")]
-    Unreachable(#[source] Cause),
-    /// No answer in this time.
-    #[error("the API server did not answer within {} s", .0.as_secs())]
-    Silent(Duration),
-    /// The resource version is too old, or unknown: the objects have to be listed again.
-    #[error("the API server no longer has the resource version of the list")]
-    Expired,
-    /// The API server rejected the request.
-    #[error("the API server answered {code}: {message}")]
-    Rejected {
-        /// The HTTP status.
-        code: u16,
-        /// Its message, cut.
-        message: String,
-    },
-    /// An answer, or one event, is larger than its limit.
-    #[error("the answer of the API server is larger than {}", ByteSize(*.max as u64))]
-    TooLarge {
-        /// The limit.
-        max: usize,
-    },
-    /// A list has more objects than are read.
+    #[error("{}", text(.0))]
+    Request(#[from] kube::Error),
     #[error("the API server lists more than {max} objects")]
-    TooMany {
-        /// The limit.
-        max: u32,
-    },
+    TooMany { max: usize },
     /// The answer is not the secret or token that was requested. Shows nothing of it.
     #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
         /// `secret` or `token`.
         what: &'static str,
-        /// What is wrong, and where.
         why: String,
     },
-    /// The answer is not what the API promises.
-    #[error("could not decode the answer of the API server")]
-    Decode(#[source] serde_json::Error),
+}
+
+/// What a server that answered too little, or too much, did.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AnswerError {
+    #[error("the API server did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
+    TooLarge,
 }
 
 impl ApiError {
+    /// The HTTP status by which the API server rejected the request.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Request(error) => code(error),
+            _ => None,
+        }
+    }
+
     /// The error of an answer that holds a secret: the decoder's own text quotes the value.
     pub(crate) fn undecodable(what: &'static str, error: &serde_json::Error) -> Self {
         Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
     }
+}
 
-    /// Whether the next request needs a new connection: this one failed, or the API server refuses the credentials that it
-    /// has (401), which may be newer in their files. Any other answer came over a connection that works.
-    pub(crate) fn ends_connection(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Silent(_) | Self::Rejected { code: 401, .. })
-    }
-
-    /// The cause in one word, or the status of HTTP.
-    pub(crate) fn cause(&self) -> String {
-        match self {
-            Self::Rejected { code, .. } => code.to_string(),
-            Self::Expired => "expired".to_owned(),
-            Self::Unreachable(_) => "unreachable".to_owned(),
-            Self::Silent(_) => "silent".to_owned(),
-            Self::Credentials { .. } => "credentials".to_owned(),
-            Self::TooLarge { .. } | Self::TooMany { .. } | Self::SecretInvalid { .. } | Self::Decode(_) => {
-                "invalid".to_owned()
-            }
-        }
-    }
-
-    /// The error with its causes.
-    pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let next = error.to_string();
-            // Some libraries repeat the cause in their own text.
-            if !text.ends_with(&next) {
-                text.push_str(": ");
-                text.push_str(&next);
-            }
-            cause = error.source();
-        }
-        text
+/// The HTTP status by which the API server rejected a request.
+pub(crate) fn code(error: &kube::Error) -> Option<u16> {
+    match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
     }
 }
 
-/// The answer of the API server when there is no other: `Status` of `meta/v1`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct ApiStatus {
-    code: u16,
-    message: String,
-    reason: String,
+/// The texts of the library show a status twice, with all fields.
+pub(crate) fn text(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => rejected(status),
+        kube::Error::Service(cause) => match cause.downcast_ref::<ApiError>() {
+            Some(error) => error.to_string(),
+            None if cause.is::<AnswerError>() => cause.to_string(),
+            None => format!("could not reach the API server: {}", chain(&**cause)),
+        },
+        kube::Error::SerdeError(_) => format!("could not decode the answer of the API server: {}", source(error)),
+        error => format!("could not reach the API server: {}", source(error)),
+    }
 }
 
-impl ApiStatus {
-    /// The error of an answer with this HTTP status.
-    pub(crate) fn into_error(self, http_status: u16) -> ApiError {
-        let code = if self.code == 0 { http_status } else { self.code };
-        // A server whose cache is behind the version asks for patience; a list without a version needs none.
-        let is_ahead = code == 504 && self.message.contains("Too large resource version");
-        if code == 410 || is_ahead || matches!(self.reason.as_str(), "Expired" | "Gone") {
-            return ApiError::Expired;
-        }
-        let end = self.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
-        ApiError::Rejected { code, message: one_line(&self.message[..end]) }
+/// Why a watch, or the list before it, failed.
+pub(crate) fn watch_text(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => text(error),
+        watcher::Error::WatchError(status) => rejected(status),
+        watcher::Error::NoResourceVersion => "the API server sent an object without a resource version".to_owned(),
     }
+}
+
+fn rejected(status: &Status) -> String {
+    let end = status.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
+    format!("the API server answered {}: {}", status.code, one_line(&status.message[..end]))
+}
+
+fn source(error: &kube::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), chain)
+}
+
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some libraries repeat the cause in their own text.
+        if !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
 }

@@ -2,26 +2,25 @@
 //!
 //! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches them ahead of
 //! the kubelet, and sends warnings about the node as events. Another one prefetches the images of `ImageSet` objects and reports
-//! them in `NodeImages`, and a controller of the cluster admits nodes in waves. A rollout changes what the pods of a DaemonSet do.
+//! them in `NodeImages`, and a controller of the cluster admits nodes in waves.
 
 mod access;
 mod agent;
-mod api_client;
 mod api_error;
+mod client;
 mod credentials;
 mod look_ahead;
+mod metadata;
 mod names;
 mod node_events;
 mod pods;
 mod prefetch;
-mod rollout;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 mod watch;
 
 pub use access::ApiAccess;
 pub use agent::{NodeAgent, metric_families};
-pub use api_client::ApiClient;
 pub use api_error::ApiError;
 pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;
@@ -31,5 +30,16 @@ pub use prefetch::{
     PrefetchApi, PrefetchController, PrefetchNode, SetDocument, SetPin, SetRejection, SetRow,
     controller_metric_families,
 };
-pub use rollout::{DaemonSetRollout, RolloutProgress};
 pub use watch::{WatchHealth, WatchReport};
+
+/// `Debug` of what holds a client, which has none.
+macro_rules! opaque {
+    ($($type:ty),*) => {$(
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($type))
+            }
+        }
+    )*};
+}
+opaque!(ClusterTokens, NodeAgent, PrefetchAgent, PrefetchApi, PrefetchController);

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest};
-use imagelet_kube::{ApiClient, PrefetchAgent, PrefetchNode as _};
+use imagelet_kube::{PrefetchAgent, PrefetchNode as _};
 use tokio::{
     sync::{Mutex, Notify},
     task::JoinSet,
@@ -58,7 +58,7 @@ impl Jobs {
         }
         if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().kubernetes {
             let target = Arc::new(PrefetchTarget(Arc::clone(node)));
-            let agent = PrefetchAgent::new(ApiClient::new(access.clone()), name, target);
+            let agent = PrefetchAgent::new(access.client(), name, target);
             jobs.spawn(async move { agent.run().await });
         } else if !node.parts.is_read_only {
             // The pins of sets end with the cluster that had them.

@@ -12,6 +12,8 @@ mod engine;
 pub mod fuzzing;
 mod hash;
 mod image_archive;
+#[doc(hidden)]
+pub mod layer_folders;
 mod layer_sink;
 mod manifest;
 mod mount;

@@ -10,6 +10,7 @@ pub mod cri;
 pub mod fuzzing;
 pub(crate) mod import;
 mod sizes;
+mod wire;
 
 pub use import::{
     Containerd, ContainerdConfig, ImportHealth, ImportMode, ImportSite, ImportingImages, Opened, OpenedSite,

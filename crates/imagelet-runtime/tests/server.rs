@@ -542,7 +542,7 @@ async fn a_socket_answers_images_as_the_vectors_say() {
         let (input, expected, name) = (&case["input"], &case["expected"], case["name"].as_str().unwrap());
         let fake = FakeRuntime::new();
         for image in input["store"].as_array().unwrap() {
-            fake.insert(stored(image));
+            fake.insert(wire::stored::stored(image));
         }
         let socket = Socket::of(&fake).await;
         let asked = input["image"].as_str().unwrap_or_default();
@@ -551,7 +551,7 @@ async fn a_socket_answers_images_as_the_vectors_say() {
             "ImageStatus" => {
                 let status = v1::ImageStatusRequest { image: Some(spec(asked)), verbose: false };
                 let image = socket.images().await.image_status(status).await.unwrap().into_inner().image;
-                assert_eq!(image, wire(&expected["image"]), "{name}");
+                assert_eq!(image, wire::stored::wire(&expected["image"]), "{name}");
             }
             "ListImages" => {
                 let listed = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
@@ -573,7 +573,7 @@ async fn a_socket_answers_images_as_the_vectors_say() {
                     }));
                 }
                 for task in tasks {
-                    let status = expected.get("status_image").and_then(wire);
+                    let status = expected.get("status_image").and_then(wire::stored::wire);
                     assert_eq!(task.await.unwrap(), status, "{name}: right after the removal");
                 }
                 let left = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
@@ -582,36 +582,4 @@ async fn a_socket_answers_images_as_the_vectors_say() {
             other => panic!("no such call: {other}"),
         }
     }
-}
-
-/// An image of a vector's store as ours keeps it.
-fn stored(image: &serde_json::Value) -> imagelet_core::image::Image {
-    use imagelet_core::image::{ByteSize, Image, ImageUser, Reference, split_names};
-    let names: Vec<String> = serde_json::from_value(image["references"].clone()).unwrap();
-    // The vector's `r/x:1` is Docker's in full; a store keeps names in full only.
-    let full: Vec<String> = names.iter().map(|name| name.parse::<Reference>().unwrap().to_string()).collect();
-    let (tags, digests) = split_names(full.iter().map(String::as_str));
-    Image {
-        id: ImageId::new(image["id"].as_str().unwrap()),
-        tags,
-        digests,
-        size: ByteSize(image["size"].as_u64().unwrap()),
-        user: ImageUser::of_config(image["config_user"].as_str().unwrap_or_default()),
-        spec: ImageSpec::default(),
-        pinned: false,
-    }
-}
-
-/// The message a vector expects; fields it leaves out are not set.
-fn wire(image: &serde_json::Value) -> Option<v1::Image> {
-    let texts = |key: &str| serde_json::from_value(image[key].clone()).unwrap_or_default();
-    image.is_object().then(|| v1::Image {
-        id: image["id"].as_str().unwrap().into(),
-        repo_tags: texts("repo_tags"),
-        repo_digests: texts("repo_digests"),
-        size: image["size"].as_u64().unwrap(),
-        uid: image["uid"].as_i64(),
-        username: image["username"].as_str().unwrap_or_default().into(),
-        ..v1::Image::default()
-    })
 }

@@ -25,7 +25,7 @@ pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
     help::{command, print_help},
     image_filter::ImageFilter,
-    install::{InstallArgs, PodCommand, PodInstallArgs, PodRemoveArgs, Role},
+    install::{InstallArgs, PodCommand, PodInstallArgs, Role},
     serve::ServeArgs,
     usage_error::{format_of, has_lines, usage_failure},
     values::Since,
@@ -266,7 +266,7 @@ impl Command {
 
     /// Whether it runs until it is stopped, and logs as a service does.
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Serve(_) | Self::Controller(_) | Self::Pod(PodCommand::Remove(_)))
+        matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
     /// What this command does to a store.
@@ -346,8 +346,8 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct EnsureArgs {
-    /// Manifests in YAML or JSON, any number in a file: Pods and all that has a pod template (Deployment, Job, …), with
-    /// the Secrets and ServiceAccounts they name; `-` reads stdin.
+    /// Manifests in YAML or JSON, any number in a file or folder: Pods and all that has a pod template (Deployment, Job, …),
+    /// with the Secrets and ServiceAccounts they name; `-` reads stdin.
     #[arg(short, long = "file", value_name = "POD.yaml", required = true)]
     pub(crate) files: Vec<PathBuf>,
     /// Manifests of Secrets that pods name in their `imagePullSecrets`, of type `kubernetes.io/dockerconfigjson` or

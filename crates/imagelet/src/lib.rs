@@ -11,6 +11,7 @@ mod manifests;
 mod output;
 mod progress;
 mod secret_hygiene;
+mod sources;
 
 use std::{
     ffi::OsString,

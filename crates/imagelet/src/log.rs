@@ -19,10 +19,11 @@ use imagelet_node::config::Environment;
 /// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
 /// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
-    // The client of Kubernetes logs each failed request as an error, which its caller reports once.
-    let default = if is_daemon { "info,kube_client=off" } else { "error" };
+    let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
-    let filter = wanted.parse().unwrap_or_else(|_| default.parse::<Targets>().unwrap_or_default());
+    let filter: Targets = wanted.parse().unwrap_or_else(|_| default.parse().unwrap_or_default());
+    // The libraries of Kubernetes log each failed request, which its caller reports once, and whole answers that do not decode.
+    let filter = filter.with_targets([("kube_client", LevelFilter::OFF), ("kube_runtime", LevelFilter::OFF)]);
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| LogWriter(io::stderr()));
     if !is_daemon && environment.log.is_none() {
         let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);

@@ -31,7 +31,6 @@ pub struct History {
     pub damage: Damage,
 }
 
-/// The log's lines on one image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
     /// The image's key; empty where only failed pulls of a name are recorded.

@@ -84,14 +84,12 @@ impl AuditLog {
         log
     }
 
-    /// A read-only log.
     pub fn read_only(directory: &Path) -> Self {
         let mut log = Self::off();
         log.directory = Some(directory.to_owned());
         log
     }
 
-    /// A disabled log.
     pub fn off() -> Self {
         Self::default()
     }

@@ -13,9 +13,7 @@ pub struct CredentialQuery {
     pub repository: String,
     /// The pod's namespace; empty without a pod.
     pub namespace: String,
-    /// The pod's name.
     pub pod_name: String,
-    /// The pod's uid.
     pub pod_uid: String,
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
@@ -37,7 +35,6 @@ pub trait CredentialProvider: fmt::Debug + Send + Sync {
     async fn provide(&self, query: &CredentialQuery) -> Provided;
 }
 
-/// Provides nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProviders;
 

@@ -41,7 +41,6 @@ pub struct DockerLogins {
     helpers: CredentialHelpers,
 }
 
-/// Where a login is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoginPlace {
     /// The file itself, not encrypted.

@@ -51,12 +51,9 @@ impl KeySpelling {
     }
 }
 
-/// A credential and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackedCredential {
-    /// The credential sent to the registry.
     pub credential: Credential,
-    /// The owner.
     pub source: CredentialSource,
     /// What identifies it in the pull records (`docs/spec/pull.md §6.6`).
     pub hash: String,
@@ -67,11 +64,8 @@ pub struct TrackedCredential {
 pub enum CredentialSource {
     /// The node: every pod may use an image that it opens.
     Node,
-    /// The request itself.
     Request,
-    /// A pull secret.
     Secret(ObjectIdentity),
-    /// A service account.
     ServiceAccount(ObjectIdentity),
 }
 
@@ -87,11 +81,9 @@ pub struct ObjectIdentity {
 /// A pull secret before parsing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullSecret {
-    /// The object's identity.
     pub identity: ObjectIdentity,
-    /// The document format.
     pub kind: PullSecretKind,
-    /// The document. An empty one is skipped.
+    /// An empty one is skipped.
     pub document: Secret,
 }
 
@@ -106,7 +98,6 @@ pub(crate) struct KeyringError {
 }
 
 impl Keyring {
-    /// An empty keyring.
     pub fn new() -> Self {
         Self::default()
     }

@@ -32,7 +32,6 @@ pub use secret::{Secret, spellings};
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
-/// Every metric of credential providers.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     provider::PROVIDER_FAMILIES.into_iter()
 }
@@ -40,20 +39,15 @@ pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family
 /// A credential for a registry. `Debug` hides the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
-    /// The kind, with the secret.
     pub kind: CredentialKind,
     /// The registry it was given for; CRI sends it with every pull.
     pub server_address: String,
 }
 
-/// The kinds of credential.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialKind {
-    /// A user and a password.
     Basic {
-        /// The user.
         username: String,
-        /// The password.
         password: Secret,
     },
     /// A refresh token, exchanged at the token service.
@@ -76,7 +70,6 @@ impl Credential {
         )
     }
 
-    /// A user and a password for one registry.
     pub fn basic(server_address: impl Into<String>, username: impl Into<String>, password: Secret) -> Self {
         Self {
             kind: CredentialKind::Basic { username: username.into(), password },

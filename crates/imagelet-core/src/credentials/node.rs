@@ -53,7 +53,6 @@ struct NodeFile {
     spelling: Option<KeySpelling>,
 }
 
-/// A file with the logins of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoginFile {
     /// The `auth.json` of podman, skopeo and buildah.

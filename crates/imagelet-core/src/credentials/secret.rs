@@ -12,7 +12,6 @@ use zeroize::{Zeroize as _, Zeroizing};
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

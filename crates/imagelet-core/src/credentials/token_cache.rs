@@ -31,7 +31,6 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Wraps a source.
     pub fn new(source: Arc<dyn TokenSource>) -> Self {
         Self { source, clock: Box::new(SystemTime::now), tokens: Mutex::default() }
     }

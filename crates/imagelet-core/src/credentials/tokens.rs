@@ -6,7 +6,6 @@ use async_trait::async_trait;
 
 use super::Secret;
 
-/// The current state of a service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceAccount {
     pub uid: String,
@@ -25,14 +24,10 @@ pub struct TokenRequest {
     pub pod_uid: String,
 }
 
-/// A token and its validity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedToken {
-    /// The token.
     pub token: Secret,
-    /// Start of validity.
     pub issued: SystemTime,
-    /// End of validity.
     pub expires: SystemTime,
 }
 
@@ -42,7 +37,6 @@ pub struct IssuedToken {
 pub struct TokenSourceError(String);
 
 impl TokenSourceError {
-    /// Wraps the cluster's message.
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }
@@ -51,10 +45,8 @@ impl TokenSourceError {
 /// The cluster's service account API, uncached.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// Reads a service account.
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError>;
 
-    /// Requests a new token.
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError>;
 }
 

@@ -30,7 +30,6 @@ pub trait Disk: fmt::Debug + Send + Sync {
     }
 }
 
-/// The disk of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineDisk;
 

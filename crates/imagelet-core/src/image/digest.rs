@@ -41,7 +41,6 @@ pub struct Digest {
     text: Arc<str>,
 }
 
-/// The text is not a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DigestError(&'static str);
@@ -73,7 +72,6 @@ impl Digest {
         Self::from_hash(DigestAlgorithm::Sha256, aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
     }
 
-    /// The algorithm.
     pub fn algorithm(&self) -> DigestAlgorithm {
         self.algorithm
     }
@@ -83,7 +81,6 @@ impl Digest {
         &self.text[self.algorithm.name().len() + 1..]
     }
 
-    /// The whole text.
     pub fn as_str(&self) -> &str {
         &self.text
     }

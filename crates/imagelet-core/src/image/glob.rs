@@ -9,7 +9,6 @@ pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Glob(String);
 
-/// The text is not a valid glob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GlobError(&'static str);

@@ -37,7 +37,6 @@ impl ImageId {
         })
     }
 
-    /// The id as the store spells it.
     pub fn as_str(&self) -> &str {
         match &self.0 {
             IdText::Inline { .. } => str::from_utf8(self.as_bytes()).expect("it was copied from a text as a whole"),
@@ -127,7 +126,6 @@ impl ImageKey {
         Self::new(ImageId::new(id), handler.to_owned())
     }
 
-    /// The image.
     pub fn id(&self) -> &ImageId {
         &self.id
     }

@@ -12,7 +12,6 @@ const ID_LENGTH: usize = 64;
 
 /// The present images and their names.
 pub trait ImageNames {
-    /// Whether there is an image with this id.
     fn has(&self, id: &ImageId) -> bool;
 
     /// The image with this normalised name (`docker.io/library/busybox:latest`, `r.example/a@sha256:…`).
@@ -25,7 +24,6 @@ pub trait ImageNames {
 /// The text does not identify one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// The text is empty.
     #[error("no image specified")]
     Empty,
     /// The text is a prefix of several ids.

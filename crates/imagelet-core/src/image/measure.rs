@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// The difference, or zero.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -65,18 +63,15 @@ pub fn counted<N: fmt::Display + PartialEq + From<u8> + Copy>(number: N, noun: &
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 
-/// The number is not a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not between 0 and 100")]
 pub struct PercentError(pub i64);
 
 impl Percent {
-    /// Checks the range.
     pub fn new(value: i64) -> Result<Self, PercentError> {
         u8::try_from(value).ok().filter(|percent| *percent <= 100).map(Self).ok_or(PercentError(value))
     }
 
-    /// The number.
     pub fn get(self) -> u8 {
         self.0
     }

@@ -36,19 +36,16 @@ pub struct ImageSpec {
 }
 
 impl ImageSpec {
-    /// A spec with a name only.
     pub fn new(image: impl Into<String>) -> Self {
         Self { image: image.into(), ..Self::default() }
     }
 }
 
-/// The user of an image's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageUser {
     /// The configuration names no user.
     #[default]
     Unset,
-    /// A numeric user id.
     Uid(i64),
     /// A user name, resolved inside the image.
     Name(String),
@@ -89,7 +86,6 @@ pub struct Image {
     pub digests: Vec<String>,
     /// The size the store reports; shared layers count in each image.
     pub size: ByteSize,
-    /// The user of its configuration.
     pub user: ImageUser,
     /// Annotations and handler of the stored image.
     pub spec: ImageSpec,
@@ -98,7 +94,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image's key in an inventory.
     pub fn key(&self) -> ImageKey {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
     }

@@ -27,7 +27,6 @@ enum Pattern {
     Within(String),
 }
 
-/// The text is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PinnedNamesError(String);
@@ -83,7 +82,6 @@ impl PinnedNames {
         self
     }
 
-    /// Whether no name is pinned.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -13,7 +13,6 @@ pub struct Platform {
     pub variant: Option<String>,
 }
 
-/// The text is not a platform.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")]
 pub struct PlatformError(String);

@@ -23,7 +23,6 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// The text is not a reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
@@ -42,16 +41,13 @@ pub enum ReferenceError {
     /// As above, from the parser that does not normalise.
     #[error("repository name must be lowercase")]
     Uppercase,
-    /// The text is empty.
     #[error("repository name must have at least one component")]
     Empty,
-    /// The text looks like an id.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     LooksLikeId(String),
     /// The path is longer than the grammar allows.
     #[error("repository name must not be more than {PATH_LENGTH_MAX} characters")]
     TooLong,
-    /// The digest is invalid.
     #[error(transparent)]
     Digest(#[from] DigestError),
 }
@@ -103,7 +99,6 @@ impl Reference {
         self.tag.as_deref()
     }
 
-    /// The digest, if given.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }

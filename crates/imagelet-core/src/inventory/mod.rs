@@ -135,7 +135,6 @@ impl Snapshot {
 /// An image with its ages, uses and pins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageEntry {
-    /// The image as listed by its store.
     pub image: Arc<Image>,
     /// Time of the first pass that saw it.
     pub first_seen: SystemTime,
@@ -152,13 +151,10 @@ pub struct ImageEntry {
     /// Time of the first pass that found it unused; `None` where long ago. A restarting runtime may return a short
     /// list, so a second pass confirms it.
     pub released_at: Option<SystemTime>,
-    /// Cost of the last known pull.
     pub pulled: Option<PullCost>,
-    /// How the image came to the node.
     pub origin: ImageOrigin,
     /// It was prefetched for a set, and nothing has used it since: a collection takes it first.
     pub prefetched: bool,
-    /// Use statistics.
     pub history: UseHistory,
     /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
@@ -167,7 +163,6 @@ pub struct ImageEntry {
 }
 
 impl ImageEntry {
-    /// The key of the image.
     pub fn key(&self) -> ImageKey {
         self.image.key()
     }
@@ -176,7 +171,6 @@ impl ImageEntry {
 /// An image returned to a caller that may start a container from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedOut {
-    /// The image's key.
     pub key: ImageKey,
     /// `NAMESPACE/POD` of the requesting pod, if any.
     pub user: Option<String>,
@@ -184,7 +178,6 @@ pub struct HandedOut {
     pub pulled: Option<(ByteSize, Duration)>,
 }
 
-/// Why the inventory could not be refreshed or stored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InventoryError {
@@ -197,21 +190,16 @@ pub enum InventoryError {
     /// The runtime did not report the image of a sandbox or of new sandboxes.
     #[error("get sandbox image: {}", .0.chain())]
     Sandboxes(RuntimeError),
-    /// A file could not be read or written.
     #[error("could not keep the inventory in `{}`", path.display())]
     File {
         /// The directory of the file.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The pattern is invalid.
     #[error("cannot pin `{pattern}`")]
     Pin {
-        /// The pattern as given.
         pattern: String,
-        /// The parse error.
         #[source]
         source: PinError,
     },

@@ -56,7 +56,6 @@ impl Inventory {
         }
     }
 
-    /// The pods that wait for an image.
     pub fn awaited_by(&self, image: &Image) -> Vec<String> {
         self.lock().pod_leases.pods_of(image)
     }

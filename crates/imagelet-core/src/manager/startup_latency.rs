@@ -35,17 +35,13 @@ pub(super) static POD_IMAGES: Family = Family {
 
 /// Receives the pulls of pods. Must not block, as pulls call it.
 pub trait PullRecorder: Send + Sync + fmt::Debug {
-    /// A pull for a pod begins.
     fn pull_started(&self, pod: &PodIdentity);
 
-    /// The result of a pod's image.
     fn image_finished(&self, pod: &PodIdentity, end: ImageEnd);
 }
 
-/// The result of a pod's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageEnd {
-    /// Present after a pull.
     Pulled,
     /// Present before.
     Present,
@@ -74,7 +70,6 @@ struct Starting {
 }
 
 impl PodStarts {
-    /// No pod yet.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         metrics.declare(&POD_IMAGES);
         Self { metrics, pods: Mutex::default() }

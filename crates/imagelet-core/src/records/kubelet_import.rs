@@ -30,7 +30,6 @@ pub struct KubeletRecords {
     pulled: PathBuf,
 }
 
-/// All records of the kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletRecordList {
     /// The pulled images, each with the time of its record.

@@ -50,7 +50,6 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Every metric of intents and records.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     gauges::FAMILIES.into_iter()
 }
@@ -118,7 +117,6 @@ impl Evidence {
     }
 }
 
-/// The records could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordsError {

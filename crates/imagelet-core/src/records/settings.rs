@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use super::verify::VerificationPolicy;
 
-/// The settings of the pull records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordsSettings {
-    /// The images for which a client has to present credentials.
     pub policy: VerificationPolicy,
-    /// What an open intent protects.
     pub guard: Guard,
     /// A record without a pull for this long expires; `None`: never.
     pub age_max: Option<Duration>,

@@ -9,13 +9,11 @@ const SECRETS_MAX: usize = 100;
 /// The present images for which a client has to present credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerificationPolicy {
-    /// No image.
     NeverVerify,
     /// Pulled images, and not preloaded ones.
     NeverVerifyPreloadedImages,
     /// All images but these.
     NeverVerifyAllowlistedImages(Allowlist),
-    /// All images.
     AlwaysVerify,
 }
 
@@ -32,7 +30,6 @@ pub struct Allowlist {
 pub struct AllowlistError(String);
 
 impl Allowlist {
-    /// Parses the patterns.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Self, AllowlistError> {
         let mut list = Self::default();
         for pattern in patterns {

@@ -45,7 +45,6 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
     }
 }
 
-/// The reported image of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxImage {
     /// Its id, or one of its names.
@@ -67,13 +66,11 @@ impl ContainerService for NoContainers {
     }
 }
 
-/// A container and the image it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     pub id: String,
     /// The sandbox it belongs to; empty for a mount of the embedded store.
     pub sandbox_id: String,
-    /// Its name in the pod.
     pub name: String,
     /// The image as its creator spelled it, with its handler.
     pub image: ImageSpec,
@@ -87,20 +84,15 @@ pub struct Container {
     pub labels: BTreeMap<String, String>,
 }
 
-/// The state of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Created, not started.
     Created,
-    /// Running.
     Running,
     /// Exited; it uses its image until it is removed.
     Exited,
-    /// The runtime does not know.
     Unknown,
 }
 
-/// A pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub id: String,

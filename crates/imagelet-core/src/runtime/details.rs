@@ -21,7 +21,6 @@ const JSON_BYTES_MAX: usize = 9 << 20;
 /// Most bytes of further texts, so that one image cannot fill a message.
 const REST_BYTES_MAX: usize = 1 << 20;
 
-/// An image and its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageDetails {
     /// The image as `status` reports it.
@@ -45,7 +44,6 @@ pub struct ImageDetails {
 /// The manifest that an image was pulled by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PulledManifest {
-    /// Its digest.
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
@@ -97,7 +95,6 @@ struct Info<'a> {
 }
 
 impl ImageDetails {
-    /// An image without details.
     pub fn bare(image: Image) -> Self {
         Self {
             image,
@@ -192,7 +189,6 @@ impl JsonText {
         is_one.then_some(Self(text))
     }
 
-    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -233,7 +229,6 @@ impl<'a> Members<'a> {
         self.0.into_iter().filter_map(|(name, member)| Some((name, serde_json::from_str(member.get()).ok()?)))
     }
 
-    /// The names of all members.
     pub fn names(self) -> impl Iterator<Item = String> {
         self.0.into_keys()
     }

@@ -54,10 +54,8 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     }
 }
 
-/// The file systems of images and of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageFilesystems {
-    /// The file systems of images.
     pub images: Vec<FilesystemUsage>,
     /// The file systems of writable layers; the same entry for a common one.
     pub containers: Vec<FilesystemUsage>,
@@ -65,10 +63,8 @@ pub struct ImageFilesystems {
     pub reserved: Freed,
 }
 
-/// The usage of one file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {
-    /// The time of the measurement.
     pub measured_at: SystemTime,
     /// A directory on it.
     pub mountpoint: PathBuf,
@@ -81,13 +77,9 @@ pub struct FilesystemUsage {
 /// A measurement in one store: a layer, a snapshot, or the whole store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreMeasure {
-    /// The store's name.
     pub store: String,
-    /// Its bytes.
     pub bytes: ByteSize,
-    /// Its inodes.
     pub inodes: u64,
-    /// The time of the measurement.
     pub at: SystemTime,
 }
 

@@ -28,14 +28,12 @@ pub struct LayerGraph {
     pub layers: Vec<LayerFacts>,
     /// The parts of each image, each once; an image that is not here is not known.
     pub images: BTreeMap<ImageId, Vec<u32>>,
-    /// How far the sizes can be trusted.
     pub certainty: Certainty,
 }
 
 /// One part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerFacts {
-    /// Its name in its store.
     pub id: Arc<str>,
     /// Allocated bytes that its removal frees.
     pub bytes: ByteSize,
@@ -148,7 +146,6 @@ impl LayerGraph {
 }
 
 impl Freed {
-    /// The sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes.saturating_add(other.inodes) }
@@ -185,16 +182,13 @@ impl LayerFacts {
     }
 }
 
-/// Freed disk space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// Bytes.
     pub bytes: ByteSize,
     /// Inodes, estimated where not counted.
     pub inodes: u64,
 }
 
-/// The disk space of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShare {
     /// Bytes of the parts that no other image has.

@@ -57,7 +57,6 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Mounts an image as a directory tree.
     async fn mount(
         &self,
         _image: &ImageSpec,
@@ -150,7 +149,6 @@ pub struct PullEstimate {
     pub bytes_total: ByteSize,
     /// Compressed bytes of the distinct missing layers.
     pub bytes_missing: ByteSize,
-    /// Number of missing layers.
     pub layers_missing: usize,
 }
 
@@ -164,19 +162,15 @@ pub struct ArchivePlace {
     pub is_folder: bool,
 }
 
-/// An image, and the archive to write it to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportRequest {
     /// A name, an id or an id prefix.
     pub image: String,
-    /// The archive.
     pub place: ArchivePlace,
 }
 
-/// An exported image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedImage {
-    /// The image's id.
     pub id: ImageId,
     /// Digest of its index, or of its manifest where there is no index.
     pub digest: Digest,
@@ -184,10 +178,8 @@ pub struct ExportedImage {
     pub bytes: ByteSize,
 }
 
-/// An archive to import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportRequest {
-    /// The archive.
     pub place: ArchivePlace,
     /// The name of its only image, instead of those in the archive.
     pub name: Option<Reference>,

@@ -13,7 +13,7 @@ use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
     LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, RuntimeError, Sandbox, SandboxImage,
     UsableImages,
-    pull_observer::{ObservedPull, PullObserver},
+    pull_request::{ObservedPull, PullObserver},
     removal,
 };
 use crate::{
@@ -67,15 +67,11 @@ pub(super) static FAMILIES: [&Family; 3] = [&TOTAL, &ERRORS, &SECONDS];
 /// Calls an image store and a container runtime. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RuntimeManager {
-    /// The image store.
     pub images: Arc<dyn ImageService>,
-    /// The container service.
     pub containers: Arc<dyn ContainerService>,
-    /// Counts the calls.
     pub metrics: Option<Arc<Metrics>>,
     /// Names of pinned images, in addition to those that the store pins.
     pub pinned: Arc<PinnedNames>,
-    /// Is notified of every pull.
     pub observer: Option<Arc<dyn PullObserver>>,
     /// Reads the layer graph from another interface of the runtime. `None`: the image store supplies it.
     pub layers: Option<Arc<dyn LayerSource>>,
@@ -90,9 +86,7 @@ pub struct RuntimeManager {
 pub struct Pod {
     /// Its uid; empty for containers without a pod.
     pub uid: String,
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// The creation time of its newest sandbox, or else of its first container.
     pub created_at: SystemTime,
@@ -103,13 +97,11 @@ pub struct Pod {
 }
 
 impl RuntimeManager {
-    /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
         let (metrics, pinned, observer) = (None, Arc::default(), None);
         Self { images, containers, metrics, pinned, observer, layers: None, usable: None, names: None }
     }
 
-    /// Counts the calls.
     #[must_use]
     pub fn measured(self, metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
@@ -118,7 +110,6 @@ impl RuntimeManager {
         Self { metrics: Some(metrics), ..self }
     }
 
-    /// See [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let listed = self.counted("list_images", self.images.list(filter)).await?;
         if self.pinned.is_empty() {
@@ -164,7 +155,6 @@ impl RuntimeManager {
         Ok(image)
     }
 
-    /// Finds one image with its details; see [`ImageService::details`].
     pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let mut details = self.counted("image_status", self.images.details(spec)).await?;
         if let Some(details) = &mut details {
@@ -173,7 +163,6 @@ impl RuntimeManager {
         Ok(details)
     }
 
-    /// Fetches an image; see [`ImageService::pull`].
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let Some(observer) = &self.observer else {
             return self.counted("pull_image", self.images.pull(request, progress)).await;
@@ -184,12 +173,10 @@ impl RuntimeManager {
         outcome
     }
 
-    /// The hosts beside an image's registry; see [`ImageService::registry_hosts`].
     pub(crate) async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.images.registry_hosts(image).await
     }
 
-    /// The store in this process; see [`ImageService::local`].
     pub fn local(&self) -> Option<&dyn LocalStore> {
         self.images.local()
     }
@@ -228,7 +215,6 @@ impl RuntimeManager {
         removal::check(&*self.images, spec).await
     }
 
-    /// The usage of images; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         self.counted("image_fs_info", self.images.filesystem()).await
     }
@@ -246,7 +232,6 @@ impl RuntimeManager {
         }
     }
 
-    /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].
     pub async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
         self.counted("container_status", self.containers.mounted_images(container_id)).await
     }
@@ -256,12 +241,10 @@ impl RuntimeManager {
         self.counted("container_status", self.containers.is_gone(container_id)).await
     }
 
-    /// The image of a sandbox; see [`ContainerService::sandbox_image`].
     pub async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         self.counted("podsandbox_status", self.containers.sandbox_image(sandbox_id)).await
     }
 
-    /// The images for new sandboxes; see [`ContainerService::default_sandbox_images`].
     pub async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
         self.counted("status", self.containers.default_sandbox_images()).await
     }

@@ -9,7 +9,6 @@ mod listing;
 mod local_store;
 mod manager;
 mod presence;
-mod pull_observer;
 mod pull_request;
 mod pull_route;
 mod removal;
@@ -32,16 +31,15 @@ pub use local_store::{
 };
 pub use manager::{Pod, RuntimeManager};
 pub use presence::{ImageBacking, UsableImages};
-pub use pull_observer::{PullEnd, PullObserver};
 pub use pull_request::{
-    EncodedPod, LayerState, Patience, Progress, PullEvent, PullRequest, RegistryHost, SandboxConfig, no_progress,
+    EncodedPod, LayerState, Patience, Progress, PullEnd, PullEvent, PullObserver, PullRequest, RegistryHost,
+    SandboxConfig, no_progress,
 };
 pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
-/// Every metric of runtime calls and imports.
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     manager::FAMILIES.into_iter().chain([&PULLS])
 }

@@ -1,18 +1,17 @@
-//! The parameters of a pull, and its progress events.
+//! The parameters of a pull, its progress events, and the port of an observer of all pulls of a store.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{PullRoute, RemovedImage};
+use super::{PullRoute, RemovedImage, RuntimeError};
 use crate::{
     audit_log::PullHost,
     credentials::Credential,
     hold::PullWait,
-    image::{ByteSize, Digest, ImageSpec, Platform},
+    image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
 };
 
-/// The image, credential, pod and platform of a pull.
 #[derive(Clone, Debug, Default)]
 pub struct PullRequest {
     /// The reference, with its tag or digest.
@@ -21,7 +20,6 @@ pub struct PullRequest {
     pub credential: Option<Credential>,
     /// The own credentials of other hosts that serve the registry's content; each names its host. A runtime gets none.
     pub host_credentials: Vec<Credential>,
-    /// The pod that needs the image, if any.
     pub sandbox: Option<SandboxConfig>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
@@ -68,14 +66,10 @@ impl Default for Patience {
     }
 }
 
-/// The pod of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxConfig {
-    /// The pod's name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its uid.
     pub uid: String,
     /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
     pub encoded: Option<EncodedPod>,
@@ -86,12 +80,10 @@ pub struct SandboxConfig {
 pub struct EncodedPod(Arc<[u8]>);
 
 impl EncodedPod {
-    /// Wraps the bytes.
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// The unchanged bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -103,15 +95,12 @@ impl fmt::Debug for EncodedPod {
     }
 }
 
-/// Receives the progress of a pull.
 pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
 
-/// A sink that ignores progress.
 pub fn no_progress() -> Progress {
     Arc::new(|_| {})
 }
 
-/// A progress event of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
     /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
@@ -123,11 +112,8 @@ pub enum PullEvent {
         /// Digest and compressed size of each layer, in manifest order.
         layers: Vec<(Digest, ByteSize)>,
     },
-    /// A layer changed its state.
     Layer {
-        /// The layer's digest.
         digest: Digest,
-        /// Its new state.
         state: LayerState,
     },
     /// All layers are present; the store syncs and names the image.
@@ -140,16 +126,13 @@ pub enum PullEvent {
     Retry {
         /// The host that gets the request.
         host: String,
-        /// When it is sent.
         at: Instant,
         /// The host has requested the wait; otherwise it has failed.
         is_requested: bool,
     },
     /// A layer waits for something that other pulls hold, or (`None`) no longer.
     Waits {
-        /// The layer's digest.
         layer: Digest,
-        /// What it waits for.
         wait: Option<PullWait>,
     },
     /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
@@ -166,7 +149,6 @@ pub enum PullEvent {
     },
     /// A request for a token is over.
     Token {
-        /// The token service.
         service: String,
         /// When the request began; it ends with this event.
         began: Instant,
@@ -175,7 +157,6 @@ pub enum PullEvent {
     },
 }
 
-/// The state of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
     /// Present before the pull; nothing is fetched.
@@ -187,4 +168,62 @@ pub enum LayerState {
     },
     /// Fetched, verified and unpacked.
     Done,
+}
+
+/// Is notified of every pull. Must not block.
+pub trait PullObserver: Send + Sync + fmt::Debug {
+    /// A pull begins. Returns its number for the other calls.
+    fn begin(&self, request: &PullRequest) -> u64;
+
+    /// The pull made progress.
+    fn step(&self, pull: u64, event: &PullEvent);
+
+    /// The pull ended. Called once.
+    fn end(&self, pull: u64, end: PullEnd<'_>);
+}
+
+/// The end of a pull.
+#[derive(Clone, Copy, Debug)]
+pub enum PullEnd<'a> {
+    /// The image is present.
+    Pulled,
+    /// The pull failed.
+    Failed(&'a RuntimeError),
+    /// Its future was dropped.
+    Cancelled,
+}
+
+/// Observes a pull until it ends or is dropped.
+pub(super) struct ObservedPull {
+    observer: Arc<dyn PullObserver>,
+    pull: u64,
+    is_over: bool,
+}
+
+impl ObservedPull {
+    pub(super) fn begin(observer: &Arc<dyn PullObserver>, request: &PullRequest) -> Self {
+        Self { observer: Arc::clone(observer), pull: observer.begin(request), is_over: false }
+    }
+
+    /// Notifies the observer before `progress`.
+    pub(super) fn progress(&self, progress: Progress) -> Progress {
+        let (observer, pull) = (Arc::clone(&self.observer), self.pull);
+        Arc::new(move |event| {
+            observer.step(pull, &event);
+            progress(event);
+        })
+    }
+
+    pub(super) fn end(mut self, outcome: &Result<ImageId, RuntimeError>) {
+        self.is_over = true;
+        self.observer.end(self.pull, outcome.as_ref().map_or_else(PullEnd::Failed, |_| PullEnd::Pulled));
+    }
+}
+
+impl Drop for ObservedPull {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.observer.end(self.pull, PullEnd::Cancelled);
+        }
+    }
 }

@@ -49,7 +49,6 @@ pub enum PullRoute {
     Forwarded(ForwardReason),
 }
 
-/// Why a pull is forwarded to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardReason {
     #[error("`runtimeImport` is `never`")]

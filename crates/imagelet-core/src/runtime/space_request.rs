@@ -15,7 +15,6 @@ pub trait MakeRoom: Send + Sync + fmt::Debug {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
 }
 
-/// The disk space that a pull requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomWanted {
     /// With this much more, the whole pull fits. Where that is out of reach, no image is removed for it.
@@ -27,11 +26,9 @@ pub struct RoomWanted {
 /// The result of a space request: real sizes where the store knows its shared layers, else the listed sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
-    /// Bytes of removed images.
     pub freed: ByteSize,
     /// Bytes of further removable images.
     pub could_free: ByteSize,
-    /// The removed images.
     pub removed: Vec<RemovedImage>,
 }
 

@@ -9,7 +9,6 @@ use crate::image::{Digest, ImageId};
 /// Listed findings; further ones are only counted.
 const FINDINGS_MAX: usize = 20;
 
-/// The result of a verification.
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
     /// Each requested image, unlisted damaged ones included.
@@ -20,10 +19,8 @@ pub struct VerifyReport {
     pub blobs: BlobsCheck,
 }
 
-/// An image after its check.
 #[derive(Clone, Debug)]
 pub struct ImageCheck {
-    /// The image's id.
     pub id: ImageId,
     /// Its names, of every kind.
     pub names: Vec<String>,
@@ -40,7 +37,6 @@ impl ImageCheck {
     }
 }
 
-/// The identity of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerName {
     /// Digest of the uncompressed tar.
@@ -49,14 +45,11 @@ pub struct LayerName {
     pub blob: Option<Digest>,
 }
 
-/// A layer after its check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerCheck {
-    /// What differs.
     pub findings: Findings,
     /// Paths checked.
     pub files: u64,
-    /// Bytes read.
     pub bytes: u64,
     /// Files whose content only root can read; their metadata was compared.
     pub unread: u64,
@@ -67,9 +60,7 @@ pub struct LayerCheck {
 pub struct BlobsCheck {
     /// Number of hashed blobs.
     pub count: u64,
-    /// What differs.
     pub findings: Findings,
-    /// The damaged ones.
     pub damaged: Vec<Digest>,
 }
 
@@ -95,7 +86,6 @@ pub struct Finding {
 }
 
 impl Findings {
-    /// One finding.
     pub fn of(path: &str, what: &str, detail: impl Into<String>) -> Self {
         let mut findings = Self::default();
         findings.add(path.to_owned(), what, detail.into());
@@ -111,7 +101,6 @@ impl Findings {
         }
     }
 
-    /// Appends other findings.
     pub fn merge(&mut self, other: Findings) {
         for finding in other.first {
             self.add(finding.path, &finding.what, finding.detail);
@@ -119,7 +108,6 @@ impl Findings {
         self.more += other.more;
     }
 
-    /// Appends an error of the disk.
     pub fn unreadable(&mut self, path: &str, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::NotFound => self.add(path.into(), "missing", "it is missing".into()),
@@ -128,7 +116,6 @@ impl Findings {
         }
     }
 
-    /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
     }

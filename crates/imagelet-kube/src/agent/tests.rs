@@ -1,7 +1,7 @@
 //! The agent against an API server: the fake one, or with `IMAGELET_TEST_KUBECONFIG` a real one as well.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -17,23 +17,17 @@ use imagelet_core::{
 };
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::{task::JoinHandle, time::Instant};
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
+    ApiAccess,
+    client::server,
+    pods::PodObject,
     testing::{ApiFault, FakeApi, FakeApiOptions},
     watch::WatchReport,
 };
 
-/// Waits of milliseconds, so that a test sees many.
-const HURRIED: WatchPace = WatchPace {
-    wait_first: Duration::from_millis(5),
-    wait_max: Duration::from_millis(40),
-    life_min: Duration::from_millis(500),
-    silence_max: Duration::from_secs(30),
-    answer_max: Duration::from_secs(30),
-    absent: Duration::from_millis(40),
-};
 /// How the names of the tests are written in full.
 const LIBRARY: &str = "docker.io/library/";
 /// A condition that is not met by then never is.
@@ -41,36 +35,32 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// An API server, and a namespace of it.
 struct Cluster {
-    access: ApiAccess,
     client: Client,
     /// The node of the test, which no kubelet runs.
     node: String,
     /// Begins the names of the test's pods.
     prefix: String,
-    _folder: tempfile::TempDir,
 }
 
 impl Cluster {
     /// Each API server that the suite runs against.
     async fn all(test: &str) -> Vec<(Self, Option<FakeApi>)> {
         let fake = FakeApi::start(FakeApiOptions::default()).await;
-        let mut all = vec![(Self::of(&fake, test).await, Some(fake))];
+        let mut all = vec![(Self::of(&fake, test), Some(fake))];
         if let Some(kubeconfig) = std::env::var_os("IMAGELET_TEST_KUBECONFIG") {
-            all.push((Self::at(PathBuf::from(kubeconfig), tempfile::tempdir().unwrap(), test).await, None));
+            all.push((Self::at(ApiAccess::Kubeconfig(PathBuf::from(kubeconfig)).client(), test), None));
         }
         all
     }
 
-    async fn of(fake: &FakeApi, test: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self::at(fake.kubeconfig(folder.path()), folder, test).await
+    /// Without a socket, so that the clock of a test may stand still.
+    fn of(fake: &FakeApi, test: &str) -> Self {
+        Self::at(server(fake.client()), test)
     }
 
-    async fn at(kubeconfig: PathBuf, folder: tempfile::TempDir, test: &str) -> Self {
-        let access = ApiAccess::Kubeconfig(kubeconfig);
-        let client = access.connect().await.unwrap();
+    fn at(client: Client, test: &str) -> Self {
         let prefix = format!("{test}-{}", std::process::id());
-        Self { access, client, node: format!("node-{prefix}"), prefix, _folder: folder }
+        Self { client, node: format!("node-{prefix}"), prefix }
     }
 
     async fn send(&self, method: &str, path: &str, content: &str, body: &Value) {
@@ -154,18 +144,14 @@ struct TestNode {
 }
 
 impl TestNode {
-    fn new(access: &ApiAccess, node: &str) -> Self {
-        Self::paced(access, node, HURRIED)
-    }
-
-    fn paced(access: &ApiAccess, node: &str, pace: WatchPace) -> Self {
+    fn new(client: &Client, node: &str) -> Self {
         let fake = FakeRuntime::new();
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(FullDisk));
         let metrics = Arc::new(Metrics::new());
         inventory.leases.start(Duration::from_mins(10), SystemTime::now());
-        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics)).paced(pace);
+        let agent = NodeAgent::new(client.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
         let health = agent.health();
         let agent = tokio::spawn(async move { agent.run().await });
         Self { runtime: fake, inventory, gc, metrics, health, agent }
@@ -206,7 +192,7 @@ impl TestNode {
                 "`{name}` is awaited by {found:?} and not by {pods:?}: {:?}",
                 self.health.report()
             );
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -218,7 +204,7 @@ impl TestNode {
                 return report;
             }
             assert!(SystemTime::now() < until, "not {what}: {report:?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -236,7 +222,7 @@ impl Drop for TestNode {
 #[tokio::test]
 async fn images_of_bound_pods_are_kept_until_their_containers_exist_or_the_pod_is_gone() {
     for (cluster, _fake) in Cluster::all("kept").await {
-        let node = TestNode::new(&cluster.access, &cluster.node);
+        let node = TestNode::new(&cluster.client, &cluster.node);
         let pod = cluster.full_name("web");
         let app = node.image("app:v1");
         node.image("sidecar:v1");
@@ -267,7 +253,7 @@ async fn images_of_bound_pods_are_kept_until_their_containers_exist_or_the_pod_i
 #[tokio::test]
 async fn a_pod_that_is_finished_releases_its_images() {
     for (cluster, _fake) in Cluster::all("finished").await {
-        let node = TestNode::new(&cluster.access, &cluster.node);
+        let node = TestNode::new(&cluster.client, &cluster.node);
         node.image("job:v1");
         // Bound before the agent's first list, or after it: both are seen.
         cluster.create("job", &["job:v1"]).await;
@@ -283,7 +269,7 @@ async fn a_pod_that_is_finished_releases_its_images() {
 #[tokio::test]
 async fn pods_of_other_nodes_and_those_without_a_node_lease_nothing() {
     for (cluster, _fake) in Cluster::all("elsewhere").await {
-        let node = TestNode::new(&cluster.access, &cluster.node);
+        let node = TestNode::new(&cluster.client, &cluster.node);
         node.image("app:v1");
         node.image("here:v1");
         node.until_synced().await;
@@ -297,11 +283,11 @@ async fn pods_of_other_nodes_and_those_without_a_node_lease_nothing() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn while_the_api_server_is_away_nothing_is_released_and_then_the_watch_resumes() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "away").await;
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let cluster = Cluster::of(&fake, "away");
+    let node = TestNode::new(&cluster.client, &cluster.node);
     node.image("app:v1");
     cluster.create("web", &["app:v1"]).await;
     node.until_awaited("app:v1", &[cluster.full_name("web")]).await;
@@ -313,9 +299,14 @@ async fn while_the_api_server_is_away_nothing_is_released_and_then_the_watch_res
     assert_eq!((report.is_listed, report.pods, report.waiting), (true, 1, 1));
     assert_eq!(node.collect().await, ["app:v1"]);
 
+    // An hour later, with few requests of a node meanwhile.
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    let requests = fake.requests().len();
+    assert!((60..150).contains(&requests), "{requests}");
+
     // A pod that went meanwhile is seen afterwards, by the events since the last version and without a list.
     fake.remove("default", cluster.full_name("web").trim_start_matches("default/"));
-    let lists = |fake: &FakeApi| fake.requests().iter().filter(|request| request.contains("NotOlderThan")).count();
+    let lists = |fake: &FakeApi| fake.requests().iter().filter(|request| request.contains("limit=")).count();
     let before = lists(&fake);
     fake.plant_lasting(None);
     node.until_awaited("app:v1", &[]).await;
@@ -325,26 +316,29 @@ async fn while_the_api_server_is_away_nothing_is_released_and_then_the_watch_res
     assert!(node.metrics.render().contains("imagelet_kubernetes_watch_restarts_total{cause=\"failed\"}"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn before_the_first_list_nothing_is_taken_although_no_pod_is_known() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "first").await;
+    let cluster = Cluster::of(&fake, "first");
     fake.plant_lasting(Some(ApiFault::Status(503, "starting".into())));
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let node = TestNode::new(&cluster.client, &cluster.node);
     node.image("app:v1");
     node.until("tried", |report| report.restarts > 2).await;
     assert!(!node.health.report().is_listed);
     assert_eq!(node.collect().await, ["app:v1"]);
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    let requests = fake.requests().len();
+    assert!((60..150).contains(&requests), "{requests}: the waits between attempts to list grow, too");
     fake.plant_lasting(None);
     node.until_synced().await;
     assert_eq!(node.collect().await, [""; 0]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_version_that_is_forgotten_leads_to_a_new_list() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "gone").await;
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let cluster = Cluster::of(&fake, "gone");
+    let node = TestNode::new(&cluster.client, &cluster.node);
     node.image("app:v1");
     node.image("old:v1");
     cluster.create("old", &["old:v1"]).await;
@@ -363,28 +357,33 @@ async fn a_version_that_is_forgotten_leads_to_a_new_list() {
 }
 
 #[tokio::test]
-async fn a_server_whose_cache_is_behind_is_asked_for_its_newest_state_in_pages() {
+async fn large_pods_are_listed_in_pages_and_kept_as_far_as_they_are_about_images() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "pages").await;
-    for at in 0..230 {
+    let cluster = Cluster::of(&fake, "pages");
+    let megabyte = "x".repeat(1 << 20);
+    for at in 0..45 {
         fake.apply(json!({
-            "metadata": {"name": format!("p{at}"), "namespace": "default"},
+            "metadata": {
+                "name": format!("p{at}"), "namespace": "default", "annotations": {"large": megabyte},
+                "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:metadata": {}}}],
+            },
             "spec": {"nodeName": cluster.node, "containers": [{"name": "c", "image": format!("app:v{at}")}]},
         }));
     }
-    fake.plant(ApiFault::Status(504, "Timeout: Too large resource version: 9, current: 1".into()));
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let node = TestNode::new(&cluster.client, &cluster.node);
     let report = node.until("listed", |report| report.is_listed).await;
-    assert_eq!((report.pods, report.waiting), (230, 230));
-    let pages = fake.requests().iter().filter(|request| request.contains("limit=100")).count();
+    assert_eq!((report.pods, report.waiting), (45, 45));
+    let pages = fake.requests().iter().filter(|request| request.contains("limit=20")).count();
     assert_eq!(pages, 3, "{:#?}", fake.requests());
+    let pod: PodObject = serde_json::from_value(fake.object("/api/v1/pods", "default", "p0").unwrap()).unwrap();
+    assert!(format!("{pod:?}").len() < 4096, "{pod:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_bookmark_moves_the_version_from_which_the_watch_resumes() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "bookmark").await;
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let cluster = Cluster::of(&fake, "bookmark");
+    let node = TestNode::new(&cluster.client, &cluster.node);
     node.until_synced().await;
     let restarts = node.health.report().restarts;
     fake.bookmark();
@@ -397,36 +396,31 @@ async fn a_bookmark_moves_the_version_from_which_the_watch_resumes() {
     fake.cut_connections();
     node.until("watching again", |report| report.restarts > restarts && report.in_sync).await;
     let resumed = |fake: &FakeApi| {
-        fake.requests().iter().any(|request| request.contains("watch=true") && request.ends_with("resourceVersion=121"))
+        fake.requests().iter().any(|request| request.contains("watch=true") && request.contains("resourceVersion=121"))
     };
     let until = SystemTime::now() + WAIT_MAX;
     while !resumed(&fake) {
         assert!(SystemTime::now() < until, "{:#?}", fake.requests());
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_closes_every_watch_at_once_is_not_asked_in_a_hot_loop() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "hot").await;
+    let cluster = Cluster::of(&fake, "hot");
     fake.plant_lasting(Some(ApiFault::EmptyWatch));
-    let pace = WatchPace { wait_first: Duration::from_millis(20), wait_max: Duration::from_secs(10), ..HURRIED };
-    let _node = TestNode::paced(&cluster.access, &cluster.node, pace);
-    let began = Instant::now();
-    // One list, and six watches with waits of at least 10, 20, 40, 80 and 160 ms between them.
-    while fake.requests().len() < 7 {
-        assert!(began.elapsed() < WAIT_MAX, "{:#?}", fake.requests());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert!(began.elapsed() >= Duration::from_millis(310), "{:?} for {:#?}", began.elapsed(), fake.requests());
+    let _node = TestNode::new(&cluster.client, &cluster.node);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let requests = fake.requests().len();
+    assert!((10..15).contains(&requests), "one list, and a watch each five seconds: {requests}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_no_answer_of_an_api_server_is_reported_and_releases_nothing() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "broken").await;
-    let node = TestNode::new(&cluster.access, &cluster.node);
+    let cluster = Cluster::of(&fake, "broken");
+    let node = TestNode::new(&cluster.client, &cluster.node);
     node.image("app:v1");
     cluster.create("web", &["app:v1"]).await;
     node.until_awaited("app:v1", &[cluster.full_name("web")]).await;
@@ -447,15 +441,18 @@ async fn what_is_no_answer_of_an_api_server_is_reported_and_releases_nothing() {
     assert_eq!(node.awaited_by("app:v1").await, [cluster.full_name("web")]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up_and_asked_again() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
-    let cluster = Cluster::of(&fake, "silent").await;
-    let pace = WatchPace { silence_max: Duration::from_secs(1), answer_max: Duration::from_secs(1), ..HURRIED };
+    let cluster = Cluster::of(&fake, "silent");
     fake.plant(ApiFault::Hang);
-    let node = TestNode::paced(&cluster.access, &cluster.node, pace);
+    let node = TestNode::new(&cluster.client, &cluster.node);
+    let silent = |report: &WatchReport| report.failure.as_deref() == Some("the API server did not answer within 60 s");
+    node.until("silent", silent).await;
     node.until_synced().await;
-    node.until("silent", |report| report.failure.as_deref() == Some("the API server did not answer within 1 s")).await;
+    let restarts = node.health.report().restarts;
+    // It sends no bookmark.
+    node.until("silent again", |report| report.restarts > restarts).await;
     node.until_synced().await;
 }
 
@@ -465,7 +462,7 @@ async fn tls_and_a_token_are_taken_from_the_kubeconfig_and_a_new_token_from_its_
     let fake = FakeApi::start(options).await;
     let folder = tempfile::tempdir().unwrap();
     let access = ApiAccess::Kubeconfig(fake.kubeconfig_with(folder.path(), "wrong"));
-    let node = TestNode::new(&access, "node-a");
+    let node = TestNode::new(&access.client(), "node-a");
     let rejected =
         |report: &WatchReport| report.failure.as_deref() == Some("the API server answered 401: Unauthorized");
     node.until("rejected", rejected).await;
@@ -479,16 +476,16 @@ async fn a_kubeconfig_that_is_missing_broken_or_open_to_others_is_named() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kubeconfig");
+    let path: &Path = &folder.path().join("kubeconfig");
     let failure = async || {
-        let error = ApiAccess::Kubeconfig(path.clone()).connect().await.err().expect("it is refused");
-        error.chain()
+        let error = ApiAccess::Kubeconfig(path.to_owned()).connect().await.err().expect("it is refused");
+        error.to_string()
     };
     let named = format!("could not use the kubeconfig `{}`: ", path.display());
     assert!(failure().await.starts_with(&named));
-    std::fs::write(&path, "clusters: 5").unwrap();
+    std::fs::write(path, "clusters: 5").unwrap();
     assert!(failure().await.starts_with(&named));
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let reported = failure().await;
     assert!(reported.contains("every user may write to"), "{reported}");
 }

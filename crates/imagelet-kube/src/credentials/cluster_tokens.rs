@@ -4,18 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
-use serde::Deserialize;
+use k8s_openapi::api::authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus};
+use kube::Client;
 use serde_json::{Value, json};
 
-use super::service_account::read_account;
-use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-};
+use super::{object_cache::ObjectName, secret_api, service_account::read_account};
+use crate::api_error::ApiError;
 
-/// A pull waits for the token no longer than this.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The longest token; those of the API server have about a kilobyte.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
 /// The life of a token where the answer names none: the API server's default.
@@ -24,22 +19,20 @@ const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 /// The service accounts of a cluster, uncached.
-#[derive(Debug)]
 pub struct ClusterTokens {
-    api: ApiClient,
+    client: Client,
 }
 
 impl ClusterTokens {
-    /// The API server that is reached this way. No request is sent before the first need.
-    pub fn new(access: ApiAccess) -> Self {
-        Self { api: ApiClient::new(access).waiting(ANSWER_MAX).for_pods() }
+    pub fn new(client: Client) -> Self {
+        Self { client }
     }
 }
 
 #[async_trait]
 impl TokenSource for ClusterTokens {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        let answer = self.api.get_secret(&path(namespace, name)).await;
+        let answer = secret_api::get(&self.client, &path(namespace, name)).await;
         let account = answer.and_then(|json| read_account(&json)).map_err(|error| failed(&error))?.object;
         Ok(ServiceAccount { uid: account.uid, annotations: account.annotations })
     }
@@ -50,17 +43,17 @@ impl TokenSource for ClusterTokens {
             return Err(TokenSourceError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
-        let answer = self.api.send_for_secret(&path, &token_request(request)).await;
+        let answer = secret_api::post(&self.client, &path, &token_request(request).to_string()).await;
         answer.and_then(|json| read_token(&json)).map_err(|error| failed(&error))
     }
 }
 
 fn failed(error: &ApiError) -> TokenSourceError {
-    TokenSourceError::new(error.chain())
+    TokenSourceError::new(error.to_string())
 }
 
 fn path(namespace: &str, name: &str) -> String {
-    format!("/api/v1/namespaces/{}/serviceaccounts/{}", encoded(namespace), encoded(name))
+    ObjectName { namespace: namespace.into(), name: name.into() }.path("serviceaccounts")
 }
 
 /// A token for this audience alone, which ends with the pod. The API server rejects it where the account was created again.
@@ -82,40 +75,20 @@ fn token_request(request: &TokenRequest) -> Value {
     })
 }
 
-#[derive(Deserialize)]
-struct TokenAnswer {
-    #[serde(default)]
-    spec: TokenAnswerSpec,
-    status: TokenStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct TokenAnswerSpec {
-    expiration_seconds: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TokenStatus {
-    token: String,
-    expiration_timestamp: String,
-}
-
 /// Reads an issued token. The error shows nothing of it.
 fn read_token(json: &[u8]) -> Result<IssuedToken, ApiError> {
     let invalid = |why: String| ApiError::SecretInvalid { what: "token", why };
-    let TokenAnswer { spec, status } =
+    let KubeTokenRequest { spec, status, .. } =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("token", &error))?;
-    let token = Secret::new(status.token);
+    let TokenRequestStatus { token, expiration_timestamp } = status.unwrap_or_default();
+    let token = Secret::new(token.unwrap_or_default());
     let length = token.expose().len();
     if !(1..=TOKEN_LENGTH_MAX).contains(&length) || !token.expose().bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(invalid(format!("{length} bytes; a token has 1 to {TOKEN_LENGTH_MAX} visible ASCII characters")));
     }
-    let expires: jiff::Timestamp =
-        status.expiration_timestamp.parse().map_err(|_| invalid("its expiration is no time of RFC 3339".into()))?;
-    let expires = SystemTime::from(expires);
-    let life = spec.expiration_seconds.map_or(LIFE_DEFAULT, Duration::from_secs).min(LIFE_MAX);
+    let expires = SystemTime::from(expiration_timestamp.ok_or_else(|| invalid("it has no expiration".into()))?.0);
+    let life = spec.and_then(|spec| u64::try_from(spec.expiration_seconds?).ok());
+    let life = life.map_or(LIFE_DEFAULT, Duration::from_secs).min(LIFE_MAX);
     let issued = expires.checked_sub(life).unwrap_or(SystemTime::UNIX_EPOCH);
     Ok(IssuedToken { token, issued, expires })
 }
@@ -127,6 +100,7 @@ mod tests {
     use imagelet_core::credentials::TokenCache;
 
     use super::*;
+    use crate::ApiAccess;
     use crate::testing::{ApiFault, FakeApi, FakeApiOptions};
 
     fn request(pod: &str) -> TokenRequest {
@@ -150,7 +124,7 @@ mod tests {
         async fn new() -> Self {
             let api = FakeApi::start(FakeApiOptions { token: Some("a-token".into()), tls: true }).await;
             let folder = tempfile::tempdir().unwrap();
-            let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path()))));
+            let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())).client()));
             let metadata = json!({"namespace": "shop", "name": "builder", "annotations": {"team": "shop"}});
             api.put_named("serviceaccounts", json!({"metadata": metadata}));
             Self { api, tokens, _folder: folder }
@@ -209,7 +183,7 @@ mod tests {
         for (spec, life) in [
             (json!({"expirationSeconds": 600}), 600),
             (json!({}), 3600),
-            (json!({"expirationSeconds": u64::MAX}), LIFE_MAX.as_secs()),
+            (json!({"expirationSeconds": i64::MAX}), LIFE_MAX.as_secs()),
         ] {
             let issued = read_token(answer(&spec, &good).as_bytes()).unwrap();
             let expires = issued.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -221,12 +195,12 @@ mod tests {
             (status("", "2026-01-01T01:00:00Z"), "0 bytes; a token has"),
             (status(&long, "2026-01-01T01:00:00Z"), "a token has 1 to 65536"),
             (status("hunter2\n", "2026-01-01T01:00:00Z"), "8 bytes; a token has"),
-            (status("hunter2", "tomorrow"), "its expiration is no time of RFC 3339"),
+            (status("hunter2", "tomorrow"), "line 1 column"),
             (json!({"token": ["hunter2"], "expirationTimestamp": ""}), "line 1 column"),
-            (json!({"token": "hunter2"}), "line 1 column"),
+            (json!({"token": "hunter2"}), "it has no expiration"),
             (json!("hunter2"), "line 1 column"),
         ] {
-            let error = read_token(answer(&json!({}), &status).as_bytes()).unwrap_err().chain();
+            let error = read_token(answer(&json!({}), &status).as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with("the API server sent an invalid token: ") && error.contains(why), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }

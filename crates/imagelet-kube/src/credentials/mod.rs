@@ -5,6 +5,7 @@
 mod cluster_tokens;
 mod object_cache;
 mod pull_secrets;
+pub(crate) mod secret_api;
 mod secret_object;
 mod service_account;
 

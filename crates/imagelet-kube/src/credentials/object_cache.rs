@@ -10,7 +10,9 @@ use std::{
 use imagelet_core::bounded_map::make_room;
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::{api_client::encoded, api_error::ApiError};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::api_error::ApiError;
 
 /// How long an object is used; the kubelet's own cache of secrets has the same time.
 const AGE_MAX: Duration = Duration::from_mins(1);
@@ -32,6 +34,11 @@ impl ObjectName {
     pub(crate) fn path(&self, kind: &str) -> String {
         format!("/api/v1/namespaces/{}/{kind}/{}", encoded(&self.namespace), encoded(&self.name))
     }
+}
+
+/// A text as part of a path or a query.
+pub(super) fn encoded(text: &str) -> impl fmt::Display {
+    utf8_percent_encode(text, NON_ALPHANUMERIC)
 }
 
 /// An object with the resource version it was read at.
@@ -85,7 +92,7 @@ impl<T> ObjectCache<T> {
                 cached.version = version;
                 Ok(Arc::new(object))
             }
-            Err(error) => Err(error.chain().into()),
+            Err(error) => Err(error.to_string().into()),
         };
         cached.read = Some((Instant::now(), result.clone()));
         result
@@ -139,7 +146,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let number = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
                 if self.failing.contains(&number) {
-                    return Err(ApiError::Rejected { code: 403, message: "no".into() });
+                    let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
+                    return Err(kube::Error::Api(Box::new(status)).into());
                 }
                 Ok(Versioned { version: format!("v{number}"), object: number })
             };

@@ -3,32 +3,29 @@
 use std::sync::Arc;
 
 use imagelet_core::{credentials::PullSecret, image::ByteSize};
+use kube::Client;
 
 use super::{
-    object_cache::{ObjectCache, ObjectName, ReadResult, Versioned},
+    object_cache::{ObjectCache, ObjectName, ReadResult, Versioned, encoded},
+    secret_api,
     secret_object::{NotPullSecret, read_secret},
     service_account::{AccountObject, read_account},
 };
-use crate::{
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-    pods::BoundPod,
-};
+use crate::{api_error::ApiError, pods::BoundPod};
 
 /// Most bytes of one pod's documents: each of its images has a copy while it is pulled.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
 /// Reads the pull secrets of pods by `get`, one by one.
-#[derive(Debug)]
 pub(crate) struct PullSecrets {
-    api: Arc<ApiClient>,
+    client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
     accounts: ObjectCache<AccountObject>,
 }
 
 impl PullSecrets {
-    pub(crate) fn new(api: Arc<ApiClient>) -> Self {
-        Self { api, secrets: ObjectCache::new(), accounts: ObjectCache::new() }
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, secrets: ObjectCache::new(), accounts: ObjectCache::new() }
     }
 
     /// The readable pull secrets of a pod, in its order. The others are skipped with a warning, as a kubelet does.
@@ -98,9 +95,9 @@ impl PullSecrets {
         let path = name.path(kind);
         // From the cache of the API server, but never older than before. The first read has its newest state.
         let cached = format!("{path}?resourceVersion={}", encoded(version));
-        let answer = match self.api.get_secret(if version.is_empty() { &path } else { &cached }).await {
+        let answer = match secret_api::get(&self.client, if version.is_empty() { &path } else { &cached }).await {
             // This API server is behind the one that answered before.
-            Err(ApiError::Expired) => self.api.get_secret(&path).await?,
+            Err(error) if matches!(error.code(), Some(410 | 504)) => secret_api::get(&self.client, &path).await?,
             answer => answer?,
         };
         decode(&answer)

@@ -87,7 +87,7 @@ mod tests {
 
     fn read(object: &Value) -> Result<Result<(String, PullSecretKind, String), NotPullSecret>, String> {
         let name = ObjectName { namespace: "shop".into(), name: "registry".into() };
-        let read = read_secret(&name, object.to_string().as_bytes()).map_err(|error| error.chain())?;
+        let read = read_secret(&name, object.to_string().as_bytes()).map_err(|error| error.to_string())?;
         let text = |secret: PullSecret| {
             assert!(!format!("{secret:?}").contains(secret.document.expose()));
             (secret.identity.uid, secret.kind, secret.document.expose().to_owned())

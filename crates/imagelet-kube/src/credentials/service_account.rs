@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use serde::Deserialize;
+use k8s_openapi::{api::core::v1::ServiceAccount as KubeServiceAccount, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::object_cache::Versioned;
 use crate::{
@@ -20,43 +20,20 @@ pub(super) struct AccountObject {
     pub(super) pull_secrets: Vec<Arc<str>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireAccount {
-    metadata: WireMetadata,
-    #[serde(default)]
-    image_pull_secrets: Option<Vec<WireName>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireMetadata {
-    #[serde(default)]
-    uid: String,
-    #[serde(default)]
-    resource_version: String,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Deserialize)]
-struct WireName {
-    #[serde(default)]
-    name: String,
-}
-
 /// Reads a service account.
 ///
 /// # Errors
 /// Where the text is not that of one.
 pub(super) fn read_account(json: &[u8]) -> Result<Versioned<AccountObject>, ApiError> {
-    let WireAccount { metadata, image_pull_secrets } = serde_json::from_slice(json).map_err(ApiError::Decode)?;
+    let KubeServiceAccount { metadata, image_pull_secrets, .. } =
+        serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
     let names =
         image_pull_secrets.into_iter().flatten().map(|it| it.name).filter(|name| is_name(name, NAME_LENGTH_MAX));
     let pull_secrets = names.take(SECRETS_MAX).map(Arc::from).collect();
-    let WireMetadata { uid, resource_version: version, annotations } = metadata;
-    let object = AccountObject { uid, annotations: annotations.unwrap_or_default(), pull_secrets };
-    Ok(Versioned { version, object })
+    let ObjectMeta { uid, resource_version, annotations, .. } = metadata;
+    let (uid, annotations) = (uid.unwrap_or_default(), annotations.unwrap_or_default());
+    let object = AccountObject { uid, annotations, pull_secrets };
+    Ok(Versioned { version: resource_version.unwrap_or_default(), object })
 }
 
 #[cfg(test)]
@@ -78,7 +55,7 @@ mod tests {
             let read = read_account(object.to_string().as_bytes()).unwrap();
             assert_eq!((read.version.as_str(), read.object.pull_secrets.len()), ("9", expected), "{secrets}");
         }
-        for text in ["[]", "{}", r#"{"metadata": {}, "imagePullSecrets": 5}"#, "<html>"] {
+        for text in ["[]", r#"{"metadata": {}, "imagePullSecrets": 5}"#, "<html>"] {
             assert!(read_account(text.as_bytes()).is_err(), "{text}");
         }
     }

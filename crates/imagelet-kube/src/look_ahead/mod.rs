@@ -5,7 +5,7 @@
 
 mod plan;
 
-use std::{collections::HashMap, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{collections::HashMap, num::NonZeroUsize, sync::Arc};
 
 use imagelet_core::{
     events::EventSink,
@@ -14,18 +14,15 @@ use imagelet_core::{
     metrics::{Family, MetricKind, Metrics},
     runtime::{ErrorClass, Patience, RuntimeManager, no_progress},
 };
+use kube::Client;
 use tokio::{
     sync::watch,
     task::{AbortHandle, Id, JoinSet},
 };
 
 use self::plan::{Fetch, FetchKey, FetchState, asks_registry, plan};
-use crate::{
-    access::ApiAccess, api_client::ApiClient, credentials::PullSecrets, node_events::failure_event, pods::BoundPod,
-};
+use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
 
-/// A pod's secrets come from the API server within this time, or the pull begins without them.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Below that of every request: what a container waits for is pulled first.
 const PRIORITY: i32 = -10;
 
@@ -41,12 +38,9 @@ pub(crate) const FAMILIES: [&Family; 1] = [&IMAGES];
 /// The pods of the node, at each change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
-/// What the look-ahead works with.
 #[derive(Clone, Debug)]
 pub struct LookAheadParts {
-    /// Pulls the images.
     pub manager: Arc<ImageManager>,
-    /// Reports which images are present.
     pub runtime: RuntimeManager,
     /// How many images are fetched ahead at once.
     pub images_max: NonZeroUsize,
@@ -55,7 +49,7 @@ pub struct LookAheadParts {
 }
 
 /// Fetches images ahead. Clones share the secrets.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LookAhead {
     parts: LookAheadParts,
     secrets: Arc<PullSecrets>,
@@ -71,10 +65,9 @@ struct Fetches {
 }
 
 impl LookAhead {
-    pub(crate) fn new(parts: LookAheadParts, access: ApiAccess, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(parts: LookAheadParts, client: Client, metrics: Arc<Metrics>) -> Self {
         metrics.declare(&IMAGES);
-        let secrets = PullSecrets::new(Arc::new(ApiClient::new(access).waiting(ANSWER_MAX).for_pods()));
-        Self { parts, secrets: Arc::new(secrets), metrics }
+        Self { parts, secrets: Arc::new(PullSecrets::new(client)), metrics }
     }
 
     /// Fetches for as long as the pods are received and this future lives.

@@ -1,5 +1,7 @@
 //! The look-ahead over a runtime in memory, with the secrets of an API server.
 
+use std::time::Duration;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
     events::{EventSubject, LogEvents},
@@ -12,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
+    ApiAccess,
     pods::read_pod,
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
@@ -48,7 +51,7 @@ impl TestNode {
         let metrics = Arc::new(Metrics::new());
         let events = Arc::new(LogEvents::new(NonZeroUsize::new(100).unwrap()));
         let parts = LookAheadParts { manager, runtime, images_max, events: Arc::clone(&events) as Arc<dyn EventSink> };
-        let look_ahead = LookAhead::new(parts, access, Arc::clone(&metrics));
+        let look_ahead = LookAhead::new(parts, access.client(), Arc::clone(&metrics));
         let (pods, receiver) = watch::channel(Vec::new());
         let running = tokio::spawn(async move { look_ahead.run(receiver).await });
         Self { runtime: fake, api, metrics, events, pods, running, _folder: folder }

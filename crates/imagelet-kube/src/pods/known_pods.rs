@@ -3,42 +3,50 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use imagelet_core::inventory::WaitingPod;
+use kube::runtime::watcher::Event;
 
 use super::{BoundPod, PODS_MAX, PodObject, StartTracker, bound_pod};
-use crate::watch::ObjectCache;
 
 /// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
+    /// The pods of a list that is being read.
+    listing: BTreeMap<String, Arc<BoundPod>>,
     /// The last list was longer than the limit.
     is_cut: bool,
     starts: Option<StartTracker>,
 }
 
-impl ObjectCache for KnownPods {
-    type Object = PodObject;
-
-    fn replace(&mut self, objects: Vec<PodObject>) {
-        let old = std::mem::take(&mut self.pods);
-        if let Some(starts) = &mut self.starts {
-            starts.retain(&objects);
+impl KnownPods {
+    /// Returns whether other images are awaited than before, or for another pod; after a list always.
+    pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(object) => {
+                if let Some(pod) = self.read(&object) {
+                    insert(&mut self.listing, pod, &mut self.is_cut);
+                }
+            }
+            Event::InitDone => {
+                self.pods = std::mem::take(&mut self.listing);
+                if let Some(starts) = &mut self.starts {
+                    starts.retain(&self.pods.values().map(|pod| &*pod.identity.uid).collect());
+                }
+                return true;
+            }
+            Event::Apply(object) => return self.change(&object),
+            Event::Delete(object) => return self.remove(&object),
         }
-        for object in &objects {
-            let Some(pod) = self.read(object) else { continue };
-            warn_of_new(&pod, old.get(&pod.full_name()).map(AsRef::as_ref));
-            self.insert(pod);
-        }
+        false
     }
 
-    /// Returns whether other images are awaited than before, or for another pod.
     fn change(&mut self, object: &PodObject) -> bool {
         let Some(pod) = self.read(object) else { return self.remove(object) };
-        let old = self.pods.get(&pod.full_name()).map(AsRef::as_ref);
-        warn_of_new(&pod, old);
+        let old = self.pods.get(&pod.full_name());
         let is_changed =
-            old.and_then(BoundPod::waiting) != pod.waiting() || old.is_some_and(|old| old.identity != pod.identity);
-        self.insert(pod);
+            old.and_then(|old| old.waiting()) != pod.waiting() || old.is_some_and(|old| old.identity != pod.identity);
+        insert(&mut self.pods, pod, &mut self.is_cut);
         is_changed
     }
 
@@ -49,9 +57,7 @@ impl ObjectCache for KnownPods {
         }
         self.pods.remove(&object.full_name()).is_some()
     }
-}
 
-impl KnownPods {
     /// No pods yet; the start of each is measured.
     pub(crate) fn measured(starts: StartTracker) -> Self {
         Self { starts: Some(starts), ..Self::default() }
@@ -61,7 +67,6 @@ impl KnownPods {
         self.pods.values().cloned().collect()
     }
 
-    /// The pods that wait, with their images.
     pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
         self.pods.values().filter_map(|pod| pod.waiting()).collect()
     }
@@ -79,30 +84,21 @@ impl KnownPods {
         if let Some(starts) = &mut self.starts {
             starts.observe(object, SystemTime::now());
         }
-        Some(pod)
-    }
-
-    fn insert(&mut self, pod: BoundPod) {
-        let name = pod.full_name();
-        if self.pods.len() >= PODS_MAX && !self.pods.contains_key(&name) {
-            if !std::mem::replace(&mut self.is_cut, true) {
-                tracing::warn!(
-                    pod = name,
-                    "the node has more than {PODS_MAX} pods; the images of further pods are not leased"
-                );
+        // Each update of a pod has its invalid names again.
+        if self.pods.get(&pod.full_name()).is_none_or(|before| before.passed_over != pod.passed_over) {
+            for why in &pod.passed_over {
+                tracing::warn!(pod = pod.full_name(), why, "passing over an image of a pod");
             }
-            return;
         }
-        self.pods.insert(name, Arc::new(pod));
+        Some(pod)
     }
 }
 
-/// Each update of a pod has its invalid names again.
-fn warn_of_new(pod: &BoundPod, before: Option<&BoundPod>) {
-    if before.is_some_and(|before| before.passed_over == pod.passed_over) {
-        return;
-    }
-    for why in &pod.passed_over {
-        tracing::warn!(pod = pod.full_name(), why, "passing over an image of a pod");
+fn insert(pods: &mut BTreeMap<String, Arc<BoundPod>>, pod: BoundPod, is_cut: &mut bool) {
+    let name = pod.full_name();
+    if pods.len() < PODS_MAX || pods.contains_key(&name) {
+        pods.insert(name, Arc::new(pod));
+    } else if !std::mem::replace(is_cut, true) {
+        tracing::warn!(pod = name, "the node has more than {PODS_MAX} pods; the images of further pods are not leased");
     }
 }

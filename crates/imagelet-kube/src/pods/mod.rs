@@ -32,7 +32,6 @@ pub(crate) const SECRETS_MAX: usize = 64;
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
-    /// Namespace, name and uid.
     pub identity: PodIdentity,
     /// Its service account; empty: it has none, as the pod of a kubelet's own manifest.
     pub service_account: Arc<str>,
@@ -49,7 +48,6 @@ pub struct BoundPod {
 /// One use of an image in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodImageUse {
-    /// The use of the image.
     pub role: PodRole,
     /// The container's or the volume's name.
     pub name: Arc<str>,
@@ -111,7 +109,9 @@ pub fn read_pod(json: &[u8]) -> Result<Option<BoundPod>, PodRejection> {
 /// When the pod has an invalid name, which the API server rejects.
 pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejection> {
     let PodObject { metadata, spec, status } = object;
-    for (name, length_max) in [(&metadata.namespace, NAMESPACE_LENGTH_MAX), (&metadata.name, NAME_LENGTH_MAX)] {
+    let [namespace, pod_name, uid] =
+        [&metadata.namespace, &metadata.name, &metadata.uid].map(|text| text.as_deref().unwrap_or_default());
+    for (name, length_max) in [(namespace, NAMESPACE_LENGTH_MAX), (pod_name, NAME_LENGTH_MAX)] {
         if !is_name(name, length_max) {
             return Err(PodRejection::Name(shown(name)));
         }
@@ -149,11 +149,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
     let accounts = [&spec.service_account_name, &spec.service_account];
     let account = accounts.into_iter().find(|name| is_name(name, NAME_LENGTH_MAX));
     Ok(Some(BoundPod {
-        identity: PodIdentity {
-            namespace: metadata.namespace.as_str().into(),
-            name: metadata.name.as_str().into(),
-            uid: metadata.uid.as_str().into(),
-        },
+        identity: PodIdentity { namespace: namespace.into(), name: pod_name.into(), uid: uid.into() },
         service_account: account.map_or("", String::as_str).into(),
         runtime_class: spec.runtime_class_name.as_str().into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),

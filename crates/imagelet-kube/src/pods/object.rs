@@ -3,46 +3,32 @@
 use std::time::SystemTime;
 
 use jiff::Timestamp;
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-#[derive(Debug, Default, Deserialize)]
+use crate::metadata::{narrow, resource};
+
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodObject {
-    pub(super) metadata: PodMetadata,
+    #[serde(deserialize_with = "narrow")]
+    pub(super) metadata: ObjectMeta,
     pub(super) spec: PodSpec,
     #[serde(deserialize_with = "nullable")]
     pub(super) status: PodStatus,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct PodMetadata {
-    pub(super) name: String,
-    pub(super) namespace: String,
-    pub(super) uid: String,
-    pub(super) deletion_timestamp: Option<IgnoredAny>,
-    #[serde(deserialize_with = "time")]
-    pub(super) creation_timestamp: Option<SystemTime>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) annotations: PodAnnotations,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct PodAnnotations {
-    /// The pod is the object of a kubelet's own manifest.
-    #[serde(rename = "kubernetes.io/config.mirror")]
-    pub(super) mirror: Option<IgnoredAny>,
-}
-
 impl PodObject {
     /// `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
-        format!("{}/{}", self.metadata.namespace, self.metadata.name)
+        let ObjectMeta { namespace, name, .. } = &self.metadata;
+        format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+resource!(PodObject, "Pod", "", "v1", "pods", NamespaceResourceScope);
+
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodSpec {
     #[serde(deserialize_with = "nullable")]
@@ -63,7 +49,7 @@ pub(super) struct PodSpec {
     pub(super) restart_policy: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ContainerSpec {
     pub(super) name: String,
@@ -76,7 +62,7 @@ pub(super) struct ContainerSpec {
     pub(super) restart_policy_rules: Vec<IgnoredAny>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct VolumeSpec {
     pub(super) name: String,
@@ -97,20 +83,20 @@ impl VolumeSpec {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ImageSource {
     pub(super) reference: String,
     pub(super) pull_policy: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ObjectName {
     pub(super) name: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
     pub(super) phase: String,
@@ -125,7 +111,7 @@ pub(super) struct PodStatus {
     pub(super) ephemeral_container_statuses: Vec<ContainerStatus>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerStatus {
     pub(super) name: String,
@@ -134,21 +120,21 @@ pub(super) struct ContainerStatus {
 }
 
 /// At most one of both is given; a container with neither waits.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerPhase {
     pub(super) running: Option<Running>,
     pub(super) terminated: Option<Terminated>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Running {
     #[serde(deserialize_with = "time")]
     pub(super) started_at: Option<SystemTime>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Terminated {
     pub(super) exit_code: i64,

@@ -36,7 +36,6 @@ static PULLING: Family = Family {
     labels: &[],
 };
 
-/// Every metric of the start of pods.
 pub(crate) const FAMILIES: [&Family; 2] = [&START, &PULLING];
 
 /// From a time to a later one.
@@ -56,39 +55,39 @@ impl StartTracker {
         Self { metrics, pulls, starting: HashSet::new() }
     }
 
-    /// The state of a pod at this time.
     pub(super) fn observe(&mut self, pod: &PodObject, now: SystemTime) {
-        let uid = &pod.metadata.uid;
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
         if pod.status.start_time.is_none() {
             if self.starting.len() < PODS_MAX && is_measured(pod) {
-                self.starting.insert(uid.clone());
+                self.starting.insert(uid);
             }
             return;
         }
-        let Some(created) = pod.metadata.creation_timestamp.filter(|_| self.starting.contains(uid) && runs(pod)) else {
+        let created = pod.metadata.creation_timestamp.as_ref();
+        let Some(created) = created.filter(|_| self.starting.contains(&uid) && runs(pod)) else {
             return;
         };
-        self.starting.remove(uid);
-        let StartDurations { start, pulling } = split((created, now), &self.pulls.pulls_of(uid), &init_intervals(pod));
+        self.starting.remove(&uid);
+        let pulls = self.pulls.pulls_of(&uid);
+        let StartDurations { start, pulling } = split((created.0.into(), now), &pulls, &init_intervals(pod));
         self.metrics.observe(&START, &[], start.as_secs_f64());
         self.metrics.observe(&PULLING, &[], pulling.as_secs_f64());
     }
 
     /// The pod is gone, finished, or being deleted.
     pub(super) fn forget(&mut self, pod: &PodObject) {
-        self.starting.remove(&pod.metadata.uid);
+        self.starting.remove(pod.metadata.uid.as_deref().unwrap_or_default());
     }
 
     /// Only these pods are known.
-    pub(super) fn retain(&mut self, pods: &[PodObject]) {
-        let known: HashSet<&str> = pods.iter().map(|pod| pod.metadata.uid.as_str()).collect();
-        self.starting.retain(|uid| known.contains(uid.as_str()));
+    pub(super) fn retain(&mut self, uids: &HashSet<&str>) {
+        self.starting.retain(|uid| uids.contains(uid.as_str()));
     }
 }
 
 /// The object of a kubelet's own manifest has another uid than its pod, and a volume from elsewhere takes its own time.
 fn is_measured(pod: &PodObject) -> bool {
-    pod.metadata.annotations.mirror.is_none() && pod.spec.volumes.iter().all(VolumeSpec::is_of_the_node)
+    pod.metadata.annotations.is_none() && pod.spec.volumes.iter().all(VolumeSpec::is_of_the_node)
 }
 
 fn runs(pod: &PodObject) -> bool {
@@ -275,7 +274,7 @@ mod tests {
         tracker.observe(&Pod::new().read(), at(1));
         tracker.forget(&Pod::new().read());
         tracker.observe(&Pod::new().read(), at(1));
-        tracker.retain(&[]);
+        tracker.retain(&HashSet::new());
         tracker.observe(&Pod::new().running().read(), at(20));
         assert_eq!(measured(&metrics), ["", "", ""]);
         assert!(tracker.starting.is_empty(), "pods that are gone leave nothing");

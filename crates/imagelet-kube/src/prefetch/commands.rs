@@ -1,22 +1,24 @@
 //! The requests of the command line: apply, list and delete sets.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Debug};
 
 use imagelet_core::printable::printable;
-use serde::{Deserialize, Serialize};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    core::ObjectList,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::objects::{FailureCount, ImageSet, PREFETCH_GROUP, SetName, SetObject, SetRejection, SetScope};
 use crate::{
-    access::ApiAccess,
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-    names::shown,
-    watch::{Collection, ListSource},
+    api_error::{ApiError, code},
+    names::{NAMESPACE_LENGTH_MAX, is_name, shown},
 };
 
-/// Pages of a hundred sets of one kind.
-const PAGES_MAX: u32 = 50;
+const SETS_MAX: usize = 5000;
+const PAGE_SETS: u32 = 100;
 /// The name by which the command line owns the fields that it writes.
 const FIELD_MANAGER: &str = "imagelet-cli";
 
@@ -120,15 +122,13 @@ pub struct SetRow {
 }
 
 /// The requests of the command line.
-#[derive(Debug)]
 pub struct PrefetchApi {
-    client: ApiClient,
+    client: Client,
 }
 
 impl PrefetchApi {
-    /// Requests by this access.
-    pub fn new(access: ApiAccess) -> Self {
-        Self { client: ApiClient::new(access) }
+    pub fn new(client: Client) -> Self {
+        Self { client }
     }
 
     /// Creates or changes a set.
@@ -136,7 +136,10 @@ impl PrefetchApi {
     /// # Errors
     /// When the API server rejects it or cannot be reached.
     pub async fn apply(&self, document: &SetDocument) -> Result<(), ApiError> {
-        self.client.apply(&document.name.path(), FIELD_MANAGER, &document.object).await
+        let name = &document.name;
+        let manager = PatchParams::apply(FIELD_MANAGER).force();
+        name.api(&self.client).patch(&name.name, &manager, &Patch::Apply(&document.object)).await?;
+        Ok(())
     }
 
     /// All sets, by kind, namespace and name. Sets of one namespace with `namespace`; only sets of this name with `name`.
@@ -146,12 +149,12 @@ impl PrefetchApi {
     pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
         let mut rows = Vec::new();
         for scope in SetScope::ALL {
-            let mut collection = Collection { pages_max: PAGES_MAX, ..scope.collection() };
-            if let (SetScope::Namespace, Some(namespace)) = (scope, namespace) {
-                collection.path = format!("/apis/{PREFETCH_GROUP}/namespaces/{}/imagesets", encoded(namespace));
-            }
-            let listed = collection.list::<SetObject>(&self.client, &ListSource::Pages).await?;
-            rows.extend(listed.objects.iter().map(|object| row(object, scope)));
+            let api = match namespace.filter(|_| scope == SetScope::Namespace) {
+                Some(namespace) if !is_name(namespace, NAMESPACE_LENGTH_MAX) => continue,
+                Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &scope),
+                None => Api::all_with(self.client.clone(), &scope),
+            };
+            rows.extend(list(&api).await?.iter().map(|object| row(object, scope)));
         }
         rows.retain(|row| name.is_none_or(|name| row.name == name));
         rows.sort_by(|a, b| (a.kind, &a.namespace, &a.name).cmp(&(b.kind, &b.namespace, &b.name)));
@@ -168,17 +171,42 @@ impl PrefetchApi {
         if !set.is_valid() {
             return Ok(false);
         }
-        let found = match self.client.get::<SetObject>(&set.path()).await {
-            Ok(found) => found,
-            Err(ApiError::Rejected { code: 404, .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        self.client.delete(&set.path(), &found.metadata.uid).await.map(|()| true)
+        let Some(found) = set.api(&self.client).get_opt(name).await? else { return Ok(false) };
+        delete(&set.api(&self.client), name, found.metadata.uid).await?;
+        Ok(true)
+    }
+}
+
+/// All objects of a collection, page by page.
+async fn list(api: &Api<SetObject>) -> Result<Vec<SetObject>, ApiError> {
+    let (mut objects, mut page) = (Vec::new(), ListParams::default().limit(PAGE_SETS));
+    loop {
+        let ObjectList { metadata, items, .. } = api.list(&page).await?;
+        objects.extend(items);
+        let next = metadata.continue_.filter(|token| !token.is_empty());
+        match next {
+            Some(_) if objects.len() >= SETS_MAX => return Err(ApiError::TooMany { max: SETS_MAX }),
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+/// Deletes an object, if it still is this one; an absent one counts as deleted.
+pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: Option<String>) -> Result<(), kube::Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let options = DeleteParams::default().preconditions(Preconditions { uid, ..Preconditions::default() });
+    match api.delete(name, &options).await {
+        Err(error) if code(&error) != Some(404) => Err(error),
+        _ => Ok(()),
     }
 }
 
 fn row(object: &SetObject, scope: SetScope) -> SetRow {
-    let (namespace, name) = (shown(&object.metadata.namespace), shown(&object.metadata.name));
+    let [namespace, name] =
+        [&object.metadata.namespace, &object.metadata.name].map(|text| shown(text.as_deref().unwrap_or_default()));
     let row = SetRow { kind: scope.kind(), namespace, name, ..SetRow::default() };
     let set = match ImageSet::read(object, scope) {
         Ok(Some(set)) => set,
@@ -225,7 +253,7 @@ mod tests {
     async fn a_set_is_applied_listed_and_removed() {
         let fake = FakeApi::start(FakeApiOptions::default()).await;
         fake.install("/apis/imagelet.dev/v1alpha1");
-        let api = PrefetchApi { client: ApiClient::connected(fake.client()) };
+        let api = PrefetchApi { client: fake.client() };
         let spec = json!({"images": [{"reference": "app:v1"}], "keep": true});
         for kind in ["ImageSet", "ClusterImageSet"] {
             api.apply(&SetDocument::read(document(kind, &spec), "shop").unwrap()).await.unwrap();
@@ -248,7 +276,7 @@ mod tests {
     async fn more_sets_of_a_kind_than_are_read_are_an_error() {
         let fake = FakeApi::start(FakeApiOptions::default()).await;
         fake.install("/apis/imagelet.dev/v1alpha1");
-        let api = PrefetchApi { client: ApiClient::connected(fake.client()) };
+        let api = PrefetchApi { client: fake.client() };
         for number in 1..=5_001 {
             let set = json!({"metadata": {"namespace": "shop", "name": format!("set-{number}")}});
             fake.put("/apis/imagelet.dev/v1alpha1/imagesets", set);

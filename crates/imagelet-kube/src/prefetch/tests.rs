@@ -8,10 +8,7 @@ use super::{
     PrefetchAgent, PrefetchController,
     testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
 };
-use crate::{
-    ApiClient,
-    testing::{FakeApi, FakeApiOptions},
-};
+use crate::testing::{FakeApi, FakeApiOptions};
 
 /// Group, resource and verb.
 type Right = (String, String, String);
@@ -109,7 +106,7 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
     fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "short"}, "spec": spec}));
     let spec = json!({"images": [{"reference": "a:1", "pullSecret": "login"}]});
     fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec}));
-    let client = || ApiClient::connected(fake.client());
+    let client = || fake.client();
     let agent = PrefetchAgent::new(client(), "node-1", Arc::new(FakeNode::default()));
     let agent = tokio::spawn(async move { agent.run().await });
     seconds(30).await;

@@ -8,7 +8,7 @@ use std::{
 use imagelet_core::metrics::{Family, MetricKind, Metrics};
 use tokio::time::Instant;
 
-use crate::api_error::ApiError;
+use crate::client::Answer;
 
 static SYNCED: Family = Family {
     name: "imagelet_kubernetes_pods_synced",
@@ -24,7 +24,7 @@ static HEARD: Family = Family {
 };
 static RESTARTS: Family = Family {
     name: "imagelet_kubernetes_watch_restarts_total",
-    help: "Watches of the node's pods that ended, by cause: closed by the server, expired, failed.",
+    help: "Watches of the node's pods that failed, by cause: expired, failed.",
     kind: MetricKind::Counter,
     labels: &["cause"],
 };
@@ -43,7 +43,6 @@ static WAITING: Family = Family {
 
 pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
 
-/// The watch as others see it.
 #[derive(Debug)]
 pub struct WatchHealth {
     /// Only the watch of the node's pods has metrics.
@@ -58,7 +57,6 @@ struct WatchRecord {
     heard_at: Option<Instant>,
 }
 
-/// The watch at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
     /// The pods were listed once since the start.
@@ -67,7 +65,7 @@ pub struct WatchReport {
     pub in_sync: bool,
     /// Time since the last answer of the API server.
     pub age: Option<Duration>,
-    /// Watches that ended, for whatever cause.
+    /// Watches, and attempts to begin one, that failed.
     pub restarts: u64,
     /// Pods that are bound to the node and not finished.
     pub pods: usize,
@@ -78,7 +76,6 @@ pub struct WatchReport {
 }
 
 impl WatchHealth {
-    /// Of the watch of the node's pods.
     pub(crate) fn of_pods(metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
@@ -97,19 +94,30 @@ impl WatchHealth {
         }
     }
 
-    /// The watch at this moment.
     pub fn report(&self) -> WatchReport {
         let record = self.lock();
         WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }
     }
 
-    pub(super) fn heard(&self) {
-        self.lock().heard_at = Some(Instant::now());
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.set(&HEARD, now.as_secs_f64());
+    /// What becomes of the requests of the watch. Returns the failure that has ended.
+    pub(super) fn observe(&self, answer: Answer) -> Option<String> {
+        let mut record = self.lock();
+        match answer {
+            Answer::Watching => {
+                record.report.in_sync = true;
+                self.set(&SYNCED, 1.0);
+                return record.report.failure.take();
+            }
+            Answer::Heard => {
+                record.heard_at = Some(Instant::now());
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                self.set(&HEARD, now.as_secs_f64());
+            }
+            Answer::Rejected(_) | Answer::Failed => {}
+        }
+        None
     }
 
-    /// The objects are known.
     pub(super) fn listed(&self) {
         self.lock().report.is_listed = true;
     }
@@ -121,33 +129,17 @@ impl WatchHealth {
         self.set(&WAITING, waiting as f64);
     }
 
-    /// The watch follows the API server. Returns the failure that has ended.
-    pub(super) fn synced(&self) -> Option<String> {
-        let report = &mut self.lock().report;
-        report.in_sync = true;
-        self.set(&SYNCED, 1.0);
-        report.failure.take()
-    }
-
-    /// A watch, or the attempt to start one, ended. Returns whether the failure is another one than before.
-    pub(super) fn ended(&self, end: &Result<(), ApiError>) -> bool {
-        let (cause, failure) = match end {
-            // By the server, as each watch does after some minutes.
-            Ok(()) => ("closed", None),
-            Err(ApiError::Expired) => ("expired", None),
-            Err(error) => ("failed", Some(error.chain())),
-        };
+    /// A watch, or the attempt to start one, failed. Returns whether the failure is another one than before.
+    pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
         if let Some(metrics) = &self.metrics {
-            metrics.increment(&RESTARTS, &[cause]);
+            metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
         }
         let report = &mut self.lock().report;
         report.restarts += 1;
-        if failure.is_none() {
-            return false;
-        }
         report.in_sync = false;
         self.set(&SYNCED, 0.0);
-        std::mem::replace(&mut report.failure, failure.clone()) != failure
+        let before = report.failure.replace(failure);
+        before != report.failure
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchRecord> {

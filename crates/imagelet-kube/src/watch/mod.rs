@@ -1,170 +1,112 @@
-//! The watch of one collection of objects: one list, then changes, resumed where it ended.
+//! The watch of one collection of objects: `kube`'s, with one line in the log for each failure, and its health.
 //!
 //! The API server is the only source. While it is away the last known objects stay: nothing is released by its absence.
 
-mod events;
 mod health;
-mod list_api;
-mod pace;
-mod shared_cache;
 
-use std::sync::Arc;
-
-use serde::de::DeserializeOwned;
-use tokio::time::Instant;
-
-pub use self::health::{WatchHealth, WatchReport};
-use self::{events::EventKind, pace::scattered};
-pub(crate) use self::{
-    health::FAMILIES,
-    list_api::{Collection, ListSource},
-    pace::{WatchPace, backoff, random},
-    shared_cache::SharedCache,
+use std::{
+    fmt::Debug,
+    future::ready,
+    hash::{BuildHasher as _, RandomState},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
 };
-use crate::{api_client::ApiClient, api_error::ApiError};
 
-/// What is known of the objects of a collection.
-pub(crate) trait ObjectCache: Send {
-    type Object: DeserializeOwned + Send;
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use kube::{
+    Api, Client, Resource,
+    runtime::{
+        WatchStreamExt as _,
+        reflector::Store,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
 
-    /// Replaces all objects by those of a list.
-    fn replace(&mut self, objects: Vec<Self::Object>);
+pub(crate) use self::health::FAMILIES;
+pub use self::health::{WatchHealth, WatchReport};
+use crate::{api_error::watch_text, client::observed};
 
-    /// Applies one new or changed object. Returns whether that makes a difference.
-    fn change(&mut self, object: &Self::Object) -> bool;
+/// The life of a watch, up to a quarter longer: the watches of a fleet do not end together.
+const LIFE_MIN: Duration = Duration::from_secs(230);
 
-    /// Removes an object. Returns whether that makes a difference.
-    fn remove(&mut self, object: &Self::Object) -> bool;
-}
-
-#[derive(Debug)]
-pub(crate) struct ObjectWatch {
-    pub(crate) client: ApiClient,
-    pub(crate) collection: Collection,
-    pub(crate) pace: WatchPace,
-    pub(crate) health: Arc<WatchHealth>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NextStep {
-    List(ListSource),
-    /// From this resource version.
-    Watch(String),
-}
-
-/// What outlives one watch.
-struct Progress<C> {
-    cache: C,
-    next: NextStep,
-    /// When the last watch began; `None`: there was none.
-    followed_at: Option<Instant>,
-}
-
-impl ObjectWatch {
-    pub(crate) fn unmeasured(client: &ApiClient, collection: Collection) -> Self {
-        let health = Arc::new(WatchHealth::unmeasured());
-        Self { client: client.clone(), collection, pace: WatchPace::default(), health }
-    }
-
-    /// Follows the objects for as long as this future lives. `apply` receives them after each list, and whenever a change
-    /// makes a difference.
-    pub(crate) async fn run<C: ObjectCache>(&self, cache: C, apply: impl Fn(&C) + Send + Sync) {
-        let mut progress = Progress { cache, next: NextStep::List(ListSource::Cache("0".into())), followed_at: None };
-        let mut failures = 0;
-        let name = self.collection.name;
-        loop {
-            progress.followed_at = None;
-            let end = self.follow(&mut progress, &apply).await;
-            let lived = progress.followed_at.is_some_and(|at| at.elapsed() >= self.pace.life_min);
-            let is_unknown = matches!(end, Err(ApiError::Rejected { code: 404, .. }));
-            let is_absent = is_unknown || matches!(end, Err(ApiError::Rejected { code: 403, .. }));
-            if let Err(error) = &end {
-                self.client.heed(error);
-            }
-            let is_new = self.health.ended(&end);
-            let WatchPace { wait_first, wait_max, absent, .. } = self.pace;
-            let wait =
-                if is_absent { scattered(absent, random()) } else { backoff(wait_first, wait_max, failures, random()) };
-            failures = if lived { 0 } else { failures.saturating_add(1) };
-            match &end {
-                Err(_) if is_new && is_unknown => {
-                    tracing::info!("the API server has no {name}; it is asked again at times");
-                }
-                Err(error) if is_new => tracing::warn!(
-                    error = error.chain(),
-                    selector = self.collection.selector,
-                    "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
-                ),
-                end => {
-                    let end = end.as_ref().map_err(ApiError::chain);
-                    tracing::debug!(?end, ?wait, "the watch of the {name} starts again");
+/// Follows the objects, which `name` describes, for as long as this future lives. `take` receives each change, and `Init` where a list
+/// that has begun is worth nothing.
+pub(crate) async fn follow<K>(
+    name: &'static str,
+    client: &Client,
+    kind: &K::DynamicType,
+    config: watcher::Config,
+    health: &Arc<WatchHealth>,
+    mut take: impl FnMut(Event<K>),
+) where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let seen = Arc::clone(health);
+    let client = observed(client.clone(), move |answer| {
+        if let Some(failure) = seen.observe(answer) {
+            tracing::info!(failure, "following the {name} again");
+        }
+    });
+    let life = LIFE_MIN.mul_f64(1.0 + random() / 4.0).as_secs();
+    // An `Init` comes before each attempt to list, and would reset the back-off of those that fail.
+    let events = watcher(Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
+    let mut events = pin!(events.try_filter(|event| ready(!matches!(event, Event::Init))).default_backoff());
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                let is_listed = matches!(event, Event::InitDone);
+                take(event);
+                if is_listed {
+                    health.listed();
                 }
             }
-            tokio::time::sleep(wait).await;
+            Err(error) => {
+                take(Event::Init);
+                let is_expired = matches!(&error, watcher::Error::WatchError(status) if status.code == 410);
+                let error = watch_text(&error);
+                if health.failed(error.clone(), is_expired) {
+                    tracing::warn!(
+                        error,
+                        "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
+                    );
+                }
+            }
         }
     }
+}
 
-    /// One watch, after a list where one is due. Ends with the watch.
-    async fn follow<C: ObjectCache>(
-        &self,
-        progress: &mut Progress<C>,
-        apply: &(impl Fn(&C) + Send + Sync),
-    ) -> Result<(), ApiError> {
-        let client = self.client.clone().waiting(self.pace.answer_max);
-        let version = match progress.next.clone() {
-            NextStep::Watch(version) => version,
-            NextStep::List(source) => {
-                let listed = self.collection.list(&client, &source).await.inspect_err(|error| {
-                    if matches!(error, ApiError::Expired | ApiError::TooLarge { .. } | ApiError::Decode(_)) {
-                        progress.next = NextStep::List(ListSource::Pages);
-                    }
-                })?;
-                self.health.heard();
-                progress.cache.replace(listed.objects);
-                // Also where nothing changed: no list was known before the first.
-                apply(&progress.cache);
-                self.health.listed();
-                progress.next = NextStep::Watch(listed.version.clone());
-                listed.version
-            }
-        };
-        let watched = self.watch(&client, &version, progress, apply).await;
-        if let (Err(error), NextStep::Watch(version)) = (&watched, &progress.next)
-            && matches!(error, ApiError::Expired | ApiError::TooLarge { .. } | ApiError::Decode(_))
-        {
-            progress.next = NextStep::List(ListSource::Cache(version.clone()));
-        }
-        watched
-    }
+pub(crate) fn is_listed<K>(store: &Store<K>) -> bool
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    store.wait_until_ready().now_or_never().is_some()
+}
 
-    async fn watch<C: ObjectCache>(
-        &self,
-        client: &ApiClient,
-        version: &str,
-        progress: &mut Progress<C>,
-        apply: &(impl Fn(&C) + Send + Sync),
-    ) -> Result<(), ApiError> {
-        let mut events = self.collection.watch(client, version, random()).await?;
-        progress.followed_at = Some(Instant::now());
-        self.health.heard();
-        if let Some(failure) = self.health.synced() {
-            let name = self.collection.name;
-            tracing::info!(selector = self.collection.selector, failure, "following the {name} again");
-        }
-        while let Some(event) = events.next::<C::Object>(self.pace.silence_max).await? {
-            self.health.heard();
-            let is_changed = match event.kind {
-                EventKind::Changed => progress.cache.change(&event.object),
-                EventKind::Deleted => progress.cache.remove(&event.object),
-                EventKind::Bookmark => false,
-            };
-            if !event.version.is_empty() {
-                progress.next = NextStep::Watch(event.version);
-            }
-            if is_changed {
-                apply(&progress.cache);
-            }
-        }
-        Ok(())
+/// The wait after so many failures in a row, each of which doubles it: between half of it and all of it, so that the agents
+/// of a fleet do not return together. `random` is between 0 and 1.
+pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32, random: f64) -> Duration {
+    let wait = first.saturating_mul(2_u32.saturating_pow(failures)).min(longest);
+    wait.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
+}
+
+/// Each `RandomState` has its own seed: random enough for jitter.
+pub(crate) fn random() -> f64 {
+    f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_scatter_over_their_second_half() {
+        let wait = |failures, random| backoff(Duration::from_secs(1), Duration::from_mins(1), failures, random);
+        let longest = [0, 1, 2, 5, 6, 7, u32::MAX].map(|failures| wait(failures, 1.0).as_millis());
+        assert_eq!(longest, [1000, 2000, 4000, 32_000, 60_000, 60_000, 60_000]);
+        assert_eq!([0, 1, 99].map(|failures| wait(failures, 0.0).as_millis()), [500, 1000, 30_000]);
+        let scattered = [random(), random(), random()].map(|random| wait(9, random));
+        assert!(scattered[0] != scattered[1] || scattered[1] != scattered[2], "{scattered:?}");
     }
 }

@@ -103,7 +103,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     let keyring = Arc::new(keyring(&settings, role));
     let kubernetes = settings.kubernetes.clone().filter(|_| role == Role::Daemon);
     let tokens: Arc<dyn TokenSource> = match &kubernetes {
-        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.clone())),
+        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
         None => Arc::new(Standalone),
     };
     let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), Arc::clone(&metrics)));
@@ -123,7 +123,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let agent = NodeAgent::new(access.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics))
+        let agent = NodeAgent::new(access.client(), node, Arc::clone(&inventory), Arc::clone(&metrics))
             .measuring(Arc::clone(&pod_starts));
         let images_max = look_ahead_max.filter(|_| settings.node_policy.looks_ahead);
         let ahead = images_max.map(|images_max| LookAheadParts {

@@ -11,11 +11,9 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::{
-    image::Digest,
-    layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder},
-};
+use imagelet_core::image::Digest;
 
+use crate::layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder};
 use crate::store::Store;
 
 /// The root of an image without layers, as runtimes make it.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use imagelet_core::wire::MessageBounds;
+use crate::wire::MessageBounds;
 use prost::Message;
 use tonic::{
     Status,

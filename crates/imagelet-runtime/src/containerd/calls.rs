@@ -32,7 +32,6 @@ const WRITE: i32 = 1;
 const COMMIT: i32 = 2;
 
 impl ContainerdClient {
-    /// The names of all namespaces.
     pub async fn namespaces(&self) -> Answer<Vec<String>> {
         self.ask_many("Namespaces.List", "", ()).await
     }
@@ -50,7 +49,6 @@ impl ContainerdClient {
         self.ask_to_remove("Leases.Delete", lease.as_str(), message).await
     }
 
-    /// All leases of the namespace.
     pub async fn leases(&self) -> Answer<Vec<leases::Lease>> {
         self.ask_many("Leases.List", "", ()).await
     }
@@ -69,18 +67,15 @@ impl ContainerdClient {
         self.ask("Leases.AddResource", id, message).await
     }
 
-    /// Describes a snapshot; `None` if it is absent.
     pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::Info>> {
         self.ask_one("Snapshots.Stat", key, of_snapshot(snapshotter, key)).await
     }
 
-    /// Prepares a writable snapshot; returns its mounts.
     pub async fn prepare(&self, message: snapshots::PrepareSnapshotRequest) -> Answer<Vec<types::Mount>> {
         let key = message.key.clone();
         self.ask_many("Snapshots.Prepare", &key, message).await
     }
 
-    /// Commits a snapshot.
     pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Answer<()> {
         let name = message.name.clone();
         self.ask("Snapshots.Commit", &name, message).await
@@ -91,7 +86,6 @@ impl ContainerdClient {
         self.ask_to_remove("Snapshots.Remove", key, of_snapshot(snapshotter, key)).await
     }
 
-    /// All snapshots of a snapshotter.
     pub async fn snapshots(&self, snapshotter: &str) -> Answer<Vec<snapshots::Info>> {
         self.list("Snapshots.List", snapshotter, snapshotter.to_owned()).await
     }
@@ -115,12 +109,10 @@ impl ContainerdClient {
         self.ask("Content.Update", digest, message).await
     }
 
-    /// All blobs of the namespace.
     pub async fn contents(&self) -> Answer<Vec<content::Info>> {
         self.list("Content.List", "", ()).await
     }
 
-    /// Writes a blob of `size` bytes with its labels.
     pub async fn write_content(
         &self,
         digest: &str,
@@ -154,17 +146,14 @@ impl ContainerdClient {
         }
     }
 
-    /// Describes an image record; `None` if it is absent.
     pub async fn image(&self, name: &str) -> Answer<Option<images::Image>> {
         self.ask_one("Images.Get", name, name.to_owned()).await
     }
 
-    /// All image records of the namespace.
     pub async fn images(&self) -> Answer<Vec<images::Image>> {
         self.ask_many("Images.List", "", ()).await
     }
 
-    /// Creates an image record.
     pub async fn create_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         self.ask("Images.Create", &name, One { item: Some(image) }).await
@@ -184,7 +173,6 @@ impl ContainerdClient {
         self.ask_to_remove("Images.Delete", name, name.to_owned()).await
     }
 
-    /// The snapshotter plugins.
     pub async fn snapshotters(&self) -> Answer<Vec<introspection::Plugin>> {
         self.plugins("io.containerd.snapshotter.v1").await
     }

@@ -27,7 +27,7 @@ const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Comm
 
 pub(crate) type Answer<A> = Result<A, ContainerdError>;
 
-/// The client. Clones share the connection.
+/// Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct ContainerdClient {
     channel: Channel,
@@ -144,7 +144,6 @@ pub(crate) fn path(call: &str) -> PathAndQuery {
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct One<T: Message + Default> {
-    /// The other message.
     #[prost(message, optional, tag = "1")]
     pub item: Option<T>,
 }
@@ -153,7 +152,6 @@ pub struct One<T: Message + Default> {
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Many<T: Message + Default> {
-    /// The other messages.
     #[prost(message, repeated, tag = "1")]
     pub items: Vec<T>,
 }

@@ -17,19 +17,14 @@ const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 /// A kind of refusal that some caller handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerdRefusal {
-    /// The object exists already.
     AlreadyExists,
-    /// The object does not exist.
     NotFound,
     /// The call is unknown.
     Unknown,
     /// containerd cannot be reached.
     Away,
-    /// No answer within the deadline.
     TimedOut,
-    /// The disk is full.
     DiskFull,
-    /// Any other refusal.
     Other,
 }
 
@@ -56,7 +51,6 @@ impl ContainerdError {
         Self::new(refusal, socket, call, subject, &shown(&why))
     }
 
-    /// The kind of refusal.
     pub fn refusal(&self) -> ContainerdRefusal {
         self.refusal
     }

@@ -12,7 +12,6 @@ pub struct LeaseId(Arc<str>);
 impl LeaseId {
     const PREFIX: &str = "imagelet-";
 
-    /// A new unique id.
     pub fn unique() -> Self {
         let (high, low) = (random(), random());
         let hex = format!("{high:016x}{low:016x}");
@@ -26,7 +25,6 @@ impl LeaseId {
         is_own.then(|| Self(text.into()))
     }
 
-    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

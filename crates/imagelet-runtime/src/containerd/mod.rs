@@ -14,7 +14,6 @@ pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
 pub use names::ContainerdNames;
 
-/// The wire types.
 #[allow(clippy::all, clippy::pedantic, unreachable_pub)]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/containerd.rs"));

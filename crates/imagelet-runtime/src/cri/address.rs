@@ -7,7 +7,6 @@ use std::borrow::Cow;
 
 use imagelet_core::text::quoted;
 
-/// The platform whose rules apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPlatform {
     /// Sockets with a path, `unix://`.

@@ -174,7 +174,6 @@ pub struct RemoteContainerService {
     peer: Peer,
 }
 
-/// The runtime's name and versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeVersion {
     /// `containerd`, `cri-o`, …

@@ -26,14 +26,11 @@ pub struct Endpoint {
     path: PathBuf,
 }
 
-/// Why a text is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// The text is empty.
     #[error("endpoint is required")]
     Missing,
-    /// The text is no address of a socket.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// A relative path, which would lose its first part.
@@ -45,13 +42,11 @@ pub enum EndpointError {
 }
 
 impl Endpoint {
-    /// The endpoint of a socket path.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, EndpointError> {
         let path = path.into();
         Self::new(format!("unix://{}", path.display()), path)
     }
 
-    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -23,7 +23,6 @@ pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, Snap
 pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};
 
-/// The wire types.
 #[allow(clippy::all, clippy::pedantic, unreachable_pub)]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));

@@ -21,16 +21,13 @@ const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
 /// Parts of the ids of registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
 
-/// A runtime and its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
     /// `containerd`, `cri-o`, …
     pub name: String,
-    /// The reported version.
     pub version: String,
     /// The distinct folders of its snapshotters.
     pub places: Vec<SnapshotterPlace>,
-    /// Its configuration.
     pub configuration: RuntimeConfiguration,
 }
 
@@ -39,7 +36,6 @@ pub struct RuntimeInfo {
 pub struct SnapshotterPlace {
     /// The runtime's root folder.
     pub root: PathBuf,
-    /// The snapshotter's name.
     pub snapshotter: String,
 }
 
@@ -50,13 +46,10 @@ pub struct RuntimeConfiguration {
     pub snapshotter: Option<String>,
     /// The snapshotter of each runtime handler; empty for the default one.
     pub handlers: BTreeMap<String, String>,
-    /// The images for sandboxes.
     pub sandbox_images: Vec<String>,
-    /// The registry settings.
     pub registries: RegistrySettings,
 }
 
-/// The registry settings of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrySettings {
     /// Reported by its configuration.
@@ -151,7 +144,6 @@ impl RuntimeInfo {
 }
 
 impl SnapshotterPlace {
-    /// The reported locations of images.
     pub fn all(filesystems: &ImageFilesystems) -> Vec<Self> {
         let mut places: Vec<Self> = Vec::new();
         for place in filesystems.images.iter().filter_map(|usage| Self::of(&usage.mountpoint)) {

@@ -70,9 +70,7 @@ impl TraceContext {
 /// The span of a caller, from the `traceparent` header of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerTrace {
-    /// The trace.
     pub trace: [u8; 16],
-    /// The caller's span.
     pub span: [u8; 8],
     /// Whether the caller records the trace.
     pub is_sampled: bool,

@@ -90,7 +90,7 @@ pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
 
 /// How many entries, and parts of entries, a list and a single answer count as.
 pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
-    let used = |bounds: imagelet_core::wire::MessageBounds| {
+    let used = |bounds: crate::wire::MessageBounds| {
         let left = bounds.less(bytes)?;
         Some((bounds.entries - left.entries, bounds.parts - left.parts))
     };

@@ -109,7 +109,6 @@ impl Survey {
     }
 }
 
-/// The next step after a failed import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
     /// The runtime pulls the image, once. With `remember`, a success lets the registry be forwarded first for a while.
@@ -173,7 +172,6 @@ impl PreferredRegistries {
 }
 
 impl ImportMode {
-    /// All modes.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
 
     /// The word in the configuration.

@@ -55,10 +55,8 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
-/// The open resources of imports.
 #[derive(Clone, Debug)]
 pub struct OpenedSite {
-    /// Imports images.
     pub importer: Arc<dyn ImageImporter>,
 }
 
@@ -75,22 +73,15 @@ struct SiteKey {
 pub struct RouteTaken {
     /// The time it ended.
     pub at: SystemTime,
-    /// The requested name.
     pub image: String,
-    /// The way.
     pub route: PullRoute,
-    /// Its duration.
     pub took: Duration,
-    /// The error of a failed pull.
     pub failure: Option<String>,
 }
 
-/// The state of imports.
 #[derive(Clone, Debug)]
 pub struct ImportHealth {
-    /// The configured mode.
     pub mode: ImportMode,
-    /// The runtime, or the reason why it is unknown.
     pub runtime: Result<RuntimeInfo, ForwardReason>,
     /// The reason against imports; `None`: pulls are imported.
     pub obstacle: Option<ForwardReason>,
@@ -161,7 +152,6 @@ impl ImportingImages {
         }
     }
 
-    /// The current state of imports.
     pub async fn standing(&self) -> ImportHealth {
         if self.mode == ImportMode::Never {
             let off = ForwardReason::SwitchedOff;

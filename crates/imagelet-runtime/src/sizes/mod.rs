@@ -32,7 +32,6 @@ const SNAPSHOTTERS_MAX: usize = 16;
 
 const EXPIRES: &str = "containerd.io/gc.expire";
 
-/// Reads the sizes of a containerd's images.
 #[derive(Debug)]
 pub struct ContainerdSizes {
     client: ContainerdClient,

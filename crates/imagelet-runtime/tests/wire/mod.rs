@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub(crate) mod pods;
+pub(crate) mod stored;
 pub(crate) mod v1;
 
 use std::{

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::cluster::ClusterAccess;
-
 /// What the host is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
@@ -53,13 +51,12 @@ pub(crate) struct InstallArgs {
 
 /// What a container of the chart does.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one value in a process")]
 pub(crate) enum PodCommand {
     /// Copy the program to the host of this pod, and run `install` there.
     Install(PodInstallArgs),
     /// Wait until the pod is stopped.
     Wait,
-    /// Have all pods of a DaemonSet take their hosts back, and wait until each has done so.
-    Remove(PodRemoveArgs),
 }
 
 #[derive(Debug, Args)]
@@ -75,19 +72,4 @@ pub(crate) struct PodInstallArgs {
     pub(crate) proxy_password: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) install: InstallArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PodRemoveArgs {
-    /// The DaemonSet whose pods set hosts up.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) daemon_set: String,
-    /// Its namespace.
-    #[arg(long, value_name = "NAMESPACE")]
-    pub(crate) namespace: String,
-    #[command(flatten)]
-    pub(crate) access: ClusterAccess,
-    /// What the container `install` of its pods runs from now on: `pod install --uninstall ...`.
-    #[arg(last = true, required = true, value_name = "ARGUMENT")]
-    pub(crate) arguments: Vec<String>,
 }

@@ -70,7 +70,6 @@ fn contradictions_and_unknown_words_are_usage_errors() {
         "pod install --host-namespace=/n --role=node --dry-run",
         "pod install --host-namespace=/n --uninstall --http-token=/t",
         "pod install --host-namespace=/n --uninstall --proxy-password=/p",
-        "pod remove --namespace=a --daemon-set=b",
         "pod",
     ] {
         let error = read(line).expect_err(line);
@@ -175,15 +174,11 @@ fn the_arguments_of_the_manifests_are_accepted() {
     found.sort_unstable();
     assert_eq!(found, ["controller", "pod install", "pod wait"]);
 
-    // What the Job of a removal gives the containers, and what docs/cluster.md has for kubectl.
+    // What `node.remove` gives the containers, and what docs/cluster.md has for kubectl.
     let removal = ["pod", "install", "--host-namespace=/host/ns/mnt", "--uninstall"];
-    let line = format!("pod remove --namespace=kube-system --daemon-set=imagelet-node -- {}", removal.join(" "));
-    let cli = read(&line).expect("accepted");
-    let Command::Pod(PodCommand::Remove(arguments)) = cli.command else { panic!("another command") };
-    assert_eq!(arguments.arguments, removal);
     assert!(read(&removal.join(" ")).is_ok());
-    let template = std::fs::read_to_string(format!("{folder}/chart/imagelet/templates/_helpers.tpl")).expect("a file");
-    let lines = removal.map(|argument| format!("- {argument}\n")).concat();
+    let template = std::fs::read_to_string(format!("{folder}/chart/imagelet/templates/node.yaml")).expect("a file");
+    let lines = removal.map(|argument| format!("        - {argument}\n")).concat();
     assert!(template.contains(&lines), "{lines}");
     let page = std::fs::read_to_string(format!("{folder}/../docs/cluster.md")).expect("a file");
     assert!(page.contains(&format!("{removal:?}").replace(", ", ",")), "docs/cluster.md has other arguments");

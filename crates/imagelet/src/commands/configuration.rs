@@ -12,7 +12,7 @@ use imagelet_oci::check_registry_files;
 use serde_json::json;
 
 use super::images_write::note;
-use crate::commands::sources;
+use crate::sources::sources;
 use crate::{
     cli::{ConfigCommand, Global, ServeArgs},
     output::{Table, or_dash, print},

@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
+    ffi::OsStr,
     io::{self, Write},
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex},
 };
@@ -11,11 +13,11 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
-use super::pull::{read_file, seconds};
+use super::pull::{read_bytes, seconds, unread};
 use crate::output::print_failure;
 use crate::{
     cli::EnsureArgs,
-    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
+    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests, decode},
     output::{Format, Table, id, or_dash, print, size},
     progress::{Screen, Shown, lock},
 };
@@ -31,15 +33,36 @@ const PODS_AT_ONCE: usize = 4;
 const NAME_WIDTH_MAX: usize = 48;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
-    let read = |path: &std::path::PathBuf| {
-        Ok(ManifestFile { name: path.display().to_string(), text: read_file(path, FILE_LENGTH_MAX)? })
+    let read = |paths: &[PathBuf]| -> Result<Vec<ManifestFile>, Failure> {
+        let mut files = Vec::new();
+        for path in paths {
+            for path in files_of(path).map_err(|error| unread(path, &error))? {
+                let name = path.display().to_string();
+                let no_text = || Failure::new("Failed", format!("`{name}` is neither UTF-8 nor UTF-16"));
+                let text = decode(read_bytes(&path, FILE_LENGTH_MAX)?).ok_or_else(no_text)?;
+                files.push(ManifestFile { name, text });
+            }
+        }
+        Ok(files)
     };
-    let files = arguments.files.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
-    let secrets = arguments.secrets.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
-    Manifests::read(&files, &secrets)
+    Manifests::read(&read(&arguments.files)?, &read(&arguments.secrets)?)
 }
 
-/// Requests all pods; a failed image does not stop the others.
+/// The file, or the manifests of a folder, as kubectl takes them: without those of the folders in it.
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path)?.map(|entry| Ok(entry?.path()));
+    let mut files = entries.collect::<io::Result<Vec<PathBuf>>>()?;
+    let is_manifest =
+        |path: &Path| path.extension().is_some_and(|end| ["json", "yaml", "yml"].map(OsStr::new).contains(&end));
+    files.retain(|path| is_manifest(path) && path.is_file());
+    files.sort();
+    Ok(files)
+}
+
+/// Requests all pods; neither an object that does not read nor a failed image stops the others.
 pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
     for note in &manifests.notes {
@@ -52,16 +75,18 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
         .collect()
         .await;
     let (mut pods, mut failures) = (Vec::new(), Vec::new());
+    let mut fail = |pod: String, failure: Failure| {
+        print_failure(&failure);
+        failures.push(json!({ "pod": pod, "failure": failure }));
+    };
+    manifests.failures.into_iter().for_each(|(object, failure)| fail(object, failure));
     for answer in answers {
         match answer {
             Ok(pod) => {
                 distinct_failures(&pod).for_each(print_failure);
                 pods.push(pod);
             }
-            Err((pod, failure)) => {
-                print_failure(&failure);
-                failures.push(json!({ "pod": pod, "failure": failure }));
-            }
+            Err((pod, failure)) => fail(pod, failure),
         }
     }
     let failed = !failures.is_empty() || pods.iter().flat_map(|pod| &pod.images).any(|row| row.failure.is_some());

@@ -25,7 +25,6 @@ use crate::{
     output::{Format, print, printed},
 };
 use imagelet_node::{config::Environment, failure::Failure, node::Node};
-pub(crate) use serve::sources;
 use target::find_node;
 
 /// 128 + SIGINT.
@@ -51,9 +50,6 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         Command::Pod(PodCommand::Wait) => {
             interrupted().await;
             Ok(ExitCode::SUCCESS)
-        }
-        Command::Pod(PodCommand::Remove(arguments)) => {
-            unless_interrupted(cluster::remove_from_hosts(arguments, &environment)).await
         }
         Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
         Command::Login(arguments) => {

@@ -17,7 +17,7 @@ use imagelet_oci::Access;
 use imagelet_runtime::cri::Endpoint;
 
 use crate::cli::{Global, Intent, ServeArgs};
-use crate::commands::sources;
+use crate::sources::sources;
 
 /// Timeout of a daemon's or runtime's answer without `--timeout`.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

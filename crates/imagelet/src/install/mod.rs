@@ -25,7 +25,7 @@ use self::{
     owned_file::read_bounded,
     plan::{Step, plan},
 };
-use crate::commands::sources;
+use crate::sources::sources;
 use crate::{
     cli::{Global, InstallArgs, Role, ServeArgs},
     output::{Format, Table, or_dash, print},

@@ -2,16 +2,17 @@
 //!
 //! Does what the API server does before a kubelet sees a pod: defaults, and the pull secrets of the service account.
 
+mod documents;
 mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use documents::{Document, FILE_LENGTH_MAX, decode, documents};
 use imagelet_node::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
-pub(crate) use objects::FILE_LENGTH_MAX;
-use objects::{Objects, PodManifest};
+use objects::{FailedObject, Objects, PodManifest};
 
 /// Kinds named in a note; a bundle has many.
 const KINDS_NAMED_MAX: usize = 8;
@@ -27,6 +28,8 @@ pub(crate) struct Manifests {
     pub(crate) pods: Vec<PodRequest>,
     /// Notes for the user; none keeps a pod from being requested.
     pub(crate) notes: Vec<String>,
+    /// Objects that do not read, by what messages call them: the others are requested.
+    pub(crate) failures: Vec<(String, Failure)>,
 }
 
 fn kinds_text(kinds: &BTreeSet<String>) -> String {
@@ -40,9 +43,12 @@ impl Manifests {
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {
-            add(&mut objects, file)?;
+            objects.add(&file.name, &file.text);
         }
         if objects.pods.is_empty() {
+            if let Some(failed) = objects.failed.first() {
+                return Err(failed.failure());
+            }
             let file = files.first().map_or("", |file| &file.name);
             let kinds = kinds_text(&objects.kinds);
             let message = format!("`{file}` describes no pod and nothing with a pod template{kinds}");
@@ -50,8 +56,8 @@ impl Manifests {
         }
         for file in secrets {
             let mut given = Objects::default();
-            add(&mut given, file)?;
-            if given.secrets.is_empty() || !given.pods.is_empty() {
+            given.add(&file.name, &file.text);
+            if (given.secrets.is_empty() && given.failed.is_empty()) || !given.pods.is_empty() {
                 let message = format!("`{}` was given as a secret{}", file.name, kinds_text(&given.kinds));
                 return Err(Failure::new("Failed", message));
             }
@@ -59,37 +65,42 @@ impl Manifests {
             objects.accounts.extend(given.accounts);
             objects.classes.extend(given.classes);
             objects.others.extend(given.others);
+            objects.failed.extend(given.failed);
+            objects.notes.extend(given.notes);
         }
         Ok(objects.resolve())
     }
 }
 
-fn add(objects: &mut Objects, file: &ManifestFile) -> Result<(), Failure> {
-    let added = objects.add(&file.name, &file.text);
-    added.map_err(|error| Failure::because(format!("could not use the manifest `{}`", file.name), &error))
+impl FailedObject {
+    fn failure(&self) -> Failure {
+        Failure::because(format!("could not use {}", self.name), &self.error)
+    }
 }
 
 impl Objects {
     fn resolve(&self) -> Manifests {
-        let mut notes: Vec<String> = self.others.iter().map(|(file, kinds)| others_text(file, kinds)).collect();
+        let mut notes = self.notes.clone();
+        notes.extend(self.others.iter().map(|(file, kinds)| others_text(file, kinds)));
         let pods = self.pods.iter().map(|pod| self.request(pod, &mut notes)).collect();
         for (at, (secret, file)) in self.secrets.iter().enumerate() {
             let PullSecretText { namespace, name, .. } = secret;
             let is_named =
                 |pod: &PodManifest| pod.request.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
+            // A bundle has secrets for other purposes.
+            if !self.pods.iter().any(is_named) {
+                continue;
+            }
             if self.secrets[at + 1..].iter().any(|(later, _)| later.namespace == *namespace && later.name == *name) {
                 notes.push(format!(
                     "the secret `{namespace}/{name}` in `{file}` is replaced by a later one of that name"
                 ));
             } else if secret.docker_config.is_none() {
                 notes.push(unusable_text(secret, file));
-            } else if !self.pods.iter().any(is_named) {
-                notes.push(format!(
-                    "no pod names the secret `{namespace}/{name}` in `{file}` in its `imagePullSecrets`"
-                ));
             }
         }
-        Manifests { pods, notes }
+        let failures = self.failed.iter().map(|failed| (failed.name.clone(), failed.failure()));
+        Manifests { pods, notes, failures: failures.collect() }
     }
 
     fn request(&self, pod: &PodManifest, notes: &mut Vec<String>) -> PodRequest {

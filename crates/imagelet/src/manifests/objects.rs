@@ -9,21 +9,26 @@ use imagelet_core::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use serde_saphyr::Spanned;
 
+use super::documents::{Document, documents};
 use imagelet_node::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
 
-/// Longest file of manifests; an operator's bundle has a few megabytes.
-pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
-const DOCUMENTS_MAX: usize = 10_000;
-/// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
-const DEPTH_MAX: usize = 48;
-/// Values of one file, with those that aliases repeat.
-const NODES_MAX: usize = 400_000;
-const ALIASES_MAX: usize = 1_000;
 const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICY_SHOWN_MAX: usize = 64;
+const NAME_SHOWN_MAX: usize = 400;
+/// The kinds of Kubernetes itself whose containers have an image each.
+const OWN_KINDS: [&str; 9] = [
+    "Pod",
+    "Deployment",
+    "DaemonSet",
+    "StatefulSet",
+    "ReplicaSet",
+    "ReplicationController",
+    "Job",
+    "CronJob",
+    "PodTemplate",
+];
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 const DEFAULT_ACCOUNT: &str = "default";
@@ -41,6 +46,9 @@ pub(super) struct Objects {
     pub(super) kinds: BTreeSet<String>,
     /// Number of objects without images by file and kind.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
+    pub(super) failed: Vec<FailedObject>,
+    /// What the user is to know of the files.
+    pub(super) notes: Vec<String>,
 }
 
 /// A Pod, or the pod template of a controller such as a Deployment.
@@ -51,7 +59,13 @@ pub(super) struct PodManifest {
     pub(super) runtime_class: String,
 }
 
-/// Why a file of manifests is rejected. Shows no value: it may be secret.
+/// An object that is not used, as messages call it, and why.
+pub(super) struct FailedObject {
+    pub(super) name: String,
+    pub(super) error: ObjectError,
+}
+
+/// Why an object is rejected. Shows no value: it may be secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub(super) struct ObjectError(String);
@@ -140,81 +154,88 @@ struct OtherObject {
 }
 
 impl Objects {
-    /// Adds the objects of a file, including those in lists.
-    pub(super) fn add(&mut self, file: &str, text: &str) -> Result<(), ObjectError> {
-        let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! {
-                max_depth: DEPTH_MAX,
-                max_documents: DOCUMENTS_MAX,
-                max_nodes: NODES_MAX,
-                max_aliases: ALIASES_MAX,
-                max_anchors: ALIASES_MAX,
-                max_total_scalar_bytes: 2 * FILE_LENGTH_MAX,
-            },
-            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_MAX },
-            with_snippet: false,
-            // `on` and `no` are strings here; only `true` and `false` are booleans.
-            strict_booleans: true,
-        };
-        let documents: Vec<Spanned<Value>> =
-            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-                let line = error.location().map(|location| location.line()).filter(|line| *line > 0);
-                let place = line.map_or_else(String::new, |line| format!("line {line} "));
-                ObjectError(format!("{place}does not read as YAML or JSON, or has too many values"))
-            })?;
-        for mut document in documents {
-            remove_nulls(&mut document.value);
-            self.collect(file, document.value, document.referenced.line(), 0)?;
+    /// Adds the objects of a file, including those in lists. An object that does not read fails alone.
+    pub(super) fn add(&mut self, file: &str, text: &str) {
+        let mut is_repeated = false;
+        for Document { line, read, repeated } in documents(text) {
+            if let Some(line) = repeated.filter(|_| !std::mem::replace(&mut is_repeated, true)) {
+                self.notes.push(format!("`{file}` has a key twice in line {line}; the later one counts"));
+            }
+            match read {
+                Ok(object) => self.collect(file, object, "", line, 0),
+                Err(why) => self.failed.push(FailedObject {
+                    name: format!("the document in line {line} of `{file}`"),
+                    error: ObjectError(why),
+                }),
+            }
         }
-        Ok(())
     }
 
-    fn collect(&mut self, file: &str, mut object: Value, line: u64, depth: usize) -> Result<(), ObjectError> {
-        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    /// Adds an object; `kind` is what its list says where the object itself has none.
+    fn collect(&mut self, file: &str, mut object: Value, kind: &str, line: u64, depth: usize) {
+        let kind =
+            object.get("kind").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(kind).to_owned();
+        if let Some(of_items) = kind.strip_suffix("List")
+            && depth < LISTS_MAX
+            && let Some(items) = object.get_mut("items").and_then(Value::as_array_mut)
+        {
+            let items = std::mem::take(items);
+            return items.into_iter().for_each(|item| self.collect(file, item, of_items, line, depth + 1));
+        }
+        let name = shown(&kind, &object, file);
+        if let Err(error) = self.read_object(file, &object, kind, line) {
+            self.failed.push(FailedObject { name, error });
+        }
+    }
+
+    fn read_object(&mut self, file: &str, object: &Value, kind: String, line: u64) -> Result<(), ObjectError> {
         if kind.is_empty() {
             return Err(ObjectError::nameless("kind", line));
         }
-        if kind.ends_with("List")
-            && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
-        {
-            if depth == LISTS_MAX {
-                let message = format!("the list in line {line} is nested deeper than {LISTS_MAX} lists");
-                return Err(ObjectError(message));
-            }
-            return items.into_iter().try_for_each(|item| self.collect(file, item, line, depth + 1));
+        if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
+            return Err(ObjectError(format!("the list in line {line} is nested deeper than {LISTS_MAX} lists")));
         }
         self.kinds.insert(kind.clone());
         match kind.as_str() {
-            "Pod" => self.pods.push(pod(kind, line, &object, &object)?),
-            "Secret" => self.secrets.push((secret(read(&object, line)?, line)?, file.to_owned())),
+            "Secret" => self.secrets.push((secret(read(object, line)?, line)?, file.to_owned())),
             "ServiceAccount" => {
-                let account: OtherObject = read(&object, line)?;
+                let account: OtherObject = read(object, line)?;
                 let PodName { namespace, name, .. } = account.metadata.named();
                 self.accounts.insert((namespace, name), names(account.image_pull_secrets));
             }
             "RuntimeClass" => {
-                let class: OtherObject = read(&object, line)?;
+                let class: OtherObject = read(object, line)?;
                 self.classes.insert(class.metadata.name, class.handler);
             }
-            _ => match template(&object) {
-                Some(template) => self.pods.push(pod(kind, line, &object, template)?),
-                None => *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1,
-            },
+            _ => {
+                let mut templates = Vec::new();
+                if kind == "Pod" {
+                    templates.push(object);
+                } else {
+                    find_templates(object, &["spec", "template"], &mut templates);
+                }
+                let mut pods = Vec::new();
+                for (at, template) in templates.iter().enumerate() {
+                    let number = (templates.len() > 1).then_some(at + 1);
+                    pods.extend(pod(&kind, line, object, template, number)?);
+                }
+                if pods.is_empty() {
+                    *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1;
+                }
+                self.pods.extend(pods);
+            }
         }
         Ok(())
     }
 }
 
-/// A field with `null` counts as absent.
-fn remove_nulls(value: &mut Value) {
-    match value {
-        Value::Object(fields) => {
-            fields.retain(|_, field| !field.is_null());
-            fields.values_mut().for_each(remove_nulls);
-        }
-        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
-        _ => {}
-    }
+/// What an object is called in messages.
+fn shown(kind: &str, object: &Value, file: &str) -> String {
+    let text = |path: &str| object.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let name = text("/metadata/name").or(text("/metadata/generateName")).unwrap_or("without a name");
+    let namespace = text("/metadata/namespace").map(|namespace| format!("{namespace}/")).unwrap_or_default();
+    let kind = if kind.is_empty() { "object" } else { kind };
+    format!("{} in `{file}`", printable_start(&format!("{kind} `{namespace}{name}`"), NAME_SHOWN_MAX))
 }
 
 /// Serde's message shows the value; only the expected type is taken from it.
@@ -227,16 +248,37 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError
     })
 }
 
-/// The pod template of a `Deployment`, `Job` or `CronJob`, or of another kind with the same layout.
-fn template(object: &Value) -> Option<&Value> {
-    ["/spec/template", "/spec/jobTemplate/spec/template", "/template"]
-        .iter()
-        .filter_map(|path| object.pointer(path))
-        .find(|template| template.pointer("/spec/containers").is_some())
+/// The pod templates of an object: each mapping with a list of `containers`, or whose `spec` has one, wherever it is below these fields.
+fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Value>) {
+    let has_containers = |value: &Value| value.get("containers").is_some_and(Value::is_array);
+    match object {
+        Value::Object(_) if has_containers(object) || object.get("spec").is_some_and(has_containers) => {
+            found.push(object);
+        }
+        Value::Object(all) => {
+            let wanted = |name: &String| fields.is_empty() || fields.contains(&name.as_str());
+            all.iter().filter(|(name, _)| wanted(name)).for_each(|(_, field)| find_templates(field, &[], found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| find_templates(item, &[], found)),
+        _ => {}
+    }
 }
 
-fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodManifest, ObjectError> {
-    let Template { metadata: Metadata { annotations, .. }, spec } = read(template, line)?;
+/// The pod of a template; `None`: it has no image, and is no kind of Kubernetes itself, whose pods have one.
+fn pod(
+    kind: &str,
+    line: u64,
+    object: &Value,
+    template: &Value,
+    number: Option<usize>,
+) -> Result<Option<PodManifest>, ObjectError> {
+    let (annotations, spec) = if template.get("containers").is_some() {
+        (BTreeMap::new(), read::<PodSpec>(template, line)?)
+    } else {
+        let Template { metadata, spec } = read(template, line)?;
+        (metadata.annotations, spec)
+    };
+    let is_own = OWN_KINDS.contains(&kind);
     let mut images = Vec::new();
     for (list, role, containers) in [
         ("initContainers", "init", spec.init_containers),
@@ -254,6 +296,13 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
     for (position, volume) in spec.volumes.into_iter().enumerate() {
         if let Some(source) = volume.image {
             images.push(("volumes", image("volume", position, volume.name, source, Vec::new())));
+        }
+    }
+    if !is_own {
+        // An operator fills in what such a template leaves out.
+        images.retain(|(_, image)| !image.image.is_empty());
+        if images.is_empty() {
+            return Ok(None);
         }
     }
     for (list, image) in &images {
@@ -276,12 +325,17 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
     if named.name.is_empty() {
         return Err(ObjectError::nameless("metadata.name", line));
     }
+    if let Some(number) = number {
+        // Several templates are several pods.
+        named.name = format!("{}-{number}", named.name);
+        named.uid.clear();
+    }
     if named.uid.is_empty() {
-        named.uid = stable_uid(&[&kind, &named.namespace, &named.name]);
+        named.uid = stable_uid(&[kind, &named.namespace, &named.name]);
     }
     let account = [spec.service_account_name, spec.service_account].into_iter().find(|name| !name.is_empty());
     let request = PodRequest {
-        kind,
+        kind: kind.to_owned(),
         pod: named,
         annotations,
         service_account: account.unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
@@ -289,7 +343,7 @@ fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodM
         ..PodRequest::default()
     };
     let pull_secrets = names(spec.image_pull_secrets);
-    Ok(PodManifest { request, pull_secrets, runtime_class: spec.runtime_class_name })
+    Ok(Some(PodManifest { request, pull_secrets, runtime_class: spec.runtime_class_name }))
 }
 
 fn image(role: &str, position: usize, name: String, source: ImageSource, mounts: Vec<String>) -> PodImageRequest {
@@ -355,11 +409,18 @@ fn stable_uid(parts: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::documents::{DOCUMENTS_MAX, NODES_MAX},
+        *,
+    };
 
     fn read(text: &str) -> Result<Objects, ObjectError> {
         let mut found = Objects::default();
-        found.add("f.yaml", text).map(|()| found)
+        found.add("f.yaml", text);
+        match found.failed.pop() {
+            Some(failed) => Err(failed.error),
+            None => Ok(found),
+        }
     }
 
     fn pod_of(text: &str) -> PodManifest {
@@ -512,15 +573,15 @@ mod tests {
         let level =
             |level: usize| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(","));
         let bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned() + &(1..12).map(level).collect::<Vec<_>>().concat();
-        for text in [&deep, &block, &wide, &bomb, "a: 1\nb: 2\na: 3\n", "a: [hunter2\nb: }", "\u{0}"] {
+        for text in [&deep, &block, &wide, &bomb, "a: [hunter2\nb: }", "\u{0}"] {
             let error = read(text).err().expect("refused");
-            assert!(error.to_string().ends_with("does not read as YAML or JSON, or has too many values"), "{error}");
+            assert!(error.to_string().starts_with("does not read as YAML or JSON"), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
-        let error = read("kind: A\n---\nb: 2\nb: 3\n").err().expect("refused");
-        assert_eq!(error.to_string(), "line 4 does not read as YAML or JSON, or has too many values");
+        let error = read("kind: A\n---\nb: [\n").err().expect("refused");
+        assert_eq!(error.to_string(), "does not read as YAML or JSON in line 3, or has too many values");
         let many = "---\nkind: A\n".repeat(DOCUMENTS_MAX + 1);
         let error = read(&many).err().expect("refused").to_string();
-        assert!(error.ends_with("does not read as YAML or JSON, or has too many values"), "{error}");
+        assert_eq!(error, "is beyond the limit of 10000 documents");
     }
 }

@@ -60,7 +60,7 @@ fn a_secret_belongs_to_its_namespace_and_the_later_of_two_counts() {
     let other = SECRET.replace("{name: reg}", "{name: reg, namespace: ops}");
     let found = read(&pod("imagePullSecrets: [{name: reg}]"), &other);
     assert_eq!(found.pods[0].secrets_unread, ["reg"]);
-    assert!(found.notes[1].contains("no pod names the secret `ops/reg` in `s.yaml`"), "{:?}", found.notes);
+    assert_eq!(found.notes.len(), 1, "a secret that no pod names is none to speak of: {:?}", found.notes);
     let later = SECRET.replace("eyJhdXRocyI6e319", "eyJhdXRocyI6e30gfQ==");
     let found = read(&pod("imagePullSecrets: [{name: reg}]"), &format!("{SECRET}---\n{later}"));
     let document = found.pods[0].secrets[0].docker_config.as_ref().expect("its document");
@@ -108,12 +108,133 @@ fn files_that_do_not_say_what_they_should_are_refused_by_name() {
     );
     assert_eq!(complaint("# nothing\n", ""), "`p.yaml` describes no pod and nothing with a pod template and is empty");
     assert_eq!(complaint(&pod(""), &pod("")), "`s.yaml` was given as a secret; it has `Pod`");
+}
+
+/// What the failures of objects say.
+fn failures(text: &str) -> Vec<String> {
+    let read = Manifests::read(&[file("p.yaml", text)], &[]).expect("some read");
+    read.failures.iter().map(|(_, failure)| failure.to_string()).collect()
+}
+
+#[test]
+fn an_object_that_does_not_read_fails_alone_and_by_its_name() {
+    let bad = pod("").replace("image: a", "image: {hunter2: 1}").replace("name: web", "name: bad, namespace: ops");
+    let secret =
+        "---\nkind: Secret\nmetadata: {name: s}\ntype: kubernetes.io/dockercfg\ndata: {.dockercfg: 'hunter2!'}\n";
+    let text = format!("{}{bad}---\n{{kind: [hunter2\n---\nmetadata: {{name: x}}\n{secret}{}", pod(""), pod(""));
+    let read = Manifests::read(&[file("p.yaml", &text)], &[]).expect("some read");
+    assert_eq!(read.pods.len(), 2);
     assert_eq!(
-        complaint(&pod("").replace("image: a", "image: {hunter2: 1}"), ""),
-        "could not use the manifest `p.yaml`: `spec.containers[0].image` of the manifest in line 2 is not a string"
+        failures(&text),
+        [
+            "could not use Pod `ops/bad` in `p.yaml`: `spec.containers[0].image` of the manifest in line 6 is not a string",
+            "could not use the document in line 10 of `p.yaml`: does not read as YAML or JSON in line 10, or has too many values",
+            "could not use object `x` in `p.yaml`: the manifest in line 12 has no `kind`",
+            "could not use Secret `s` in `p.yaml`: `data..dockercfg` of the secret in line 14 is not base64",
+        ]
     );
-    let broken = complaint(&pod(""), "kind: Secret\ntype: Opaque\ndata: [hunter2\n");
-    assert!(broken.starts_with("could not use the manifest `s.yaml`: ") && !broken.contains("hunter2"), "{broken}");
+}
+
+/// Each image of a file, with the kind and the name of its pod.
+fn images(text: &str) -> Vec<String> {
+    let read = Manifests::read(&[file("p.yaml", text)], &[]).expect("it reads");
+    assert_eq!(read.failures.len(), 0, "{:?}", read.failures);
+    let of_pod = |pod: &PodRequest| {
+        let name = format!("{} {}/{}", pod.kind, pod.pod.namespace, pod.pod.name);
+        pod.images.iter().map(move |image| format!("{name} {}", image.image)).collect::<Vec<_>>()
+    };
+    read.pods.iter().flat_map(of_pod).collect()
+}
+
+#[test]
+fn what_kubectl_reads_is_read() {
+    let container = |image: &str| format!("{{\"containers\": [{{\"name\": \"c\", \"image\": \"{image}\"}}]}}");
+    let json = |name: &str| {
+        format!("{{\"kind\": \"Pod\", \"metadata\": {{\"name\": \"{name}\"}}, \"spec\": {}}}", container(name))
+    };
+    let [a, b] = ["a", "b"].map(json);
+    let both = ["Pod default/a a", "Pod default/b b"];
+    for text in [
+        format!("{a}\n{b}\n"),
+        format!("{a}{b}"),
+        format!("{a}\n---\n{b}"),
+        format!("# c\n--- # first\n{a}\n...\n%YAML 1.2\n--- {b}\n---\n"),
+        format!("\u{feff}{a}\r\n---\r\n{b}\r\n").trim_start_matches('\u{feff}').to_owned(),
+        format!("{{\"kind\": \"List\", \"items\": [{a}, {b}]}}"),
+        format!("{{\"kind\": \"PodList\", \"items\": [{a}, {b}]}}").replace("\"kind\": \"Pod\", ", ""),
+    ] {
+        assert_eq!(images(&text), both, "{text}");
+    }
+    let kinds = "apiVersion: apps/v1\nkind: DeploymentList\nitems:\n- metadata: {name: d}\n  spec: {template: {spec: {containers: \
+                 [{name: c, image: a, resources: {limits: {cpu: 1}}, ports: [{containerPort: '80'}]}]}}}\n";
+    assert_eq!(images(kinds), ["Deployment default/d a"]);
+}
+
+#[test]
+fn a_repeated_key_counts_as_the_later_one_with_one_warning_a_file() {
+    let text = pod("").replace("image: a", "image: a, image: b");
+    let read = read(&format!("{text}{text}"), "");
+    assert_eq!((read.pods.len(), read.pods[0].images[0].image.as_str()), (2, "b"));
+    assert_eq!(read.notes, ["`p.yaml` has a key twice in line 4; the later one counts"]);
+    let json = r#"{"kind": "Pod", "metadata": {"name": "w", "name": "x"}, "spec": {"containers": [{"image": "a"}]}}"#;
+    assert_eq!(images(json), ["Pod default/x a"]);
+}
+
+#[test]
+fn templates_are_found_wherever_an_operator_has_them() {
+    for (text, expected) in [
+        (
+            "kind: RayCluster\nmetadata: {name: ray}\nspec: {rayVersion: '2', headGroupSpec: {template: {spec: {containers: [{name: \
+             head, image: ray:h}]}}}, workerGroupSpecs: [{groupName: g, template: {spec: {containers: [{name: w, image: ray:w}]}}}]}\n",
+            &["RayCluster default/ray-1 ray:h", "RayCluster default/ray-2 ray:w"][..],
+        ),
+        (
+            "kind: JobSet\nmetadata: {name: js, namespace: ml}\nspec: {replicatedJobs: [{name: w, template: {spec: {template: {spec: \
+             {containers: [{name: c, image: train:1}], restartPolicy: Never}}}}}]}\n",
+            &["JobSet ml/js train:1"],
+        ),
+        (
+            "kind: Rollout\nmetadata: {name: r}\nspec: {template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: x}]}}}\n",
+            &["Rollout default/r x"],
+        ),
+        (
+            "kind: Prometheus\nmetadata: {name: p}\nspec: {image: prom, containers: [{name: proxy, image: proxy:1}, {name: prometheus}]}\n",
+            &["Prometheus default/p proxy:1"],
+        ),
+        (
+            "kind: Elasticsearch\nmetadata: {name: e}\nspec: {nodeSets: [{podTemplate: {spec: {containers: [{name: elasticsearch}]}}}]}\n\
+             ---\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{image: a}]}}}\n",
+            &["Job default/j a"],
+        ),
+        (
+            "kind: CustomResourceDefinition\nmetadata: {name: c}\nspec: {versions: [{schema: {openAPIV3Schema: {properties: {containers: \
+             {type: array}}}}}]}\n---\nkind: PodTemplate\nmetadata: {name: t}\ntemplate: {spec: {containers: [{image: a}]}}\n",
+            &["PodTemplate default/t a"],
+        ),
+    ] {
+        assert_eq!(images(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn texts_in_utf_8_and_utf_16_are_decoded_and_others_are_not() {
+    let text = "kind: Pöd\n";
+    let wide = |read: fn(u16) -> [u8; 2], mark: &str| -> Vec<u8> {
+        [mark, text].concat().encode_utf16().flat_map(read).collect()
+    };
+    for bytes in [
+        text.as_bytes().to_vec(),
+        ["\u{feff}", text].concat().into_bytes(),
+        wide(u16::to_le_bytes, "\u{feff}"),
+        wide(u16::to_be_bytes, "\u{feff}"),
+        wide(u16::to_le_bytes, ""),
+        wide(u16::to_be_bytes, ""),
+    ] {
+        assert_eq!(decode(bytes.clone()).as_deref(), Some(text), "{bytes:?}");
+    }
+    for bytes in [&b"kind: \xff\xfe"[..], b"\xff\xfe\x00\xd8"] {
+        assert_eq!(decode(bytes.to_vec()), None, "{bytes:?}");
+    }
 }
 
 #[test]
@@ -154,6 +275,7 @@ fn no_damage_to_a_manifest_makes_it_panic_or_shows_what_a_secret_holds() {
             Ok(manifests) => {
                 read += 1;
                 let shown = format!("{manifests:?}");
+                refused += usize::from(!manifests.failures.is_empty());
                 assert!(!shown.contains("hunter2") && !shown.contains("aHVudGVy"), "{text}\n{shown}");
             }
             Err(error) => {

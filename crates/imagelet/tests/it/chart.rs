@@ -60,7 +60,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     };
     assert_eq!(by_name(manifests()), by_name(documents(&rendered)), "IMAGELET_UPDATE=1 writes deploy/imagelet.yaml");
 
-    // With everything that is off by default, and the Job that runs before a removal.
+    // With everything that is off by default.
     let values = [
         "serviceMonitor.enabled=true",
         "networkPolicy.enabled=true",
@@ -73,12 +73,6 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     let all = documents(&helm(&arguments));
     check_names(&all);
     check_containers(&all);
-    let job = object(&all, "Job", "imagelet-removal");
-    assert_eq!(job["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
-    let role = object(&all, "Role", "imagelet-removal");
-    let expected = json!([{"apiGroups": ["apps"], "resources": ["daemonsets"], "resourceNames": ["imagelet-node"],
-        "verbs": ["get", "update"]}]);
-    assert_eq!(role["rules"], expected);
     let secrets = &object(&all, "Role", "imagelet-pull-secrets")["rules"];
     let expected = json!([{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["login"], "verbs": ["get"]}]);
     assert_eq!(*secrets, expected);

@@ -240,45 +240,10 @@ fn a_wrong_set_is_refused_before_anything_is_sent_and_the_definitions_are_printe
     apply(&format!("{head}{{images: []}}\n")).refused(&["document 1: spec.images has 0 items; there may be 1 to 64"]);
     apply(&format!("{head}{{images: [{{reference: a, policy: x}}]}}\n")).refused(&["unknown field `policy`"]);
     apply("kind: Pod\napiVersion: v1\n").refused(&["`v1 Pod` is no set"]);
-    apply("a: [").refused(&["line 1 is no valid YAML"]);
+    apply("a: [").refused(&["the document in line 1 does not read as YAML or JSON"]);
     assert_eq!(cluster.fake.requests(), [""; 0]);
     let printed = run(program().args(["prefetch", "crds"])).ok();
     assert!(printed.contains("name: imagesets.imagelet.dev") && printed.contains("kind: NodeImages"));
     run(program().args(["prefetch", "status"]))
         .refused(&["there is no kubeconfig, and imagelet does not run in a pod"]);
-}
-
-#[test]
-fn a_removal_has_the_pods_of_the_installation_take_their_hosts_back_and_waits_for_each() {
-    const DAEMON_SETS: &str = "/apis/apps/v1/daemonsets";
-    let folder = scratch();
-    let cluster = Cluster::start(folder.path());
-    cluster.fake.install("/apis/apps/v1");
-    let arguments = ["pod", "install", "--host-namespace=/host/ns/mnt", "--uninstall"];
-    let mut command = program();
-    command.args(["pod", "remove", "--namespace=kube-system", "--daemon-set=imagelet-node", "--kubeconfig"]);
-    command.arg(&cluster.kubeconfig).arg("--").args(arguments);
-    run(&mut command).ok();
-
-    let template = json!({"spec": {"initContainers": [{"name": "install", "args": ["pod", "install"]}]}});
-    let metadata = json!({"namespace": "kube-system", "name": "imagelet-node"});
-    cluster.fake.put(DAEMON_SETS, json!({"metadata": metadata, "spec": {"template": template}}));
-    let stored = || cluster.fake.object(DAEMON_SETS, "kube-system", "imagelet-node").unwrap();
-    let mut removal = Part::start(&mut command, "imagelet", folder.path().join("removal.log"));
-    wait_until("other arguments", || {
-        stored()["spec"]["template"]["spec"]["initContainers"][0]["args"] == json!(arguments)
-    });
-    let report = |available: u64| {
-        let mut object = stored();
-        let generation = object["metadata"]["generation"].clone();
-        object["status"] = json!({"observedGeneration": generation, "desiredNumberScheduled": 2,
-            "updatedNumberScheduled": 2, "numberAvailable": available});
-        cluster.fake.put(DAEMON_SETS, object);
-    };
-    report(1);
-    wait_until("the first node", || removal.log().contains("\"done\":1"));
-    assert!(removal.ended().is_none(), "one node is left");
-    report(2);
-    wait_until("the end of the removal", || removal.ended().is_some());
-    assert!(removal.ended().unwrap().success(), "{}", removal.log());
 }

@@ -47,17 +47,6 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* The arguments that take a host back. */}}
-{{- define "imagelet.removalArguments" -}}
-- pod
-- install
-- --host-namespace=/host/ns/mnt
-- --uninstall
-{{- with .Values.node.kubeletConfigDir }}
-- --kubelet-config-dir={{ . }}
-{{- end }}
-{{- end -}}
-
 {{/* The daemon's configuration besides the runtime and the node. */}}
 {{- define "imagelet.configuration" -}}
 {{- $keys := deepCopy .Values.node.configuration -}}

@@ -60,7 +60,6 @@ impl CredentialHelpers {
         credential(program, answer)
     }
 
-    /// Gives the helper a credential to keep for a server.
     pub(crate) async fn store(
         &self,
         name: &str,

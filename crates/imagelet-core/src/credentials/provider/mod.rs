@@ -52,7 +52,6 @@ use crate::{metrics::Metrics, trusted_files};
 /// Most parallel plugin runs; the kubelet has no bound.
 const RUNS_MAX: usize = 32;
 
-/// The location of plugins, and how they run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProviderOptions {
     /// The configuration file or folder.
@@ -63,7 +62,6 @@ pub struct ProviderOptions {
     pub limit: Duration,
     /// The variables of each plugin, beside those of its configuration.
     pub environment: Variables,
-    /// The enabled feature gates of the kubelet.
     pub gates: Gates,
 }
 
@@ -116,7 +114,6 @@ impl Providers {
         Ok(())
     }
 
-    /// The names of the active providers.
     pub fn names(&self) -> Vec<String> {
         self.set().providers.iter().map(|provider| provider.rules.entry.name.clone()).collect()
     }

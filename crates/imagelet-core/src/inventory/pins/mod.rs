@@ -12,7 +12,6 @@ use crate::inventory::reference_match::{bare_id, is_id_prefix};
 /// Limit of patterns; each refresh matches each of them.
 pub(crate) const PATTERNS_MAX: usize = 10_000;
 
-/// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The glob matches every image.
@@ -21,7 +20,6 @@ pub enum PinError {
     /// Longer than any name, or above the limit of patterns.
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
-    /// The glob is invalid.
     #[error(transparent)]
     Glob(#[from] crate::image::GlobError),
     /// Not a glob, an id or a reference.
@@ -79,17 +77,14 @@ impl FromStr for PinPattern {
 }
 
 impl PinPattern {
-    /// The text as written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether the pattern matches this image.
     pub fn matches(&self, image: &Image) -> bool {
         self.covers(image.id.as_str(), &image.tags, &image.digests)
     }
 
-    /// Whether the pattern matches an image of this id and these names.
     pub fn covers(&self, id: &str, tags: &[String], digests: &[String]) -> bool {
         let mut names = tags.iter().chain(digests);
         match &self.form {

@@ -15,7 +15,6 @@ use crate::{
 /// A list of `{pattern, owner}`; lost: nothing is pinned for sets until the agent knows them.
 const FILE: &str = "set-pins.json";
 
-/// One pin of one set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedPin {
     /// The image as the set names it.

@@ -102,16 +102,12 @@ pub enum Party {
     RedirectTarget,
 }
 
-/// The class and the stage of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The class.
     pub class: ErrorClass,
-    /// The stage.
     pub stage: Stage,
     /// The time that the registry requests before a retry.
     pub retry_after: Option<Duration>,
-    /// The party that failed.
     pub party: Party,
 }
 

@@ -22,23 +22,18 @@ pub enum RuntimeErrorKind {
     Corrupt,
     /// The image exceeds a limit, or its kind is not supported.
     Unacceptable,
-    /// The image is in use.
     InUse,
     /// The image cannot be removed, or it is still there after its removal.
     Remains,
-    /// The disk is full.
     DiskFull,
     /// The store or runtime is unreachable or not writable.
     Unavailable,
-    /// The store does not support the call.
     Unsupported,
-    /// The time limit was exceeded.
     TimedOut,
     /// Cancelled by the caller.
     Cancelled,
     /// A defect of imagelet itself.
     Defect,
-    /// Anything else.
     Other,
 }
 
@@ -57,7 +52,6 @@ pub struct RuntimeError {
 }
 
 impl RuntimeError {
-    /// An error with its kind and message.
     pub fn new(kind: RuntimeErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
@@ -67,31 +61,26 @@ impl RuntimeError {
         Self::new(RuntimeErrorKind::Other, message)
     }
 
-    /// A defect of imagelet.
     pub fn defect(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Defect, message)
     }
 
-    /// A call that the store does not support.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Unsupported, message)
     }
 
-    /// Adds the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Adds the remedy for the user.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Adds class and stage.
     #[must_use]
     pub fn with_fault(mut self, fault: Fault) -> Self {
         self.fault = Some(Box::new(fault));
@@ -128,7 +117,6 @@ impl RuntimeError {
         }
     }
 
-    /// The kind.
     pub fn kind(&self) -> RuntimeErrorKind {
         self.kind
     }

@@ -38,7 +38,6 @@ pub struct UsableImages {
 }
 
 impl UsableImages {
-    /// Checks images of this runtime.
     pub fn new(backing: Arc<dyn ImageBacking>) -> Self {
         Self { backing, usable_at: Arc::default(), gone: Arc::default() }
     }

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::{core::PartialObjectMeta, runtime::reflector::Store};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -13,10 +15,8 @@ use super::{
     waves::SelectedNode,
 };
 use crate::{
-    prefetch::objects::{
-        ImageSet, KnownNodes, KnownReports, KnownSets, Labels, REPORTED_SETS_MAX, SetLimit, SetReport, SetScope,
-    },
-    watch::SharedCache,
+    prefetch::objects::{ImageSet, Labels, NodeImages, REPORTED_SETS_MAX, SetLimit, SetReport, SharedSets},
+    watch::is_listed,
 };
 
 /// A node that may begin and reports nothing new for so long holds up no other one.
@@ -27,11 +27,10 @@ const ABSENT_FOR: Duration = Duration::from_mins(2);
 /// The caches of one time as the leader.
 #[derive(Debug)]
 pub(super) struct ClusterView {
-    pub(super) namespaced: SharedCache<KnownSets>,
-    pub(super) of_cluster: SharedCache<KnownSets>,
-    pub(super) reports: SharedCache<KnownReports>,
-    pub(super) nodes: SharedCache<KnownNodes>,
-    changed: Arc<Notify>,
+    pub(super) sets: SharedSets,
+    pub(super) reports: Store<NodeImages>,
+    pub(super) nodes: Store<PartialObjectMeta<Node>>,
+    pub(super) changed: Notify,
 }
 
 /// What the controller remembers between two passes; a restart loses it, which delays and changes nothing.
@@ -47,7 +46,7 @@ pub(super) struct PassMemory {
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
     /// Names and uids of reports whose Node is gone.
-    pub(super) orphans: Vec<(String, String)>,
+    pub(super) orphans: Vec<(String, Option<String>)>,
     /// The next pass at the latest, where nothing changes.
     pub(super) wait: Option<Duration>,
     pub(super) sets_known: usize,
@@ -55,29 +54,22 @@ pub(super) struct PassPlan {
 }
 
 impl ClusterView {
-    pub(super) fn new() -> Self {
-        let changed = Arc::new(Notify::new());
-        let [namespaced, of_cluster] = SetScope::ALL.map(|scope| SharedCache::new(KnownSets::new(scope), &changed));
-        Self {
-            namespaced,
-            of_cluster,
-            reports: SharedCache::new(KnownReports::default(), &changed),
-            nodes: SharedCache::new(KnownNodes::default(), &changed),
-            changed,
-        }
-    }
-
-    pub(super) async fn changed(&self) {
-        self.changed.notified().await;
-    }
-
     /// Decides for all sets; `None`: not everything is listed yet.
     pub(super) fn plan(&self, memory: &mut PassMemory, wall: SystemTime, now: Instant) -> Option<PassPlan> {
-        let (namespaced, of_cluster) = (self.namespaced.listed()?, self.of_cluster.listed()?);
-        let (reports, nodes) = (self.reports.listed()?, self.nodes.listed()?);
-        let (reports, nodes) = (&reports.0.reports, &nodes.0.0);
+        if !is_listed(&self.reports) || !is_listed(&self.nodes) {
+            return None;
+        }
+        let all_sets = self.sets.listed()?;
+        let (reports, nodes, no_labels) = (self.reports.state(), self.nodes.state(), Labels::new());
+        let name = |metadata: &'_ ObjectMeta| -> String { metadata.name.clone().unwrap_or_default() };
+        let reports: BTreeMap<String, Arc<NodeImages>> =
+            reports.into_iter().map(|report| (name(&report.metadata), report)).collect();
+        let nodes: BTreeMap<String, &Labels> = nodes
+            .iter()
+            .map(|node| (name(&node.metadata), node.metadata.labels.as_ref().unwrap_or(&no_labels)))
+            .collect();
         let mut of_sets: BTreeMap<&str, BTreeMap<&str, &SetReport>> = BTreeMap::new();
-        for (node, report) in reports {
+        for (node, report) in &reports {
             for set in &report.sets {
                 of_sets.entry(&set.uid).or_default().insert(node, set);
             }
@@ -85,7 +77,7 @@ impl ClusterView {
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let mut busy_now = BTreeSet::new();
         // In the order of the places, so that no namespace takes all writes of a pass.
-        for (set, limit) in of_cluster.0.all().chain(namespaced.0.all()) {
+        for (set, limit) in all_sets.iter().flat_map(|sets| sets.all()) {
             plan.sets_known += 1;
             let found = of_sets.get(set.uid.as_str());
             let mut full = 0;
@@ -114,7 +106,8 @@ impl ClusterView {
             plan.sets.push((set.clone(), action));
         }
         memory.busy.retain(|key, _| busy_now.contains(key));
-        memory.find_orphans(reports.iter().map(|(name, it)| (name, &it.metadata.uid)), nodes, now, &mut plan);
+        let uids = reports.iter().map(|(name, report)| (name, &report.metadata.uid));
+        memory.find_orphans(uids, &nodes, now, &mut plan);
         Some(plan)
     }
 }
@@ -151,12 +144,13 @@ impl PassMemory {
 
     fn find_orphans<'a>(
         &mut self,
-        reports: impl Iterator<Item = (&'a String, &'a String)>,
-        nodes: &BTreeMap<String, Labels>,
+        reports: impl Iterator<Item = (&'a String, &'a Option<String>)>,
+        nodes: &BTreeMap<String, &Labels>,
         now: Instant,
         plan: &mut PassPlan,
     ) {
-        let orphans: BTreeMap<&String, &String> = reports.filter(|(name, _)| !nodes.contains_key(*name)).collect();
+        let orphans: BTreeMap<&String, &Option<String>> =
+            reports.filter(|(name, _)| !nodes.contains_key(*name)).collect();
         self.orphans.retain(|name, _| orphans.contains_key(name));
         for (name, uid) in orphans {
             let since = *self.orphans.entry(name.clone()).or_insert(now);

@@ -1,17 +1,17 @@
 //! Leader election by a `Lease` of `coordination.k8s.io`: at most one controller acts.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use http::Method;
-use serde::{Deserialize, Serialize};
-use serde_json::json;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, api::PostParams};
 use tokio::time::Instant;
 
 use crate::{
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-    node_events::micro_time,
-    prefetch::objects::ObjectMetadata,
+    api_error::{code, text},
     watch::random,
 };
 
@@ -23,32 +23,8 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// A holder that could not renew its lease for so long stops, before another one may begin.
 const RENEWED_MAX: Duration = Duration::from_secs(20);
 
-/// The lease as far as it is read and written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-struct LeaseSpec {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holder_identity: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lease_duration_seconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    acquire_time: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    renew_time: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lease_transitions: Option<u64>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-struct LeaseObject {
-    metadata: ObjectMetadata,
-    spec: LeaseSpec,
-}
-
-#[derive(Debug)]
 pub(super) struct Election {
-    client: ApiClient,
+    client: Client,
     namespace: String,
     identity: String,
     /// The lease as last seen, and since when it is unchanged by this process' clock: clocks of others do not count.
@@ -67,7 +43,7 @@ enum LeaseStep {
 }
 
 impl Election {
-    pub(super) fn new(client: ApiClient, namespace: &str, identity: &str) -> Self {
+    pub(super) fn new(client: Client, namespace: &str, identity: &str) -> Self {
         Self { client, namespace: namespace.to_owned(), identity: identity.to_owned(), seen: None }
     }
 
@@ -82,7 +58,7 @@ impl Election {
                     answered();
                 }
                 Err(error) => {
-                    let error = error.chain();
+                    let error = text(&error);
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(
                             error,
@@ -106,7 +82,7 @@ impl Election {
                 Ok(Ok(true)) => renewed_at = Instant::now(),
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => {
-                    tracing::warn!(error = error.chain(), "could not renew the lease of the controller");
+                    tracing::warn!(error = text(&error), "could not renew the lease of the controller");
                 }
                 Err(_) => return,
             }
@@ -114,46 +90,36 @@ impl Election {
     }
 
     /// Takes or renews the lease. Returns whether this process holds it.
-    async fn try_hold(&mut self) -> Result<bool, ApiError> {
-        let collection = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", encoded(&self.namespace));
-        let path = format!("{collection}/{LEASE}");
-        let found = match self.client.get::<LeaseObject>(&path).await {
-            Ok(found) => Some(found),
-            Err(ApiError::Rejected { code: 404, .. }) => None,
-            Err(error) => return Err(error),
-        };
+    async fn try_hold(&mut self) -> Result<bool, kube::Error> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = api.get_opt(LEASE).await?;
         let now = Instant::now();
-        let lease = found.as_ref().map(|lease| &lease.spec);
-        let unchanged_for = self.look(lease, now);
+        let lease = found.as_ref().and_then(|lease| lease.spec.as_ref());
+        let unchanged_for = self.unchanged_for(lease, now);
         let step = decide(lease, &self.identity, unchanged_for);
         if step == LeaseStep::Wait {
             return Ok(false);
         }
-        let spec = next(lease, &self.identity, step, SystemTime::now());
-        let version = found.as_ref().map(|lease| lease.metadata.resource_version.as_str()).unwrap_or_default();
-        let mut object = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": LEASE, "namespace": self.namespace}, "spec": spec,
-        });
-        let written = if found.is_none() {
-            self.client.send::<LeaseObject>(Method::POST, &collection, &object).await
+        let spec = Some(next(lease, &self.identity, step, Timestamp::now()));
+        let written = if let Some(found) = found {
+            // It has the version that was read: another candidate that was faster is a conflict.
+            api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
         } else {
-            object["metadata"]["resourceVersion"] = version.into();
-            self.client.send(Method::PUT, &path, &object).await
+            let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
+            api.create(&PostParams::default(), &Lease { metadata, spec }).await
         };
         match written {
             Ok(lease) => {
-                self.seen = Some((lease.spec, Instant::now()));
+                self.seen = lease.spec.map(|lease| (lease, Instant::now()));
                 Ok(true)
             }
-            // Another candidate was faster.
-            Err(ApiError::Rejected { code: 409, .. }) => Ok(false),
+            Err(error) if code(&error) == Some(409) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// How long the lease is unchanged.
-    fn look(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Duration {
+    fn unchanged_for(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Duration {
         match (&self.seen, lease) {
             (Some((seen, since)), Some(lease)) if seen == lease => now.saturating_duration_since(*since),
             (_, lease) => {
@@ -170,21 +136,22 @@ fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) ->
         return LeaseStep::Renew;
     }
     // What the holder promised, but a lease without end is not believed.
-    let promised = lease.and_then(|lease| lease.lease_duration_seconds).map(Duration::from_secs);
+    let promised = lease.and_then(|lease| u64::try_from(lease.lease_duration_seconds?).ok()).map(Duration::from_secs);
     let lasts = promised.unwrap_or(LEASE_LASTS).clamp(Duration::from_secs(1), 4 * LEASE_LASTS);
     if holder.is_empty() || unchanged_for >= lasts { LeaseStep::Take } else { LeaseStep::Wait }
 }
 
-fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: SystemTime) -> LeaseSpec {
-    let (before, now) = (lease.cloned().unwrap_or_default(), micro_time(now));
+fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: Timestamp) -> LeaseSpec {
+    let (before, now) = (lease.cloned().unwrap_or_default(), MicroTime(now));
     let transitions = before.lease_transitions.unwrap_or_default();
     let is_taken = step == LeaseStep::Take;
     LeaseSpec {
         holder_identity: Some(identity.to_owned()),
-        lease_duration_seconds: Some(LEASE_LASTS.as_secs()),
+        lease_duration_seconds: i32::try_from(LEASE_LASTS.as_secs()).ok(),
         acquire_time: if is_taken { Some(now.clone()) } else { before.acquire_time },
         renew_time: Some(now),
         lease_transitions: Some(if is_taken && lease.is_some() { transitions.saturating_add(1) } else { transitions }),
+        ..before
     }
 }
 
@@ -192,7 +159,7 @@ fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: SystemT
 mod tests {
     use super::*;
 
-    fn held_by(holder: &str, seconds: Option<u64>) -> LeaseSpec {
+    fn held_by(holder: &str, seconds: Option<i32>) -> LeaseSpec {
         LeaseSpec {
             holder_identity: Some(holder.to_owned()),
             lease_duration_seconds: seconds,
@@ -211,8 +178,8 @@ mod tests {
             (Some(held_by("other", Some(30))), seconds(29), LeaseStep::Wait),
             (Some(held_by("other", Some(30))), seconds(30), LeaseStep::Take),
             (Some(held_by("other", None)), seconds(30), LeaseStep::Take),
-            (Some(held_by("other", Some(u64::MAX))), seconds(119), LeaseStep::Wait),
-            (Some(held_by("other", Some(u64::MAX))), seconds(120), LeaseStep::Take),
+            (Some(held_by("other", Some(i32::MAX))), seconds(119), LeaseStep::Wait),
+            (Some(held_by("other", Some(i32::MAX))), seconds(120), LeaseStep::Take),
             (Some(held_by("other", Some(0))), seconds(0), LeaseStep::Wait),
         ] {
             assert_eq!(decide(lease.as_ref(), "me", unchanged_for), step, "{lease:?} {unchanged_for:?}");
@@ -221,14 +188,11 @@ mod tests {
 
     #[test]
     fn a_transition_is_counted_when_the_holder_changes() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        let now = Timestamp::from_millisecond(1500).unwrap();
         let taken = next(Some(&held_by("other", Some(30))), "me", LeaseStep::Take, now);
-        assert_eq!(
-            (taken.lease_transitions, taken.acquire_time.as_deref()),
-            (Some(5), Some("1970-01-01T00:00:01.500000Z"))
-        );
+        assert_eq!((taken.lease_transitions, &taken.acquire_time), (Some(5), &Some(MicroTime(now))));
         let renewed = next(Some(&taken), "me", LeaseStep::Renew, now + Duration::from_secs(10));
         assert_eq!((renewed.lease_transitions, &renewed.acquire_time), (Some(5), &taken.acquire_time));
-        assert_eq!(renewed.renew_time.as_deref(), Some("1970-01-01T00:00:11.500000Z"));
+        assert_eq!(renewed.renew_time, Some(MicroTime(now + Duration::from_secs(10))));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imagelet_core::metrics::{Family, MetricKind, Metrics};
 
-use crate::api_client::ERRORS;
+use crate::client::Answer;
 
 static LEADER: Family = Family {
     name: "imagelet_controller_leader",
@@ -31,9 +31,15 @@ static WRITES: Family = Family {
     labels: &["write"],
 };
 
+static ERRORS: Family = Family {
+    name: "imagelet_controller_api_errors_total",
+    help: "Requests of the controller to the API server that failed, by the HTTP status, or unreachable.",
+    kind: MetricKind::Counter,
+    labels: &["cause"],
+};
+
 pub(crate) const FAMILIES: [&Family; 5] = [&LEADER, &SETS, &REPORTS, &WRITES, &ERRORS];
 
-/// The controller at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerReport {
     /// The API server has answered about the lease.
@@ -64,6 +70,15 @@ impl ControllerMeters {
 
     pub(super) fn answered(&self) {
         self.lock().has_answer = true;
+    }
+
+    /// Counts failed requests in these metrics.
+    pub(super) fn observer(metrics: Arc<Metrics>) -> impl Fn(Answer) + Clone + Send + Sync + 'static {
+        move |answer| match answer {
+            Answer::Rejected(status) => metrics.increment(&ERRORS, &[status.as_str()]),
+            Answer::Failed => metrics.increment(&ERRORS, &["unreachable"]),
+            Answer::Watching | Answer::Heard => {}
+        }
     }
 
     /// The time as the leader begins or ends.

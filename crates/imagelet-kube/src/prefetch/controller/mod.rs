@@ -13,8 +13,18 @@ use std::{
 };
 
 use imagelet_core::metrics::{Family, Metrics};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+    core::PartialObjectMeta,
+    runtime::{
+        reflector,
+        watcher::{self, Event},
+    },
+};
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 pub use self::meters::ControllerReport;
 use self::{
@@ -23,13 +33,18 @@ use self::{
     meters::ControllerMeters,
     summary::SetAction,
 };
-use super::objects::{ImageSet, PREFETCH_GROUP, SetScope, SetStatus};
+use super::{
+    commands::delete,
+    objects::{ImageSet, NodeImages, PREFETCH_GROUP, SetScope, SetStatus, SharedSets},
+};
 use crate::{
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
-    watch::{Collection, ObjectWatch, SharedCache, backoff, random},
+    api_error::{code, text},
+    client::observed,
+    watch::{WatchHealth, backoff, follow, random},
 };
 
+/// Objects of one page of a list: a page is in memory as it was received while its objects are read.
+const PAGE_OBJECTS: u32 = 100;
 const FIELD_MANAGER: &str = "imagelet-controller";
 /// The shortest time between two writes of one status: each is sent to all agents.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
@@ -40,15 +55,13 @@ const RETRY_MAX: Duration = Duration::from_mins(2);
 /// Most writes and deletions of one pass; the next pass continues.
 const WRITES_MAX: usize = 200;
 
-/// Every metric of the controller.
 pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
     meters::FAMILIES.into_iter()
 }
 
 /// The controller of a cluster. Several may run; the holder of the lease acts.
-#[derive(Debug)]
 pub struct PrefetchController {
-    client: ApiClient,
+    client: Client,
     namespace: String,
     identity: String,
     meters: ControllerMeters,
@@ -56,13 +69,12 @@ pub struct PrefetchController {
 
 impl PrefetchController {
     /// A controller whose lease is in this namespace. `identity` is its own among all controllers, as the name of its pod.
-    pub fn new(client: ApiClient, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
-        let client = client.counting(Arc::clone(&metrics));
+    pub fn new(client: Client, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
+        let client = observed(client, ControllerMeters::observer(Arc::clone(&metrics)));
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
         Self { client, namespace, identity, meters: ControllerMeters::new(metrics) }
     }
 
-    /// The state at this moment, for probes.
     pub fn report(&self) -> ControllerReport {
         self.meters.report()
     }
@@ -85,16 +97,26 @@ impl PrefetchController {
 
     /// Acts for as long as this future lives.
     async fn lead(&self) {
-        let view = ClusterView::new();
-        let watch = |collection| ObjectWatch::unmeasured(&self.client, collection);
-        let [of_namespaces, of_the_cluster] = SetScope::ALL.map(|scope| watch(scope.collection()));
-        let reports = watch(Collection::of("reports of the nodes", "/apis/imagelet.dev/v1alpha1/nodeimages"));
-        let nodes = watch(Collection { is_metadata: true, ..Collection::of("nodes of the cluster", "/api/v1/nodes") });
+        let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
+        let view = ClusterView { sets: SharedSets::new(), reports, nodes, changed: Notify::new() };
+        let take_node = |event: Event<PartialObjectMeta<Node>>| {
+            // Labels alone count.
+            let narrow = |node: &mut PartialObjectMeta<Node>| {
+                (node.metadata.managed_fields, node.metadata.annotations) = (None, None);
+            };
+            of_nodes.apply_watcher_event(&event.modify(narrow));
+            view.changed.notify_one();
+        };
+        let take_report = |event: Event<NodeImages>| {
+            of_reports.apply_watcher_event(&event);
+            view.changed.notify_one();
+        };
+        let health = [0, 1].map(|_| Arc::new(WatchHealth::unmeasured()));
+        let config = || watcher::Config::default().page_size(PAGE_OBJECTS);
         tokio::join!(
-            of_namespaces.run(view.namespaced.clone(), SharedCache::publish),
-            of_the_cluster.run(view.of_cluster.clone(), SharedCache::publish),
-            reports.run(view.reports.clone(), SharedCache::publish),
-            nodes.run(view.nodes.clone(), SharedCache::publish),
+            view.sets.follow(&self.client, &view.changed),
+            follow("nodes of the cluster", &self.client, &(), config(), &health[0], take_node),
+            follow("reports of the nodes", &self.client, &(), config(), &health[1], take_report),
             self.work(&view),
         );
     }
@@ -113,7 +135,7 @@ impl PrefetchController {
                     Err(error) => {
                         is_failed = true;
                         if failures == 0 {
-                            tracing::warn!(error = error.chain(), "a request of the controller failed; it is repeated");
+                            tracing::warn!(error = text(&error), "a request of the controller failed; it is repeated");
                         }
                     }
                 }
@@ -127,14 +149,18 @@ impl PrefetchController {
             failures = 0;
             tokio::time::sleep(PASS_EVERY).await;
             tokio::select! {
-                () = view.changed() => {}
+                () = view.changed.notified() => {}
                 () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)) => {}
             }
         }
     }
 
     /// Writes and deletes. Returns the time until a write that was put off.
-    async fn act(&self, plan: PassPlan, written: &mut BTreeMap<String, Instant>) -> Result<Option<Duration>, ApiError> {
+    async fn act(
+        &self,
+        plan: PassPlan,
+        written: &mut BTreeMap<String, Instant>,
+    ) -> Result<Option<Duration>, kube::Error> {
         let now = Instant::now();
         let mut due: Option<Duration> = None;
         let mut put_off = |wait: Duration| due = Some(due.map_or(wait, |due| due.min(wait)));
@@ -159,21 +185,20 @@ impl PrefetchController {
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
-                    self.client.delete(&set.name.path(), &set.uid).await?;
+                    delete(&set.name.api(&self.client), &set.name.name, Some(set.uid)).await?;
                     self.meters.wrote("delete_set");
                 }
             }
         }
         for (node, uid) in plan.orphans.into_iter().take(WRITES_MAX) {
             tracing::info!(node, "deleting the report of a node that is gone");
-            let path = format!("/apis/{PREFETCH_GROUP}/nodeimages/{}", encoded(&node));
-            self.client.delete(&path, &uid).await?;
+            delete(&Api::<NodeImages>::all(self.client.clone()), &node, uid).await?;
             self.meters.wrote("delete_report");
         }
         Ok(due)
     }
 
-    async fn write_status(&self, set: &ImageSet, status: &SetStatus) -> Result<(), ApiError> {
+    async fn write_status(&self, set: &ImageSet, status: &SetStatus) -> Result<(), kube::Error> {
         let mut metadata = json!({"name": set.name.name, "uid": set.uid});
         if set.name.scope == SetScope::Namespace {
             metadata["namespace"] = set.name.namespace.as_str().into();
@@ -181,10 +206,11 @@ impl PrefetchController {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": set.name.scope.kind(), "metadata": metadata, "status": status,
         });
-        match self.client.apply(&format!("{}/status", set.name.path()), FIELD_MANAGER, &object).await {
+        let (api, manager) = (set.name.api(&self.client), PatchParams::apply(FIELD_MANAGER).force());
+        match api.patch_status(&set.name.name, &manager, &Patch::Apply(&object)).await {
             // The set was deleted, or another one has its name: the watch knows soon.
-            Ok(()) | Err(ApiError::Rejected { code: 404 | 409, .. }) => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(error),
+            _ => Ok(()),
         }
     }
 }

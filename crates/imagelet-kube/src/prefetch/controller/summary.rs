@@ -13,7 +13,6 @@ use crate::prefetch::objects::{
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
 
-/// What the controller does for one set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SetAction {
     /// Nothing before this time, if any: then the set is to be deleted.
@@ -25,7 +24,6 @@ pub(super) enum SetAction {
     Delete,
 }
 
-/// One selected node with its report.
 pub(super) type NodeReport<'a> = (SelectedNode<'a>, Option<&'a SetReport>);
 
 /// Decides for one set, which may be beyond a limit. `nodes` are in the order of their places, with their reports of this spec.

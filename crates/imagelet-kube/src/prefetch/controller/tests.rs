@@ -43,14 +43,14 @@ impl Cluster {
 
     fn start_agents(&mut self) {
         for (at, node) in self.nodes.iter().enumerate() {
-            let client = ApiClient::connected(self.fake.client());
+            let client = self.fake.client();
             let agent = PrefetchAgent::new(client, &format!("node-{at}"), Arc::new(node.clone()));
             self.agents.spawn(async move { agent.run().await });
         }
     }
 
     fn start_controller(&mut self, identity: &str) {
-        let client = ApiClient::connected(self.fake.client());
+        let client = self.fake.client();
         let controller = PrefetchController::new(client, "kube-system", identity, Arc::default());
         self.controllers.spawn(async move { controller.run().await });
     }
@@ -151,7 +151,7 @@ async fn of_two_controllers_one_acts_and_the_other_takes_over() {
     cluster.apply("web", &json!({"images": images(1)}));
     seconds(60).await;
     let lists = |cluster: &Cluster| {
-        cluster.requests().iter().filter(|it| it.contains("nodeimages?") && it.contains("NotOlderThan")).count()
+        cluster.requests().iter().filter(|it| it.contains("nodeimages?") && it.contains("limit=")).count()
     };
     assert_eq!(lists(&cluster), 1, "the second one does not even list");
     let leases = "/apis/coordination.k8s.io/v1/leases";
@@ -172,7 +172,7 @@ async fn the_controller_counts_what_it_knows_writes_and_fails_at() {
     let cluster = Cluster::of(2, Duration::from_secs(1)).await;
     seconds(60).await;
     let metrics = Arc::new(Metrics::new());
-    let client = ApiClient::connected(cluster.fake.client());
+    let client = cluster.fake.client();
     let controller = Arc::new(PrefetchController::new(client, "kube-system", "second", Arc::clone(&metrics)));
     let report = |has_answer, leads, is_listed| ControllerReport { has_answer, leads, is_listed };
     assert_eq!(controller.report(), report(false, false, false));

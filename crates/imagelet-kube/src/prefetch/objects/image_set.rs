@@ -1,18 +1,22 @@
 //! An `ImageSet` or `ClusterImageSet` as it is read: its name, its valid spec, and its status.
 
-use std::{fmt, time::SystemTime};
+use std::{borrow::Cow, fmt, time::SystemTime};
 
 use imagelet_core::image::Digest;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client, Resource, core::DynamicResourceScope};
 use serde::Deserialize;
 
 use super::{
-    metadata::ObjectMetadata,
     set_scope::SetScope,
     set_spec::{ImageSetSpec, SetRejection},
     set_status::{SetStatus, readable},
     values::parse_moment,
 };
-use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
+use crate::{
+    metadata::narrow,
+    names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
+};
 
 /// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
@@ -27,11 +31,10 @@ pub(crate) struct SetName {
 }
 
 impl SetName {
-    pub(crate) fn path(&self) -> String {
-        let group = "/apis/imagelet.dev/v1alpha1";
+    pub(crate) fn api(&self, client: &Client) -> Api<SetObject> {
         match self.scope {
-            SetScope::Namespace => format!("{group}/namespaces/{}/imagesets/{}", self.namespace, self.name),
-            SetScope::Cluster => format!("{group}/clusterimagesets/{}", self.name),
+            SetScope::Namespace => Api::namespaced_with(client.clone(), &self.namespace, &self.scope),
+            SetScope::Cluster => Api::all_with(client.clone(), &self.scope),
         }
     }
 
@@ -65,29 +68,64 @@ pub(crate) struct ImageSet {
 }
 
 /// The object of either kind. The spec is read apart, so that one invalid set does not end the watch of all.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SetObject {
-    pub(crate) metadata: ObjectMetadata,
+    #[serde(deserialize_with = "narrow")]
+    pub(crate) metadata: ObjectMeta,
     spec: serde_json::Value,
     #[serde(deserialize_with = "readable")]
     status: SetStatus,
 }
 
+impl Resource for SetObject {
+    type DynamicType = SetScope;
+    type Scope = DynamicResourceScope;
+
+    fn kind(scope: &SetScope) -> Cow<'_, str> {
+        scope.kind().into()
+    }
+
+    fn group(_: &SetScope) -> Cow<'_, str> {
+        "imagelet.dev".into()
+    }
+
+    fn version(_: &SetScope) -> Cow<'_, str> {
+        "v1alpha1".into()
+    }
+
+    fn plural(scope: &SetScope) -> Cow<'_, str> {
+        match scope {
+            SetScope::Namespace => "imagesets".into(),
+            SetScope::Cluster => "clusterimagesets".into(),
+        }
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
 impl ImageSet {
     /// Reads an object; `None`: it is being deleted.
     pub(crate) fn read(object: &SetObject, scope: SetScope) -> Result<Option<Self>, SetRejection> {
-        let ObjectMetadata { name, namespace, uid, generation, .. } = &object.metadata;
-        let name = SetName { scope, namespace: namespace.clone(), name: name.clone() };
+        let ObjectMeta { name, namespace, uid, generation, .. } = object.metadata.clone();
+        let name = SetName { scope, namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default() };
         if !name.is_valid() {
             return Err(SetRejection(format!("`{}` is no name of a set", shown(&name.to_string()))));
         }
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(None);
         }
-        let created_at = object.metadata.creation_timestamp.as_deref().and_then(parse_moment);
+        let created_at = object.metadata.creation_timestamp.as_ref().map(|time| time.0.into());
         let spec = ImageSetSpec::read(&object.spec, scope)?;
-        let (uid, generation, status) = (uid.clone(), *generation, object.status.clone());
+        let (uid, generation) =
+            (uid.unwrap_or_default(), generation.unwrap_or_default().try_into().unwrap_or_default());
+        let status = object.status.clone();
         Ok(Some(Self { name, uid, generation, created_at, spec, status }))
     }
 

@@ -1,14 +1,27 @@
 //! The sets of one kind as a watch knows them, and which of them have a place.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{
+    Client,
+    runtime::watcher::{self, Event},
+};
+use tokio::sync::Notify;
 
 use super::{
     REPORTED_SETS_MAX,
     image_set::{ImageSet, SetObject},
     set_scope::SetScope,
 };
-use crate::watch::ObjectCache;
+use crate::watch::{WatchHealth, follow};
 
+/// Sets of one page of a list.
+const PAGE_SETS: u32 = 100;
 /// Most sets of each kind that are fetched.
 pub(super) const SETS_MAX: usize = 1000;
 /// Most sets of one namespace that are fetched.
@@ -65,13 +78,16 @@ type SetKey = (String, String);
 pub(crate) struct KnownSets {
     scope: SetScope,
     sets: BTreeMap<SetKey, ImageSet>,
+    /// The sets of a list that is being read.
+    listing: BTreeMap<SetKey, ImageSet>,
+    is_listed: bool,
     /// In the order of [`places`].
     places: Vec<(SetKey, Option<SetLimit>)>,
 }
 
 impl KnownSets {
     pub(crate) fn new(scope: SetScope) -> Self {
-        Self { scope, sets: BTreeMap::new(), places: Vec::new() }
+        Self { scope, sets: BTreeMap::new(), listing: BTreeMap::new(), is_listed: false, places: Vec::new() }
     }
 
     /// The sets that are fetched, in the order of their places.
@@ -84,37 +100,61 @@ impl KnownSets {
         self.places.iter().filter_map(|(key, limit)| Some((self.sets.get(key)?, *limit)))
     }
 
-    /// Returns whether the set is another one than before, and whether it has another place.
-    fn insert(&mut self, object: &SetObject) -> (bool, bool) {
-        let key = key(object);
-        let set = match ImageSet::read(object, self.scope) {
-            Ok(Some(set)) => set,
-            Ok(None) => return self.take(&key),
-            Err(error) => {
-                let (kind, name) = (self.scope.kind(), crate::names::shown(&format!("{}/{}", key.0, key.1)));
-                tracing::warn!(kind, name, %error, "passing over an invalid set");
-                return self.take(&key);
+    /// Returns whether that makes a difference; a list always does.
+    fn take(&mut self, event: Event<SetObject>) -> bool {
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(object) => {
+                if let Some(set) = self.read(&object) {
+                    self.listing.insert(key(&object), set);
+                    if self.listing.len() > 2 * KNOWN_MAX {
+                        places(self.scope, &mut self.listing);
+                    }
+                }
             }
-        };
-        let created_at = set.created_at;
-        match self.sets.insert(key, set.clone()) {
-            Some(before) => (before != set, before.created_at != created_at),
-            None => (true, true),
+            Event::InitDone => {
+                self.sets = std::mem::take(&mut self.listing);
+                self.is_listed = true;
+                self.arrange();
+                return true;
+            }
+            Event::Apply(object) => return self.change(&object),
+            Event::Delete(object) => return self.remove(&object),
         }
+        false
     }
 
-    fn take(&mut self, key: &SetKey) -> (bool, bool) {
-        let is_there = self.sets.remove(key).is_some();
-        (is_there, is_there)
+    fn change(&mut self, object: &SetObject) -> bool {
+        let Some(set) = self.read(object) else { return self.remove(object) };
+        let before = self.sets.insert(key(object), set.clone());
+        if before.as_ref().is_none_or(|before| before.created_at != set.created_at) {
+            self.arrange();
+        }
+        before != Some(set)
+    }
+
+    fn remove(&mut self, object: &SetObject) -> bool {
+        let is_there = self.sets.remove(&key(object)).is_some();
+        if is_there {
+            self.arrange();
+        }
+        is_there
+    }
+
+    /// The set; `None`: it is invalid or being deleted.
+    fn read(&self, object: &SetObject) -> Option<ImageSet> {
+        ImageSet::read(object, self.scope).unwrap_or_else(|error| {
+            let (namespace, name) = key(object);
+            let (kind, name) = (self.scope.kind(), crate::names::shown(&format!("{namespace}/{name}")));
+            tracing::warn!(kind, name, %error, "passing over an invalid set");
+            None
+        })
     }
 
     fn arrange(&mut self) {
         let is_beyond = |places: &[(SetKey, Option<SetLimit>)]| places.iter().any(|(_, limit)| limit.is_some());
         let was_beyond = is_beyond(&self.places);
-        self.places = places(self.scope, &self.sets);
-        for (key, _) in self.places.drain(self.places.len().min(KNOWN_MAX)..) {
-            self.sets.remove(&key);
-        }
+        self.places = places(self.scope, &mut self.sets);
         if let Some((key, Some(limit))) = self.places.iter().find(|(_, limit)| limit.is_some())
             && !was_beyond
         {
@@ -124,11 +164,11 @@ impl KnownSets {
     }
 }
 
-/// The order in which sets get a place, and the limit that each is beyond.
+/// The order in which sets get a place, and the limit that each is beyond. Sets beyond the last place are dropped.
 ///
 /// First the oldest of each namespace, then the second of each: a namespace with many sets takes places of no other one, and
 /// a new set takes none of an older set of its namespace.
-fn places(scope: SetScope, sets: &BTreeMap<SetKey, ImageSet>) -> Vec<(SetKey, Option<SetLimit>)> {
+fn places(scope: SetScope, sets: &mut BTreeMap<SetKey, ImageSet>) -> Vec<(SetKey, Option<SetLimit>)> {
     let mut by_age: Vec<(&SetKey, &ImageSet)> = sets.iter().collect();
     by_age.sort_by_key(|(key, set)| (set.created_at, *key));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -145,39 +185,58 @@ fn places(scope: SetScope, sets: &BTreeMap<SetKey, ImageSet>) -> Vec<(SetKey, Op
         () if place >= SETS_MAX => Some(SetLimit::Total),
         () => None,
     };
-    ranked.into_iter().enumerate().map(|(place, (rank, key))| (key.clone(), limit(place, rank))).collect()
-}
-
-impl ObjectCache for KnownSets {
-    type Object = SetObject;
-
-    fn replace(&mut self, objects: Vec<SetObject>) {
-        self.sets.clear();
-        for object in &objects {
-            self.insert(object);
-        }
-        self.arrange();
+    let ranked = ranked.into_iter().enumerate().map(|(place, (rank, key))| (key.clone(), limit(place, rank)));
+    let mut places: Vec<(SetKey, Option<SetLimit>)> = ranked.collect();
+    for (key, _) in places.drain(places.len().min(KNOWN_MAX)..) {
+        sets.remove(&key);
     }
-
-    fn change(&mut self, object: &SetObject) -> bool {
-        let (is_changed, is_moved) = self.insert(object);
-        if is_moved {
-            self.arrange();
-        }
-        is_changed
-    }
-
-    fn remove(&mut self, object: &SetObject) -> bool {
-        let (is_changed, is_moved) = self.take(&key(object));
-        if is_moved {
-            self.arrange();
-        }
-        is_changed
-    }
+    places
 }
 
 fn key(object: &SetObject) -> SetKey {
-    (object.metadata.namespace.clone(), object.metadata.name.clone())
+    let ObjectMeta { namespace, name, .. } = &object.metadata;
+    (namespace.clone().unwrap_or_default(), name.clone().unwrap_or_default())
+}
+
+/// The sets of both kinds, which two watches fill and another task reads.
+#[derive(Debug)]
+pub(crate) struct SharedSets {
+    /// In the order of [`SetScope::ALL`].
+    sets: [Mutex<KnownSets>; 2],
+}
+
+impl SharedSets {
+    pub(crate) fn new() -> Self {
+        Self { sets: SetScope::ALL.map(|scope| Mutex::new(KnownSets::new(scope))) }
+    }
+
+    /// Follows both kinds for as long as this future lives, and wakes the reader of `changed`.
+    pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
+        let [of_namespaces, of_cluster] = &self.sets;
+        let follow = async |name, scope, sets: &Mutex<KnownSets>| {
+            let take = |event| {
+                if lock(sets).take(event) {
+                    changed.notify_one();
+                }
+            };
+            let config = watcher::Config::default().page_size(PAGE_SETS);
+            follow::<SetObject>(name, client, &scope, config, &Arc::new(WatchHealth::unmeasured()), take).await;
+        };
+        tokio::join!(
+            follow("image sets", SetScope::Namespace, of_namespaces),
+            follow("image sets of the cluster", SetScope::Cluster, of_cluster),
+        );
+    }
+
+    /// The sets of the cluster and those of namespaces; `None`: not all are listed yet.
+    pub(crate) fn listed(&self) -> Option<[MutexGuard<'_, KnownSets>; 2]> {
+        let [of_namespaces, of_cluster] = self.sets.each_ref().map(lock);
+        (of_namespaces.is_listed && of_cluster.is_listed).then_some([of_cluster, of_namespaces])
+    }
+}
+
+fn lock(sets: &Mutex<KnownSets>) -> MutexGuard<'_, KnownSets> {
+    sets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -201,7 +260,10 @@ mod tests {
 
     fn known(scope: SetScope, namespaces: &[(&str, usize, usize)]) -> KnownSets {
         let mut known = KnownSets::new(scope);
-        known.replace(namespaces.iter().flat_map(|(name, count, from)| sets(name, *count, *from)).collect());
+        for object in namespaces.iter().flat_map(|(name, count, from)| sets(name, *count, *from)) {
+            known.take(Event::InitApply(object));
+        }
+        known.take(Event::InitDone);
         known
     }
 
@@ -253,7 +315,7 @@ mod tests {
         let names = |known: &KnownSets| known.sets().map(|set| set.name.name.clone()).collect::<Vec<_>>();
         let before = names(&known);
         let mut later = sets("a", 1, 3000).remove(0);
-        later.metadata.name = "another".to_owned();
+        later.metadata.name = Some("another".to_owned());
         assert!(known.change(&later));
         assert_eq!((names(&known), counts(&known, "a")), (before, [100, 1, 0]));
         assert!(!known.change(&later), "it is known");

@@ -2,7 +2,6 @@
 
 mod image_set;
 mod known_sets;
-mod metadata;
 mod node_images;
 mod set_scope;
 mod set_spec;
@@ -13,14 +12,15 @@ pub(crate) mod testing;
 mod tests;
 mod values;
 
+use std::collections::BTreeMap;
+
 pub use self::set_spec::SetRejection;
 #[cfg(test)]
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
-    known_sets::{KnownSets, SetLimit},
-    metadata::{KnownNodes, Labels, ObjectMetadata},
-    node_images::{ImagePhase, ImageReport, KnownReports, NodeImages, SetPhase, SetReport},
+    known_sets::{SetLimit, SharedSets},
+    node_images::{ImagePhase, ImageReport, NodeImages, SetPhase, SetReport},
     set_scope::SetScope,
     set_spec::{SetImage, SetPullPolicy},
     set_status::{Condition, FailureCount, NodeCounts, SetStatus, WaveStatus},
@@ -29,6 +29,7 @@ pub(crate) use self::{
 
 /// The API group with its version.
 pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
+pub(crate) type Labels = BTreeMap<String, String>;
 /// The CustomResourceDefinitions, as `kubectl apply -f` takes them.
 pub const CRDS: &str = include_str!("crds.yaml");
 

@@ -1,19 +1,21 @@
 //! `NodeImages`: what one node reports of the sets that select it.
 
-use std::collections::BTreeMap;
-
+use k8s_openapi::{ClusterResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
 
-use super::{metadata::ObjectMetadata, set_status::NodeCounts};
-use crate::watch::ObjectCache;
+use super::set_status::NodeCounts;
+use crate::metadata::{narrow, resource};
 
 /// The object, as far as it is read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeImages {
-    pub(crate) metadata: ObjectMetadata,
+    #[serde(deserialize_with = "narrow")]
+    pub(crate) metadata: ObjectMeta,
     pub(crate) sets: Vec<SetReport>,
 }
+
+resource!(NodeImages, "NodeImages", "imagelet.dev", "v1alpha1", "nodeimages", ClusterResourceScope);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -96,28 +98,5 @@ impl SetPhase {
             Self::Waiting | Self::Paused => &mut counts.waiting,
         };
         *count += 1;
-    }
-}
-
-/// The reports of all nodes, by the name of the node.
-#[derive(Debug, Default)]
-pub(crate) struct KnownReports {
-    pub(crate) reports: BTreeMap<String, NodeImages>,
-}
-
-impl ObjectCache for KnownReports {
-    type Object = NodeImages;
-
-    fn replace(&mut self, objects: Vec<NodeImages>) {
-        self.reports = objects.into_iter().map(|object| (object.metadata.name.clone(), object)).collect();
-    }
-
-    fn change(&mut self, object: &NodeImages) -> bool {
-        self.reports.insert(object.metadata.name.clone(), object.clone());
-        true
-    }
-
-    fn remove(&mut self, object: &NodeImages) -> bool {
-        self.reports.remove(&object.metadata.name).is_some()
     }
 }

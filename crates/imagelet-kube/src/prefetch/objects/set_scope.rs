@@ -1,7 +1,5 @@
 //! The two kinds of set: of a namespace, and of the cluster.
 
-use crate::watch::Collection;
-
 /// Which of the two kinds a set is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetScope {
@@ -19,13 +17,5 @@ impl SetScope {
             Self::Namespace => "ImageSet",
             Self::Cluster => "ClusterImageSet",
         }
-    }
-
-    pub(crate) fn collection(self) -> Collection {
-        let (name, path) = match self {
-            Self::Namespace => ("image sets", "/apis/imagelet.dev/v1alpha1/imagesets"),
-            Self::Cluster => ("image sets of the cluster", "/apis/imagelet.dev/v1alpha1/clusterimagesets"),
-        };
-        Collection::of(name, path)
     }
 }

@@ -24,7 +24,6 @@ const LOOK_WAIT: Duration = Duration::from_millis(20);
 /// The time between the label that CRI writes and its list, where the list cannot be asked for the name.
 const LISTED_AFTER: Duration = Duration::from_millis(250);
 
-/// The names of a containerd's images.
 #[derive(Clone, Debug)]
 pub struct ContainerdNames {
     client: ContainerdClient,
@@ -32,7 +31,6 @@ pub struct ContainerdNames {
 }
 
 impl ContainerdNames {
-    /// The names of the containerd with this client and these images over CRI.
     pub fn new(client: ContainerdClient, cri: Arc<dyn ImageService>) -> Self {
         Self { client, cri }
     }

@@ -30,7 +30,6 @@ const REMOVE: &str = "failed to remove temporary file";
 /// The limit of a probe; a full queue of connections counts as a listening daemon.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
-/// Why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ListenError {

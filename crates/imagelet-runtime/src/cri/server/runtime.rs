@@ -51,7 +51,6 @@ const HEADERS_PASSED: [&str; 7] =
 /// Exists where systemd is the init system, and so manages cgroups.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// The runtime service of a socket.
 #[derive(Clone, Debug)]
 pub struct RuntimeServer(Arc<Behind>);
 

@@ -35,7 +35,6 @@ const TRIES_MAX: usize = 3;
 /// The capability of a snapshotter that takes the parent at the commit.
 const REBASE: &str = "rebase";
 
-/// A containerd, and how images are imported into it.
 #[derive(Clone, Debug)]
 pub struct ContainerdConfig {
     /// Its socket, the same as CRI's.
@@ -46,7 +45,6 @@ pub struct ContainerdConfig {
     pub version: String,
     /// Whether compressed layers are written, too.
     pub keep_blobs: bool,
-    /// Its images over CRI.
     pub cri: Arc<dyn ImageService>,
     /// Overrides whether the snapshotter takes the parent at the commit; `None`: as it reports.
     pub rebases: Option<bool>,
@@ -83,7 +81,6 @@ impl Containerd {
         SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging)
     }
 
-    /// The staging folder.
     pub fn staging(&self) -> &Path {
         &self.0.place.staging
     }
@@ -93,7 +90,6 @@ impl Containerd {
         self.0.rebases
     }
 
-    /// The client of its API.
     pub fn client(&self) -> &ContainerdClient {
         &self.0.client
     }

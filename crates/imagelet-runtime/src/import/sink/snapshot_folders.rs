@@ -6,8 +6,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use imagelet_core::layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder};
-use imagelet_oci::StagedTree;
+use imagelet_oci::{
+    StagedTree,
+    layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder},
+};
 use rustix::{
     fd::OwnedFd,
     fs::{Gid, Mode, Uid},

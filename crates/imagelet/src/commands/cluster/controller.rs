@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use futures_util::future::OptionFuture;
 use imagelet_core::{backoff::random, metrics::Metrics};
-use imagelet_kube::{ApiClient, PrefetchController};
+use imagelet_kube::PrefetchController;
 
 use super::access;
 use crate::cli::ControllerArgs;
@@ -28,8 +28,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let identity = identity.unwrap_or_else(own_identity);
     tracing::info!(identity, namespace, http = address, "the controller of prefetch waits for its lease");
     let (metrics, started_at) = (Arc::new(Metrics::new()), SystemTime::now());
-    let client = ApiClient::new(access);
-    let controller = Arc::new(PrefetchController::new(client, &namespace, &identity, Arc::clone(&metrics)));
+    let controller = Arc::new(PrefetchController::new(access.client(), &namespace, &identity, Arc::clone(&metrics)));
     let measured = MeasuredController { controller: Arc::clone(&controller), metrics, started_at };
     let serving = listener.map(|listener| http::serve_controller(listener, measured, policy));
     let probed = for_probes.map(|listener| http::serve_health(listener, Arc::clone(&controller)));

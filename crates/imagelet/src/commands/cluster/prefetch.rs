@@ -12,15 +12,12 @@ use crate::output::print_failure;
 use crate::{
     cli::PrefetchCommand,
     commands::pull::read_file,
+    manifests::{Document, documents},
     output::{Format, Table, or_dash, print},
 };
 
 /// The longest file of sets.
 const FILE_LENGTH_MAX: usize = 1 << 20;
-/// Most documents of one file, and the limits of what YAML makes of them.
-const DOCUMENTS_MAX: usize = 1000;
-const NODES_MAX: usize = 200_000;
-const DEPTH_MAX: usize = 32;
 
 pub(crate) async fn run(
     command: PrefetchCommand,
@@ -32,10 +29,10 @@ pub(crate) async fn run(
         PrefetchCommand::Apply { files, namespace, access: given } => {
             // All files are read and checked before the first set is sent.
             let sets = files.iter().map(|file| read(file, &namespace)).collect::<Result<Vec<_>, Failure>>()?.concat();
-            apply(&PrefetchApi::new(access(&given, environment)?), &sets, format).await
+            apply(&PrefetchApi::new(access(&given, environment)?.client()), &sets, format).await
         }
         PrefetchCommand::Status { name, namespace, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?);
+            let api = PrefetchApi::new(access(&given, environment)?.client());
             let rows = api.sets(namespace.as_deref(), name.as_deref()).await.map_err(|error| failed(&error))?;
             if let (Some(name), true) = (&name, rows.is_empty()) {
                 return Err(Failure::new("NotFound", format!("no set `{}`", printable(name))));
@@ -45,7 +42,7 @@ pub(crate) async fn run(
             })?)
         }
         PrefetchCommand::Rm { name, namespace, cluster, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?);
+            let api = PrefetchApi::new(access(&given, environment)?.client());
             let namespace = Some(namespace.as_str()).filter(|_| !cluster);
             let shown = match namespace {
                 Some(namespace) => format!("ImageSet {namespace}/{name}"),
@@ -80,7 +77,11 @@ async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Resul
 fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
     let text = read_file(file, FILE_LENGTH_MAX)?;
     let shown = printable(&file.display().to_string());
-    let documents = parse(&text).map_err(|why| Failure::new("InvalidArgument", format!("`{shown}`: {why}")))?;
+    let read = |Document { line, read, .. }: Document| {
+        let invalid = |why| Failure::new("InvalidArgument", format!("`{shown}`: the document in line {line} {why}"));
+        read.map_err(invalid)
+    };
+    let documents = documents(&text).into_iter().map(read).collect::<Result<Vec<Value>, Failure>>()?;
     if documents.is_empty() {
         return Err(Failure::new("InvalidArgument", format!("`{shown}` has no set")));
     }
@@ -93,33 +94,14 @@ fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
     documents.into_iter().enumerate().map(set).collect()
 }
 
-fn parse(text: &str) -> Result<Vec<Value>, String> {
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_depth: DEPTH_MAX,
-            max_documents: DOCUMENTS_MAX,
-            max_nodes: NODES_MAX,
-            max_aliases: 0,
-            max_anchors: 0,
-        },
-        with_snippet: false,
-        strict_booleans: true,
-    };
-    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        let line = error.location().map_or(0, |location| location.line());
-        format!("line {line} is no valid YAML without anchors")
-    })?;
-    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
-}
-
 fn failed(error: &ApiError) -> Failure {
-    let reason = match error {
-        ApiError::Rejected { code: 404, .. } => "NotFound",
-        ApiError::Rejected { code: 401 | 403, .. } => "Forbidden",
-        ApiError::Unreachable(_) | ApiError::Silent(_) => "Unavailable",
-        _ => "Failed",
+    let reason = match error.code() {
+        Some(404) => "NotFound",
+        Some(401 | 403) => "Forbidden",
+        Some(_) => "Failed",
+        None => "Unavailable",
     };
-    let failure = Failure::new(reason, error.chain());
+    let failure = Failure::new(reason, error.to_string());
     match reason {
         "NotFound" => failure.or_hint("install the kinds: `imagelet prefetch crds | kubectl apply -f -`"),
         "Forbidden" => failure.or_hint("`imagelet help prefetch` lists the rights"),
@@ -147,19 +129,4 @@ fn failures(rows: &[SetRow], out: &mut dyn std::io::Write) -> std::io::Result<()
         row.failures.iter().try_for_each(|failure| writeln!(out, "  {}", printable(failure)))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn documents_are_bounded_and_empty_ones_are_skipped() {
-        assert_eq!(parse("---\na: 1\n---\n---\nb: yes\n").unwrap(), [json!({"a": 1}), json!({"b": "yes"})]);
-        assert_eq!(parse("# nothing\n").unwrap(), [] as [Value; 0]);
-        for text in ["a: [", "a: &x 1\nb: *x\n", &"[".repeat(100)] {
-            let why = parse(text).unwrap_err();
-            assert!(why.contains("is no valid YAML"), "{why}");
-        }
-    }
 }

@@ -58,19 +58,24 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
 }
 
 pub(super) fn read_file(path: &Path, length_max: usize) -> Result<String, Failure> {
-    let mut text = String::new();
+    let no_text = |error| unread(path, &std::io::Error::new(std::io::ErrorKind::InvalidData, error));
+    String::from_utf8(read_bytes(path, length_max)?).map_err(no_text)
+}
+
+pub(super) fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
     let limit = length_max as u64 + 1;
     if path == Path::new("-") {
-        std::io::stdin().lock().take(limit).read_to_string(&mut text)
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
+        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     }
     .map_err(|error| unread(path, &error))?;
-    if text.len() > length_max {
+    if bytes.len() > length_max {
         let limit = ByteSize(length_max as u64);
         return Err(Failure::new("Failed", format!("`{}` is longer than {limit}", path.display())));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
@@ -88,7 +93,7 @@ fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Logi
     Ok(Some(Login { user: user.into(), password: Some(Hidden(Secret::new(password))) }))
 }
 
-fn unread(path: &Path, error: &std::io::Error) -> Failure {
+pub(super) fn unread(path: &Path, error: &std::io::Error) -> Failure {
     Failure::because(format!("could not read `{}`", path.display()), error)
 }
 

@@ -16,7 +16,7 @@ const EXACT: [(&str, &str); 31] = [
     ("imagelet-core/src/manager/ensure/mod.rs", ""),
     // For developers.
     ("imagelet-core/src/runtime/details.rs", ""),
-    ("imagelet-core/src/runtime/import/mod.rs", ""),
+    ("imagelet-oci/src/layer_sink.rs", ""),
     ("imagelet-core/src/runtime/pull_request.rs", ""),
     // Two numbers that differ by little.
     ("imagelet-oci/src/image_archive/mod.rs", "size"),
@@ -41,8 +41,8 @@ const EXACT: [(&str, &str); 31] = [
     ("imagelet-oci/src/unpack/name.rs", "COMPONENT_MAX"),
     ("imagelet-oci/src/unpack/writer/mod.rs", "path_max"),
     ("imagelet-oci/src/unpack/writer/xattr.rs", "length"),
-    ("imagelet/src/config/check.rs", "length"),
-    ("imagelet/src/config/check.rs", "PASSWORD_BYTES_MAX"),
+    ("imagelet-node/src/config/check.rs", "length"),
+    ("imagelet-node/src/config/check.rs", "PASSWORD_BYTES_MAX"),
 ];
 
 /// Nouns of what messages count.

@@ -31,13 +31,11 @@ const CORE_STOREYS: [&[&str]; 6] = [
         "failpoint",
         "hold",
         "image",
-        "layer_folders",
         "metrics",
         "node_policy",
         "printable",
         "text",
         "trusted_files",
-        "wire",
     ],
 ];
 

@@ -5,19 +5,19 @@
 
 /// The limits of one response, over all its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageBounds {
+pub(crate) struct MessageBounds {
     /// Bytes on the wire.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Direct elements of the messages.
-    pub entries: usize,
+    pub(crate) entries: usize,
     /// Those, and their direct elements.
-    pub parts: usize,
+    pub(crate) parts: usize,
 }
 
 impl MessageBounds {
     /// The remainder after a message; `None`: the message exceeds the limits.
     #[must_use]
-    pub fn less(self, message: &[u8]) -> Option<Self> {
+    pub(crate) fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
         for entry in Fields(message) {
             entries += 1;

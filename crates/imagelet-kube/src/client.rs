@@ -1,0 +1,159 @@
+//! The client of the API server: `kube`'s, which connects with the first request and again with the credentials that the files hold
+//! then, and whose answers are bounded in time and length.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Body as HttpBody, Frame};
+use kube::{Client, client::Body};
+use tokio::time::{Instant, sleep_until, timeout};
+use tower::{BoxError, service_fn};
+
+use crate::{
+    access::ApiAccess,
+    api_error::{AnswerError, ApiError, LINE_LENGTH_MAX},
+};
+
+/// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
+const ANSWER_MAX: Duration = Duration::from_mins(1);
+const SILENCE_MAX: Duration = Duration::from_mins(3);
+/// A watch begins this long after the last one of its collection: the library begins it anew as soon as the server closes it.
+const WATCH_EVERY: Duration = Duration::from_secs(5);
+
+/// What becomes of a request, for those who watch a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Rejected(StatusCode),
+    /// It did not answer.
+    Failed,
+    /// It sends the events of a watch.
+    Watching,
+    /// It sent a part of an answer.
+    Heard,
+}
+
+/// The connection that all requests of a client share.
+struct Connection<C> {
+    connect: C,
+    /// `None`: the next request connects.
+    client: Mutex<Option<Client>>,
+    /// When the last watch of each collection began.
+    watches: Mutex<HashMap<String, Instant>>,
+}
+
+impl ApiAccess {
+    /// A client that connects with its first request. Its clones share the connection.
+    pub fn client(&self) -> Client {
+        let access = self.clone();
+        lazy(move || {
+            let access = access.clone();
+            async move { access.connect().await }.boxed()
+        })
+    }
+}
+
+/// A client that connects with its first request, and again after one that shows that this is needed.
+pub(crate) fn lazy(
+    connect: impl Fn() -> BoxFuture<'static, Result<Client, ApiError>> + Send + Sync + 'static,
+) -> Client {
+    let connection = Arc::new(Connection { connect, client: Mutex::default(), watches: Mutex::default() });
+    let service = service_fn(move |request| {
+        let connection = Arc::clone(&connection);
+        async move { connection.send(request).await }
+    });
+    Client::new(service, "default")
+}
+
+impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
+    async fn send(
+        &self,
+        request: Request<Body>,
+    ) -> Result<Response<impl HttpBody<Data = Bytes, Error = BoxError> + use<C>>, BoxError> {
+        let watched = is_watch(&request).then(|| request.uri().path().to_owned());
+        let last = watched.as_ref().and_then(|path| lock(&self.watches).get(path).copied());
+        if let Some(last) = last {
+            sleep_until(last + WATCH_EVERY).await;
+        }
+        let sent = timeout(ANSWER_MAX, async { Ok::<_, BoxError>(self.client().await?.send(request).await?) });
+        let answer = sent.await.unwrap_or_else(|_| Err(AnswerError::Silent(ANSWER_MAX).into()));
+        let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
+        if !is_accepted {
+            // The credentials may be newer in their files, and the connection may be broken.
+            *lock(&self.client) = None;
+        } else if let Some(path) = watched {
+            lock(&self.watches).insert(path, Instant::now());
+        }
+        Ok(answer?.map(bounded))
+    }
+
+    async fn client(&self) -> Result<Client, BoxError> {
+        if let Some(client) = lock(&self.client).clone() {
+            return Ok(client);
+        }
+        let client = (self.connect)().await?;
+        Ok(lock(&self.client).insert(client).clone())
+    }
+}
+
+/// The same client; `observe` gets what becomes of its requests.
+pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send + Sync + 'static) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, observe, is_watch) = (client.clone(), observe.clone(), is_watch(&request));
+        async move {
+            let answer = client.send(request).await;
+            match &answer {
+                Err(_) => observe(Answer::Failed),
+                Ok(answer) if !answer.status().is_success() => observe(Answer::Rejected(answer.status())),
+                Ok(_) if is_watch => observe(Answer::Watching),
+                Ok(_) => {}
+            }
+            let heard = move |frame| {
+                observe(Answer::Heard);
+                frame
+            };
+            answer.map(|answer| answer.map(|body| body.map_frame(heard)))
+        }
+    });
+    Client::new(service, "default")
+}
+
+/// A client of a server without a socket.
+#[cfg(test)]
+pub(crate) fn server(client: Client) -> Client {
+    lazy(move || std::future::ready(Ok(client.clone())).boxed())
+}
+
+fn is_watch(request: &Request<Body>) -> bool {
+    request.uri().query().is_some_and(|query| query.contains("watch=true"))
+}
+
+/// The body, whose lines and whose pauses have a limit.
+fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
+    let frames = stream::unfold(Some((body, 0)), |state| async move {
+        let (mut body, mut length) = state?;
+        let frame: Result<Frame<Bytes>, BoxError> = match timeout(SILENCE_MAX, body.frame()).await {
+            Err(_) => Err(AnswerError::Silent(SILENCE_MAX).into()),
+            Ok(frame) => frame?.map_err(Into::into),
+        };
+        let bytes = frame.as_ref().ok().and_then(Frame::data_ref).map_or(&[][..], |bytes| bytes);
+        length = match bytes.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => bytes.len() - end - 1,
+            None => length + bytes.len(),
+        };
+        let frame = if length > LINE_LENGTH_MAX { Err(AnswerError::TooLarge.into()) } else { frame };
+        let rest = frame.is_ok().then_some((body, length));
+        Some((frame, rest))
+    });
+    StreamBody::new(frames.boxed())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

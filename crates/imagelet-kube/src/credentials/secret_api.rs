@@ -1,0 +1,55 @@
+//! Requests whose answers may hold a secret: bounded, overwritten after use, and in no log.
+
+use std::time::Duration;
+
+use http::{Method, Request, header};
+use http_body_util::{BodyExt as _, Limited};
+use kube::{Client, client::Body, core::Status};
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use crate::api_error::ApiError;
+
+/// A pull waits for an answer no longer than this.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// The longest object that may hold a secret: the API server stores at most 1 MiB of one, which base64 makes a third longer.
+const LENGTH_MAX: usize = 2 << 20;
+/// The waits after answers of 403 to a request for what a pod needs.
+///
+/// The node authorizer grants a secret, a service account or a token once its own watch has brought the pod that names it,
+/// which may be some milliseconds after the watch of this node has.
+const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
+
+pub(crate) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+    send(client, Method::GET, path, "").await
+}
+
+pub(super) async fn post(client: &Client, path: &str, object: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+    send(client, Method::POST, path, object).await
+}
+
+async fn send(client: &Client, method: Method, path: &str, object: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+    let mut waits = GRANT_WAITS.iter();
+    loop {
+        let request = Request::builder().method(&method).uri(path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(object.as_bytes().to_vec())).map_err(kube::Error::HttpError)?;
+        let late = |_| kube::Error::Service(format!("no answer within {} s", ANSWER_MAX.as_secs()).into());
+        match (timeout(ANSWER_MAX, answer(client, request)).await.map_err(late)?, waits.next()) {
+            (Err(error), Some(wait)) if error.code() == Some(403) => tokio::time::sleep(*wait).await,
+            (answer, _) => return answer,
+        }
+    }
+}
+
+async fn answer(client: &Client, request: Request<Body>) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+    let answer = client.send(request).await?;
+    let code = answer.status();
+    let text = Limited::new(answer.into_body(), LENGTH_MAX).collect().await.map_err(kube::Error::Service)?;
+    let text = Zeroizing::new(Vec::from(text.to_bytes()));
+    if code.is_success() {
+        return Ok(text);
+    }
+    // A proxy on the way answers with a page.
+    let status = serde_json::from_slice(&text).unwrap_or_else(|_| Status::failure("", ""));
+    Err(kube::Error::Api(Box::new(status.with_code(code.as_u16()))).into())
+}

@@ -1,0 +1,308 @@
+//! Events about the node in the cluster (`events.k8s.io/v1`): what imagelet decides by itself, and no kubelet reports.
+//!
+//! Events are sent as they happen and are not kept: those during an outage of the API server are in the daemon's own list only.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use imagelet_core::{
+    events::{Event, EventCause, EventKind, EventSubject, LogEvents},
+    image::Reference,
+    printable::one_line,
+    runtime::{ErrorClass, Stage},
+};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Client,
+    runtime::events::{self, EventType, Recorder, Reporter},
+};
+use tokio::{sync::broadcast::error::RecvError, time::Instant};
+
+use crate::{api_error::text, names::shown};
+
+/// The reasons that are sent, of events about the node.
+const REASONS: [&str; 6] =
+    ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
+const CONTROLLER: &str = "imagelet.dev/node-agent";
+/// The API's limits, in bytes.
+const NOTE_LENGTH_MAX: usize = 1024;
+const INSTANCE_LENGTH_MAX: usize = 128;
+/// A series is sent again after this time at the earliest.
+const UPDATE_EVERY: Duration = Duration::from_mins(1);
+/// A series without an event for this long has ended, as the library has it; the next such event is a new object.
+const ENDS_AFTER: Duration = Duration::from_mins(6);
+const SERIES_MAX: usize = 64;
+/// New objects at once, and the time in which one more is permitted.
+const BURST: f64 = 10.0;
+const REFILL: Duration = Duration::from_mins(1);
+
+pub(crate) struct NodeEvents {
+    client: Client,
+    node: String,
+    events: Arc<LogEvents>,
+}
+
+/// Equal events are one series.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct EventText {
+    kind: EventKind,
+    reason: &'static str,
+    note: String,
+}
+
+/// The series, each with a recorder of its own, which makes one series of all events with a reason, and the permitted rate.
+struct SeriesTable<R> {
+    series: HashMap<EventText, (R, Instant)>,
+    /// New objects that are permitted now, and since when this is so.
+    permits: (f64, Instant),
+}
+
+impl NodeEvents {
+    pub(crate) fn new(client: Client, node: &str, events: Arc<LogEvents>) -> Self {
+        Self { client, node: node.to_owned(), events }
+    }
+
+    /// Sends events for as long as this future lives.
+    pub(crate) async fn run(&self) {
+        let mut received = self.events.follow();
+        let instance = &self.node[..self.node.floor_char_boundary(INSTANCE_LENGTH_MAX)];
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance.to_owned()) };
+        let node = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.clone()),
+            // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
+        };
+        let mut table = SeriesTable::new(Instant::now());
+        let mut is_failing = false;
+        loop {
+            let recorded = match received.recv().await {
+                Ok(recorded) => recorded,
+                // The oldest are lost, and the next ones are not.
+                Err(RecvError::Lagged(_)) => continue,
+                Err(RecvError::Closed) => return,
+            };
+            let Some(event) = event_text(&recorded.event) else { continue };
+            let new = || Recorder::new(self.client.clone(), reporter.clone());
+            let Some(recorder) = table.recorder(&event, Instant::now(), new) else { continue };
+            let sent = events::Event {
+                type_: if event.kind == EventKind::Warning { EventType::Warning } else { EventType::Normal },
+                reason: event.reason.to_owned(),
+                note: Some(event.note.clone()),
+                action: "ManageImages".to_owned(),
+                secondary: None,
+            };
+            match recorder.publish(&sent, &node).await {
+                Ok(()) => is_failing = false,
+                Err(error) => {
+                    table.series.remove(&event);
+                    let (error, reason) = (text(&error), event.reason);
+                    if std::mem::replace(&mut is_failing, true) {
+                        tracing::debug!(error, reason, "could not send an event to the cluster");
+                    } else {
+                        tracing::warn!(error, reason, "could not send an event to the cluster");
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<R> SeriesTable<R> {
+    fn new(now: Instant) -> Self {
+        Self { series: HashMap::new(), permits: (BURST, now) }
+    }
+
+    /// The recorder of one more event. `None`: its series was sent just now, or a new one is beyond the rate.
+    fn recorder(&mut self, event: &EventText, now: Instant, new: impl FnOnce() -> R) -> Option<&R> {
+        self.series.retain(|_, (_, sent)| now.saturating_duration_since(*sent) < ENDS_AFTER);
+        if let Some((_, sent)) = self.series.get_mut(event) {
+            if now.saturating_duration_since(*sent) < UPDATE_EVERY {
+                return None;
+            }
+            *sent = now;
+        } else if self.series.len() < SERIES_MAX && self.permit(now) {
+            self.series.insert(event.clone(), (new(), now));
+        }
+        self.series.get(event).map(|(recorder, _)| recorder)
+    }
+
+    fn permit(&mut self, now: Instant) -> bool {
+        let (permits, since) = self.permits;
+        let more = now.saturating_duration_since(since).as_secs_f64() / REFILL.as_secs_f64();
+        let permits = (permits + more).min(BURST);
+        let is_permitted = permits >= 1.0;
+        self.permits = (if is_permitted { permits - 1.0 } else { permits }, now);
+        is_permitted
+    }
+}
+
+/// What is sent of an event; `None`: nothing. Each reader of the namespace `default` sees it.
+fn event_text(event: &Event) -> Option<EventText> {
+    if event.subject != EventSubject::Node || !REASONS.contains(&event.reason) {
+        return None;
+    }
+    let text = event.note.as_deref().unwrap_or(&event.message);
+    Some(EventText {
+        kind: event.kind,
+        reason: event.reason,
+        note: one_line(&text[..text.floor_char_boundary(NOTE_LENGTH_MAX)]),
+    })
+}
+
+/// The event about a pull that failed at a step. Readers of the whole cluster get the registry and no name of a tenant.
+pub(crate) fn failure_event(
+    reason: &'static str,
+    message: String,
+    what: &str,
+    image: &str,
+    (class, stage): (ErrorClass, Stage),
+) -> Event {
+    let registry = image.parse::<Reference>().map(|name| name.domain().to_owned()).unwrap_or_default();
+    Event {
+        kind: EventKind::Warning,
+        reason,
+        message,
+        note: Some(format!("{what} from registry `{}`: {class} at {stage}", shown(&registry))),
+        subject: EventSubject::Node,
+        cause: Some(EventCause { class: class.word(), stage: stage.word() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use imagelet_core::events::EventSink as _;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{ApiFault, FakeApi, FakeApiOptions};
+
+    struct Bed {
+        api: FakeApi,
+        events: Arc<LogEvents>,
+        running: tokio::task::JoinHandle<()>,
+    }
+
+    impl Bed {
+        async fn new() -> Self {
+            let api = FakeApi::start(FakeApiOptions::default()).await;
+            let events = Arc::new(LogEvents::new(NonZeroUsize::new(1000).unwrap()));
+            let sender = NodeEvents::new(api.client(), "node-1", Arc::clone(&events));
+            let running = tokio::spawn(async move { sender.run().await });
+            // It subscribes when it first runs.
+            tokio::task::yield_now().await;
+            Self { api, events, running }
+        }
+
+        fn record(&self, kind: EventKind, reason: &'static str, subject: EventSubject, message: &str) {
+            self.events.record(Event { kind, reason, message: message.into(), note: None, subject, cause: None });
+        }
+
+        fn warn(&self, reason: &'static str, message: &str) {
+            self.record(EventKind::Warning, reason, EventSubject::Node, message);
+        }
+    }
+
+    impl Drop for Bed {
+        fn drop(&mut self) {
+            self.running.abort();
+        }
+    }
+
+    async fn seconds(seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+
+    fn pod() -> EventSubject {
+        let (namespace, name, uid) = ("shop".into(), "web".into(), "uid-web".into());
+        EventSubject::Pod { namespace, name, uid, field_path: "".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn warnings_about_the_node_become_objects_once_and_what_a_kubelet_reports_does_not() {
+        let bed = Bed::new().await;
+        bed.record(EventKind::Warning, "Failed", pod(), "Failed to pull image");
+        bed.record(EventKind::Normal, "ImagesCollected", EventSubject::Node, "Removed 3 images");
+        bed.warn("ImportFailed", "an archive is broken");
+        for _ in 0..3 {
+            bed.warn("ImageGCFailed", "no space\u{1b}[31m");
+        }
+        bed.warn("LookAheadFailed", &"ü".repeat(1000));
+        bed.warn("LookAheadFailed", "another registry");
+        seconds(1).await;
+        let objects = bed.api.events();
+        let [first, second, third] = &objects[..] else { panic!("{objects:#?}") };
+        assert_eq!((&first["reason"], &first["note"]), (&json!("ImageGCFailed"), &json!("no space [31m")));
+        assert_eq!((&first["regarding"]["name"], &first["regarding"]["uid"]), (&json!("node-1"), &json!("node-1")));
+        assert_eq!((&first["type"], &first["reportingInstance"]), (&json!("Warning"), &json!("node-1")));
+        assert_eq!(second["note"].as_str().unwrap().len(), NOTE_LENGTH_MAX);
+        assert_eq!(third["note"], "another registry", "another text is another event");
+        let name = first["metadata"]["name"].as_str().unwrap();
+        assert!(name.starts_with("node-1.") && name.len() == 23, "{name}");
+    }
+
+    #[test]
+    fn the_note_takes_the_place_of_a_message_with_names_of_one_namespace() {
+        let event = |reason: &'static str, note: Option<&str>| Event {
+            kind: EventKind::Normal,
+            reason,
+            message: "released the pins of ImageSet shop/web".into(),
+            note: note.map(str::to_owned),
+            subject: EventSubject::Node,
+            cause: None,
+        };
+        let sent = event_text(&event("PinsReleased", Some("released pins of an ImageSet"))).unwrap();
+        assert_eq!((sent.kind, sent.note.as_str()), (EventKind::Normal, "released pins of an ImageSet"));
+        let without = event_text(&event("PinsReleased", None)).unwrap();
+        assert_eq!(without.note, "released the pins of ImageSet shop/web");
+        assert_eq!(event_text(&event("ImagesCollected", None)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equal_events_are_one_object_whose_series_is_sent_once_a_minute() {
+        let bed = Bed::new().await;
+        for _ in 0..150 {
+            bed.warn("ImageGCFailed", "no space");
+            seconds(1).await;
+        }
+        let writes = bed.api.requests();
+        assert_eq!(writes.len(), 3, "{writes:#?}");
+        let objects = bed.api.events();
+        assert_eq!((objects.len(), &objects[0]["series"]["count"]), (1, &Value::from(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_the_api_server_refuses_is_dropped_and_the_next_one_is_sent() {
+        let bed = Bed::new().await;
+        bed.api.plant(ApiFault::Status(403, "events is forbidden".into()));
+        bed.warn("ImageGCFailed", "no space");
+        seconds(1).await;
+        assert_eq!(bed.api.events(), [Value::Null; 0]);
+        bed.warn("ImageGCFailed", "no space");
+        seconds(1).await;
+        assert_eq!(bed.api.events().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_objects_are_bounded_in_rate_and_number() {
+        let (start, mut notes) = (Instant::now(), 0..);
+        let text = |note: u32| EventText { kind: EventKind::Warning, reason: "ImageGCFailed", note: note.to_string() };
+        let mut table = SeriesTable::new(start);
+        let mut created = |table: &mut SeriesTable<()>, seconds, count: usize| {
+            let now = start + Duration::from_secs(seconds);
+            notes.by_ref().take(count).filter(|note| table.recorder(&text(*note), now, || ()).is_some()).count()
+        };
+        assert_eq!(created(&mut table, 0, 100), 10);
+        assert_eq!(created(&mut table, 59, 100), 0);
+        assert_eq!(created(&mut table, 60, 100), 1);
+        assert_eq!(created(&mut table, 180, 100), 2);
+        for _ in 0..100 {
+            table.permits.0 = BURST;
+            created(&mut table, 181, 1);
+        }
+        assert_eq!(table.series.len(), SERIES_MAX);
+    }
+}

@@ -1,0 +1,164 @@
+//! The documents of a file of manifests, as kubectl splits and reads them: YAML separated by `---`, or concatenated JSON.
+
+use serde_json::{Value, value::RawValue};
+use serde_saphyr::DuplicateKeyPolicy;
+
+/// Longest file of manifests; an operator's bundle has a few megabytes.
+pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
+pub(super) const DOCUMENTS_MAX: usize = 10_000;
+/// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
+const DEPTH_MAX: usize = 48;
+/// Values of one file, with those that aliases repeat.
+pub(super) const NODES_MAX: usize = 400_000;
+const ALIASES_MAX: usize = 1_000;
+
+/// One document that has something; `Err`: why it does not read.
+pub(crate) struct Document {
+    /// Where its content begins.
+    pub(crate) line: u64,
+    pub(crate) read: Result<Value, String>,
+    /// The line of a key that was written before; the later one counts.
+    pub(super) repeated: Option<u64>,
+}
+
+/// The text of a file in UTF-8 or UTF-16, with or without a byte order mark; `None`: it is neither.
+pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
+    let wide = |bytes: &[u8], read: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| read([pair[0], pair[1]])).collect();
+        String::from_utf16(&units).ok()
+    };
+    match &bytes[..] {
+        [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8(text.to_vec()).ok(),
+        [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
+        [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
+        // A manifest begins with a character of ASCII.
+        [first, 0, ..] if *first != 0 => wide(&bytes, u16::from_le_bytes),
+        [0, second, ..] if *second != 0 => wide(&bytes, u16::from_be_bytes),
+        _ => String::from_utf8(bytes).ok(),
+    }
+}
+
+/// All documents of a file.
+pub(crate) fn documents(text: &str) -> Vec<Document> {
+    let mut nodes_left = NODES_MAX;
+    let mut found = Vec::new();
+    for (line, part) in parts(text).into_iter().filter(|(_, part)| !part.lines().all(is_comment)) {
+        if found.len() == DOCUMENTS_MAX {
+            let read = Err(format!("is beyond the limit of {DOCUMENTS_MAX} documents"));
+            found.push(Document { line, read, repeated: None });
+            break;
+        }
+        let document = document(line, part, &mut nodes_left);
+        if !matches!(document.read, Ok(Value::Null)) {
+            found.push(document);
+        }
+    }
+    found
+}
+
+/// The texts of the documents, each with its first line.
+fn parts(text: &str) -> Vec<(u64, &str)> {
+    let (mut found, mut from, mut first, mut line) = (Vec::new(), 0, 1, 1);
+    let mut at = 0;
+    let mut end = |from: usize, to: usize, first| match concatenated(&text[from..to], first) {
+        Some(parts) => found.extend(parts),
+        None => found.push((first, &text[from..to])),
+    };
+    for whole in text.split_inclusive('\n') {
+        let rest =
+            whole.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        // A directive of YAML, or the end of a document.
+        let is_other = whole.starts_with('%') || whole.trim_end() == "...";
+        if rest.is_some() || is_other {
+            end(from, at, first);
+            from = at + if is_other { whole.len() } else { 3 };
+            first = line + u64::from(is_other);
+        }
+        at += whole.len();
+        line += 1;
+    }
+    end(from, text.len(), first);
+    found
+}
+
+/// The objects of concatenated JSON; `None`: the text is no JSON from its first object on.
+fn concatenated(text: &str, first: u64) -> Option<Vec<(u64, &str)>> {
+    if !text.trim_start().starts_with(['{', '[']) {
+        return None;
+    }
+    let mut found: Vec<(u64, &str)> = Vec::new();
+    let mut objects = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    let mut read = 0;
+    while let Some(object) = objects.next() {
+        let rest = text[read..].trim_start();
+        let from = text.len() - rest.len();
+        let line = first + text[..from].matches('\n').count() as u64;
+        match object {
+            Ok(object) => found.push((line, object.get())),
+            Err(_) if found.is_empty() => return None,
+            Err(_) => {
+                found.push((line, rest));
+                break;
+            }
+        }
+        read = objects.byte_offset();
+    }
+    Some(found)
+}
+
+fn document(line: u64, text: &str, nodes_left: &mut usize) -> Document {
+    let read = |duplicate_keys| {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_depth: DEPTH_MAX,
+                max_documents: 1,
+                max_nodes: *nodes_left,
+                max_aliases: ALIASES_MAX,
+                max_anchors: ALIASES_MAX,
+                max_total_scalar_bytes: 2 * FILE_LENGTH_MAX,
+            },
+            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: *nodes_left },
+            duplicate_keys: duplicate_keys,
+            with_snippet: false,
+            // `on` and `no` are strings here; only `true` and `false` are booleans.
+            strict_booleans: true,
+        };
+        serde_saphyr::from_str_with_options::<Option<Value>>(text, options)
+    };
+    let place = |error: &serde_saphyr::Error| {
+        error.location().map(|found| found.line()).filter(|found| *found > 0).map(|found| line + found - 1)
+    };
+    let (read, repeated) = match read(DuplicateKeyPolicy::Error) {
+        Ok(value) => (Ok(value), None),
+        Err(first) => match read(DuplicateKeyPolicy::LastWins) {
+            Ok(value) => (Ok(value), place(&first)),
+            Err(error) => {
+                let place = place(&error).map_or_else(String::new, |line| format!(" in line {line}"));
+                (Err(format!("does not read as YAML or JSON{place}, or has too many values")), None)
+            }
+        },
+    };
+    let read = read.map(|value| {
+        let mut value = value.unwrap_or_default();
+        *nodes_left = nodes_left.saturating_sub(remove_nulls(&mut value));
+        value
+    });
+    let line = line + text.lines().take_while(|line| is_comment(line)).count() as u64;
+    Document { line, read, repeated }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim().is_empty() || line.trim_start().starts_with('#')
+}
+
+/// A field with `null` counts as absent. Returns the number of values.
+fn remove_nulls(value: &mut Value) -> usize {
+    1 + match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().map(remove_nulls).sum()
+        }
+        Value::Array(items) => items.iter_mut().map(remove_nulls).sum(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,62 @@
+//! The sources of the configuration that a command line names: files, flags and variables.
+
+use std::path::PathBuf;
+
+use imagelet_node::{
+    config::{Environment, Sources},
+    failure::Failure,
+};
+
+use crate::cli::{Global, ServeArgs};
+
+pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Sources, Failure> {
+    let mut sources = Sources::new(environment.clone());
+    let store = global.store.as_ref();
+    if let Some(file) = &arguments.kubelet_config {
+        sources.add_kubelet_file(file)?;
+    }
+    if let Some(folder) = &arguments.kubelet_config_dir {
+        sources.add_kubelet_folder(folder)?;
+    }
+    if let Some(file) = &arguments.config {
+        sources.add_file(file)?;
+    }
+    let absolute = |path: Option<&PathBuf>| -> Result<Option<String>, Failure> {
+        let Some(path) = path else { return Ok(None) };
+        let text = std::path::absolute(path)?.into_os_string().into_string();
+        text.map(Some).map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
+    };
+    // A store on the command line overrides the file's runtime.
+    if let Some(store) = store
+        && arguments.runtime_endpoint.is_none()
+        && arguments.config.is_some()
+    {
+        if let Some((endpoint, place)) = sources.runtime_of_file().filter(|_| !global.is_store_typed) {
+            let store = store.display();
+            let message = format!("IMAGELET_STORE names the store `{store}`, and {place} the runtime `{endpoint}`");
+            let hint = format!("unset IMAGELET_STORE, or give `--store {store}` to use that store without the runtime");
+            return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+        }
+        sources.add_flag("--store", "imageService.cri.endpoint", "");
+    }
+    let provider_config = absolute(arguments.image_credential_provider_config.as_ref())?;
+    let provider_binaries = absolute(arguments.image_credential_provider_bin_dir.as_ref())?;
+    let own = [
+        ("--socket", "socket", absolute(arguments.socket.as_ref())?),
+        ("--http", "http.address", arguments.http.clone()),
+        ("--store", "store.directory", absolute(store)?),
+        ("--image-credential-provider-config", "imageCredentialProviderConfigPath", provider_config),
+        ("--image-credential-provider-bin-dir", "imageCredentialProviderBinDir", provider_binaries),
+        ("--runtime-endpoint", "imageService.cri.endpoint", arguments.runtime_endpoint.clone()),
+        ("--node-name", "kubernetes.nodeName", arguments.node_name.clone()),
+    ];
+    let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
+    for (flag, key, value) in own.chain(arguments.kubelet.given()) {
+        sources.add_flag(flag, key, value);
+    }
+    // A kubelet's unit has it, and the kubelet asks its host for the name.
+    if let Some(kubeconfig) = absolute(arguments.kubeconfig.as_ref())?.filter(|_| sources.has_node()) {
+        sources.add_flag("--kubeconfig", "kubernetes.kubeconfig", kubeconfig);
+    }
+    Ok(sources)
+}
