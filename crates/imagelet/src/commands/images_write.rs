@@ -36,7 +36,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => one,
             Err(failure) => {
-                print_failure(&failure);
+                print_failure(failure);
                 failures.push(json!({ "image": image, "failure": failure }));
                 continue;
             }
@@ -143,7 +143,7 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     let imported = ask_shown(node, &screen, &archive, request).await?;
     for image in &imported.images {
         match &image.failure {
-            Some(failure) => print_failure(&failure),
+            Some(failure) => print_failure(failure),
             None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
             None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
         }
