@@ -26,7 +26,6 @@ pub mod fuzzing {
 
     use crate::config::{ConfigError, Environment, Source, Sources};
 
-    /// What became of a configuration file.
     #[derive(Debug, PartialEq)]
     pub struct ReadConfiguration {
         /// The keys that the file sets, with value and line.

@@ -15,7 +15,6 @@ const RIGHTS: ABI = ABI::V5;
 /// Before this version, Landlock denies every link and rename between folders.
 const REFER_SINCE: i32 = 2;
 
-/// Whether threads are confined on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
     /// With this version of the kernel's interface.

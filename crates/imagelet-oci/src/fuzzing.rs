@@ -98,12 +98,10 @@ pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Res
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
 }
 
-/// The token in the answer of a token service.
 pub fn token(body: &[u8]) -> Option<String> {
     read_token(body).map(|token| token.expose().to_owned())
 }
 
-/// What a signature policy requires of an image.
 #[derive(Debug)]
 pub struct PolicyRule {
     pub place: String,
@@ -152,7 +150,6 @@ pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, 
     Ok(SignedClaim { digest, refusals: identities.into_iter().filter_map(refusal).collect() })
 }
 
-/// The images of an archive.
 pub type Imported = Result<Vec<OpenedImage>, RuntimeError>;
 
 #[derive(Debug)]

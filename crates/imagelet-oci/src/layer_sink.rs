@@ -30,16 +30,12 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
     fn reserved(&self) -> Freed;
 }
 
-/// A failed import.
 #[derive(Debug)]
 pub struct ImportError {
-    /// The stage it reached.
     pub stage: ImportStage,
-    /// The error.
     pub cause: RuntimeError,
 }
 
-/// The stage of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImportStage {
     /// Requests to the registry, fetches and unpacking.
@@ -51,7 +47,6 @@ pub enum ImportStage {
 }
 
 impl ImportStage {
-    /// An import error at this stage.
     pub fn failed(self, cause: RuntimeError) -> ImportError {
         ImportError { stage: self, cause }
     }
@@ -92,7 +87,6 @@ pub trait LayerImport: Send + Sync + fmt::Debug {
 /// The result of moving a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The runtime has it.
     Committed,
     /// The runtime removed a layer below it: the import has to restart.
     BaseGone,
@@ -101,13 +95,11 @@ pub enum Taken {
 /// An image as its registry describes it; every document is verified against its digest.
 #[derive(Debug)]
 pub struct ImportedImage {
-    /// The requested reference.
     pub reference: Reference,
     /// The document that the reference names: an index, or the manifest itself.
     pub root: ImportedDocument,
     /// The manifest for the platform; equal to `root` without an index.
     pub manifest: ImportedDocument,
-    /// The image's configuration.
     pub config: ImportedDocument,
     /// The layers, lowest first.
     pub layers: Vec<ImportedLayer>,
@@ -122,20 +114,15 @@ impl ImportedImage {
     }
 }
 
-/// A document of an image.
 #[derive(Clone)]
 pub struct ImportedDocument {
-    /// Digest of its bytes.
     pub digest: Digest,
-    /// Its media type.
     pub media_type: String,
     /// Its length in bytes.
     pub size: u64,
-    /// The bytes from the registry.
     pub bytes: ImportedBytes,
 }
 
-/// The bytes of a document.
 #[derive(Clone)]
 pub enum ImportedBytes {
     /// A small document's.
@@ -144,14 +131,12 @@ pub enum ImportedBytes {
     File(Arc<dyn AsRef<Path> + Send + Sync>),
 }
 
-/// A layer of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportedLayer {
     /// Digest of the compressed blob.
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
-    /// Its media type.
     pub media_type: String,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
@@ -160,7 +145,6 @@ pub struct ImportedLayer {
 /// An unpacked and verified layer, with whiteouts in overlay form.
 #[derive(Debug)]
 pub struct StagedTree {
-    /// The layer's root folder.
     pub folder: PathBuf,
     /// Folders without an entry in the archive, as raw bytes below the root, parents first: a lower layer may have
     /// their metadata. Empty bytes mean the root.

@@ -35,7 +35,6 @@ const LOWER: &str = "lower";
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
-/// The folder of one overlay.
 #[derive(Clone, Debug)]
 pub(crate) struct OverlayFolder(pub(crate) PathBuf);
 

@@ -32,8 +32,7 @@ pub(crate) fn forbid_core_dumps() {
     }
 }
 
-/// Raises the soft limit of open files to the hard one: a shell's 1024 are few for many pulls. Child programs inherit
-/// the limit.
+/// Raises the soft limit of open files to the hard one: a shell's 1024 are few for many pulls. Children inherit it.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

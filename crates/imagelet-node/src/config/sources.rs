@@ -197,7 +197,6 @@ impl Sources {
     }
 }
 
-/// Whether a URL has a password.
 fn has_password(url: &str) -> bool {
     let (_, rest) = url.split_once("://").unwrap_or(("", url));
     let user = rest.rsplit_once('@').map_or("", |(user, _)| user);

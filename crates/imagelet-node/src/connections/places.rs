@@ -97,7 +97,6 @@ pub(super) struct Displaced {
     pub(super) also_called: bool,
 }
 
-/// The places of one listener.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) limits: Limits,

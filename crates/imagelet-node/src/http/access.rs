@@ -17,7 +17,6 @@ use crate::{config::HttpSettings, failure::Failure};
 /// A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 
-/// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Health, without details: any client, under any name.
@@ -92,7 +91,6 @@ impl HttpAccess {
     }
 }
 
-/// Which requests are answered.
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<Arc<TokenKey>>,

@@ -23,7 +23,6 @@ use crate::{
 
 /// How long a stream lasts.
 const STREAM_MAX: Duration = Duration::from_hours(12);
-/// Streams at a time.
 const STREAMS_MAX: usize = 12;
 /// The part of an address's connections that all streams together may have: the same address still probes and scrapes.
 const STREAMS_PART: (usize, usize) = (3, 4);
@@ -34,7 +33,6 @@ const SLOW_MAX: Duration = Duration::from_secs(10);
 /// A line at least this often, so that both ends notice that the other is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
-/// The streams of a daemon.
 #[derive(Clone, Debug)]
 pub(super) struct EventStreams {
     free: Arc<Semaphore>,

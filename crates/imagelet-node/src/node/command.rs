@@ -5,7 +5,6 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::LocalNode;
 use crate::{api::Steps, failure::Failure};
 
-/// How long a daemon's answer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerTime {
     /// `--timeout` limits it.

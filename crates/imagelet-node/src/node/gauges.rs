@@ -108,7 +108,6 @@ impl LocalNode {
     }
 }
 
-/// Updates the gauges of the process itself.
 pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
     metrics.set(&START_TIME, &[], since_epoch(started_at).as_secs_f64());

@@ -396,7 +396,6 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     }
 }
 
-/// How pull records are kept, if at all.
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
     Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })

@@ -44,7 +44,6 @@ const QUEUE_MAX: usize = 2048;
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
 const MILLION: u128 = 1_000_000;
 
-/// What happened to spans.
 pub(crate) static SPANS: Family = Family {
     name: "imagelet_trace_spans_total",
     help: "Spans of traces by what became of them: exported, failed (the collector refused or did not answer), dropped (the queue was full).",

@@ -76,7 +76,6 @@ struct PullRest<'a, T> {
     step: Amount,
 }
 
-/// A running pull that asks for space.
 #[derive(Debug)]
 pub(crate) struct RunningPull<T> {
     pub(crate) tenant: T,
@@ -134,8 +133,7 @@ impl<T> Reservations<T> {
 }
 
 impl<T> ReservationTable<T> {
-    /// The rests of all pulls. A layer of several pulls counts for the first, and for those that
-    /// fetch it themselves.
+    /// The rests of all pulls. A layer of several pulls counts for the first, and for those that fetch it themselves.
     fn rests(&self) -> Vec<PullRest<'_, T>> {
         let (mut counted, now) = (HashSet::new(), Instant::now());
         let mut rests = Vec::with_capacity(self.pulls.len());
@@ -149,7 +147,6 @@ impl<T> ReservationTable<T> {
 }
 
 impl<T: Clone + PartialEq> OpenReservations<'_, T> {
-    /// The next steps of all pulls.
     pub(crate) fn steps(&self) -> Amount {
         self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
     }

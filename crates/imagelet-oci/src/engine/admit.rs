@@ -39,7 +39,6 @@ pub(super) struct Wanted {
     is_fetched: bool,
 }
 
-/// What gets space.
 #[derive(Clone)]
 enum SpaceFor {
     /// The layers of a pull that begins.
@@ -48,7 +47,6 @@ enum SpaceFor {
     Rest(u64),
 }
 
-/// Why nothing was reserved.
 struct NoSpace {
     missing: MissingSpace,
     /// Missing for the next step.

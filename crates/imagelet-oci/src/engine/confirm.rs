@@ -69,8 +69,7 @@ impl Engine {
         }
     }
 
-    /// The documents of an image, as its record has them. One that the disk has lost comes from the registry of the
-    /// session.
+    /// The documents of an image, as recorded. One that the disk has lost comes from the session's registry.
     pub(super) async fn recorded(
         &self,
         record: &ImageRecord,

@@ -35,8 +35,7 @@ impl Engine {
         });
     }
 
-    /// Writes back early, in parallel with the processor's work; ends on drop. Errors arrive through the views of the
-    /// pulls.
+    /// Writes back early, in parallel with the processor's work; ends on drop. Errors arrive through the pulls' views.
     pub(crate) fn write_back(&self) -> Option<AbortOnDropHandle<()>> {
         // Not the store itself: its close must not wait for this.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));

@@ -41,7 +41,6 @@ type LayerKey = (Digest, Option<String>);
 
 struct LayerSlot<T> {
     state: Mutex<SlotState<T>>,
-    /// A fetch has ended.
     ended: Notify,
 }
 
@@ -58,7 +57,6 @@ struct LayerFetch {
     pace: Arc<LayerPace>,
 }
 
-/// A pull that wants a layer.
 pub(crate) struct LayerCaller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) repository: String,

@@ -60,39 +60,30 @@ const HEALTH_FILE: &str = "registry-health.json";
 const LOCK_RETRY_PERIOD: Duration = Duration::from_millis(50);
 const LOCK_WAIT_QUIET: Duration = Duration::from_secs(1);
 
-/// Settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// The store's folder.
     pub root: PathBuf,
-    /// Reading or writing.
     pub access: Access,
     /// How long to wait for another process that changes the store.
     pub lock_wait: Duration,
-    /// Registry client settings.
     pub registry: RegistryConfig,
     /// Layers of one image that are fetched and unpacked concurrently.
     pub layers_in_flight: usize,
-    /// When a pull may return.
     pub durability: Durability,
-    /// Whether to keep compressed blobs.
     pub keep_blobs: bool,
     /// How long the content of an unfinished pull stays for the next one; zero: it is removed at once.
     pub resume_for: Duration,
-    /// Limits on what a layer may use of the node.
     pub limits: LayerLimits,
     /// Memory limit for unpacking all layers, in bytes.
     pub unpack_memory: u64,
     /// When a pull gives up what others wait for.
     pub hold: HoldPolicy,
-    /// When a pull is rejected for lack of space before it begins.
     pub admission: Admission,
     /// How long a pull that may not fit waits for others at most.
     pub admission_wait: Duration,
 }
 
 impl EngineConfig {
-    /// The default settings for a store at `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
@@ -195,7 +186,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The store's folder.
     pub fn root(&self) -> &Path {
         self.store.root()
     }

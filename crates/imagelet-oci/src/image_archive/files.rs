@@ -142,7 +142,6 @@ impl ArchiveFiles {
         self.opened.lock().expect("no thread panics while it holds the lock").reads
     }
 
-    /// A small file as a whole.
     pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {
         self.open(name)?.map(|found| read_small(found, name, limit)).transpose()
     }

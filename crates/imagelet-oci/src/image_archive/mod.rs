@@ -53,7 +53,6 @@ pub(crate) enum ArchiveFormat {
     DockerSave,
 }
 
-/// An image in an archive.
 #[derive(Debug)]
 pub(crate) struct ArchivedImage {
     /// As the archive spells them.
@@ -62,7 +61,6 @@ pub(crate) struct ArchivedImage {
     pub(crate) roots: Vec<Descriptor>,
 }
 
-/// The blobs of an archive, by digest.
 #[derive(Debug)]
 pub(crate) struct ArchiveBlobs {
     files: ArchiveFiles,
@@ -73,8 +71,7 @@ pub(crate) struct ArchiveBlobs {
 }
 
 impl ImageArchive {
-    /// Reads the table of contents: of the OCI layout where there is one, else of `docker save`, whose compressed layers
-    /// are hashed for it.
+    /// Reads the table of contents: the OCI layout's, else `docker save`'s, whose compressed layers are hashed for it.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         let place = files.place.clone();
         let in_place = |error: RuntimeError| {

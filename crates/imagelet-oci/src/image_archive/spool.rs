@@ -24,7 +24,6 @@ pub(super) const MAGIC_BYTES: u64 = 262;
 /// The free space is measured again after this many bytes.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
-/// Limits of an inflated archive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpoolLimits {
     /// Inflated bytes per compressed byte, and bytes that are allowed beyond that.

@@ -57,7 +57,6 @@ impl LayoutWriter {
         Ok(Self { place: place.clone(), beside, view, file, start: 0, size: 0, is_finished: false })
     }
 
-    /// Writes a whole file.
     pub(crate) fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
         self.begin(name, bytes.len() as u64)?;
         self.write(bytes)?;

@@ -14,7 +14,6 @@ use super::{
 /// Documents that are fetched because no index names their platform: more than an image has platforms.
 const LOOKS_MAX: usize = 32;
 
-/// Where the documents of an image come from.
 pub(crate) trait DocumentSource: Sync {
     type Document: Clone + Send;
 
@@ -36,7 +35,6 @@ pub(crate) trait DocumentSource: Sync {
     fn config(&self, manifest: &Manifest) -> impl Future<Output = Result<ImageConfig, RuntimeError>> + Send;
 }
 
-/// The image for a platform.
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
     /// The document of the index's own entry; equal to `chosen` where that is no index.
@@ -49,7 +47,6 @@ pub(crate) struct Selected<D> {
 
 /// What an index by itself says about a platform.
 pub(crate) enum IndexMatch<'a> {
-    /// The entry for it.
     Named(&'a Descriptor),
     /// None names it; the configurations of these may.
     Unnamed(Vec<&'a Descriptor>),

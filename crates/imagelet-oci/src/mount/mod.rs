@@ -36,7 +36,6 @@ use state::{MountState, TableRow, UpperFolder};
 pub(crate) use unmount::unmount_image;
 pub(crate) use uses::MountUses;
 
-/// A mount of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedMount {
     pub(crate) target: PathBuf,

@@ -36,7 +36,6 @@ impl FrameReader {
         }
     }
 
-    /// Counts what is read.
     pub(crate) fn counted_by(self, read_bytes: WrittenBytes) -> Self {
         Self { read_bytes, ..self }
     }

@@ -74,14 +74,12 @@ const UNREAD_BYTES_MAX: u64 = 64 << 20;
 /// How long that may take: the layer still has its place and its memory.
 const BLAME_MAX: Duration = Duration::from_secs(10);
 
-/// Limits of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
     /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros.
     pub expansion_max: u64,
     /// Inflated bytes of all layers of an image that are allowed at any ratio.
     pub expansion_free: u64,
-    /// Entries in one layer.
     pub entries_max: u64,
     /// Bytes that stay free on the store's file system.
     pub free_bytes_floor: u64,
@@ -102,7 +100,6 @@ pub(crate) struct LayerJob {
     pub(crate) keep_blobs: bool,
     /// Whether the layer stays for the next pull where this one ends unfinished.
     pub(crate) resumption: Resumption,
-    /// The partial blob that it continues.
     pub(crate) partial: PartialKey,
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
     /// Use a kept blob; otherwise fetch it from the registry.
@@ -199,8 +196,7 @@ impl LayerJob {
         self.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
     }
 
-    /// Waits for all the memory that a layer can have, and meanwhile keeps its place only while no other layer has to
-    /// wait for it.
+    /// Waits for all the memory that a layer can have; keeps its place only while no other layer has to wait for it.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let mut checks = Checks::new();
         loop {

@@ -199,7 +199,6 @@ pub(crate) struct Place {
 }
 
 impl PullSlots {
-    /// Waits for a place for a layer.
     pub(crate) async fn place(self: &Arc<Self>, claim: SlotRequest, layer: &Descriptor, progress: &Progress) -> Place {
         let now = Instant::now();
         let pace = Arc::new(LayerPace::new(layer.size, now));

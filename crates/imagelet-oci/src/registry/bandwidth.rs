@@ -40,7 +40,6 @@ impl Bandwidth {
         Self(Arc::new(Inner { bucket: Mutex::new(bucket), changed: watch::Sender::default() }))
     }
 
-    /// The current limit.
     #[must_use]
     pub fn rate(&self) -> Option<NonZeroU64> {
         locked(&self.0.bucket).rate

@@ -97,7 +97,6 @@ impl HostsHealth {
         HealthKey::all(origin, repository).iter().any(|key| table.is_bad(key))
     }
 
-    /// Records the failure of a request that began at `began`.
     pub(crate) fn failed(&self, origin: &Origin, repository: &str, bad: Bad, began: Instant) {
         let changed = locked(&self.table).failed_with(origin, repository, bad, began, Instant::now());
         if changed {

@@ -80,12 +80,10 @@ const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zer
 /// A document is counted when all its bytes are here, so that a slow registry holds none of this.
 const PARSED_BYTES_MAX: usize = 32 << 20;
 
-/// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
     /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`; the first that has the registry wins.
     pub hosts_dirs: Vec<PathBuf>,
-    /// The proxies between this process and the registries.
     pub proxies: ProxyConfig,
     /// Time for a TCP connection: the lookup of the name and all addresses. `dial_timeout` of a host goes before.
     pub dial_timeout: Duration,
@@ -103,7 +101,6 @@ pub struct RegistryConfig {
     pub retry_budget: Duration,
     /// The file that keeps the health of hosts for the next process; an engine sets its store's.
     pub health_file: Option<PathBuf>,
-    /// The `User-Agent` header.
     pub user_agent: String,
     /// The policy file (containers-policy.json) that images of registries have to meet; `None`: no signature is checked.
     pub signature_policy: Option<PathBuf>,

@@ -47,7 +47,6 @@ pub(crate) struct SessionState {
     /// Where the content comes from instead of hosts.
     pub(super) archive: Option<Arc<ArchiveBlobs>>,
     pub(super) retry_budget: RetryBudget,
-    /// The rates of the pull's connections.
     pub(super) rates: ConnectionRates,
     reports: Mutex<Reports>,
 }
@@ -303,7 +302,6 @@ impl SessionHost {
         self.credential.is_some() && !self.was_shown() && self.withheld.get().is_none()
     }
 
-    /// Whether the credential was sent.
     pub(super) fn was_shown(&self) -> bool {
         self.shown.get().is_some()
     }

@@ -138,7 +138,6 @@ impl Registry {
 }
 
 impl PullSession {
-    /// The manifest of a platform, from the session's hosts.
     pub(crate) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
         let (root, read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
         let (chosen, manifest, is_named) = match read {

@@ -73,7 +73,6 @@ impl RetryBudget {
         self.allowed(next).saturating_sub(self.spent())
     }
 
-    /// The time of the retries so far.
     pub(crate) fn spent(&self) -> Duration {
         let mut spent = locked(&self.spent);
         spent.pass(Instant::now());

@@ -62,7 +62,6 @@ fn check_one(
     identity.check(reference, &claim.identity)
 }
 
-/// Public keys of a requirement.
 #[derive(Debug)]
 pub(crate) struct PublicKeys(Vec<ParsedPublicKey>);
 
@@ -93,7 +92,6 @@ pub(crate) enum Identity {
     /// A request by tag as `matchExact`; a request by digest needs the repository alone, since the digest is signed.
     #[default]
     RepositoryOfDigestOrExact,
-    /// The same repository.
     SameRepository,
 }
 

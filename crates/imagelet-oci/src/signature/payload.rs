@@ -38,7 +38,6 @@ struct SignedIdentity {
     reference: String,
 }
 
-/// What a signature says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SignedStatement {
     pub(crate) digest: Digest,

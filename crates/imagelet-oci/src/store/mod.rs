@@ -89,8 +89,7 @@ pub enum Durability {
     /// After every file of the image is durable.
     #[default]
     Commit,
-    /// Before that. The image survives the end of the process at any moment; a power cut may lose the whole pull, never
-    /// part of it.
+    /// Before that. The image survives any end of the process; a power cut may lose the whole pull, never part of it.
     Background,
 }
 
@@ -113,7 +112,6 @@ pub(crate) struct Store {
     holds: Holds,
 }
 
-/// The purpose of opening a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads. Nothing on the disk is changed or locked; other processes may read or write meanwhile.
@@ -128,12 +126,10 @@ pub enum Access {
     },
 }
 
-/// How a store is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreOptions {
     pub(crate) access: Access,
     pub(crate) durability: Durability,
-    /// How long the content of an unfinished pull stays for the next one.
     pub(crate) resume_for: Duration,
 }
 

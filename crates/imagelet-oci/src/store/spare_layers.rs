@@ -23,8 +23,7 @@ use super::{
     staging::discard,
 };
 
-/// Spares for a sink are on the disk of a runtime, which does not count them: an import is retried within minutes, if
-/// at all.
+/// Spares for a sink are on a runtime's disk, which does not count them; an import is retried within minutes, if ever.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 

@@ -19,7 +19,6 @@ use super::{
 };
 use crate::overlay::OverlayFolder;
 
-/// What unfinished pulls left.
 enum Unfinished {
     Layer(Digest),
     Blob(PartialKey),

@@ -203,7 +203,6 @@ impl UnpackBudget {
         }
     }
 
-    /// The memory of a layer of an image.
     pub(crate) fn layer(
         self: &Arc<Self>,
         tenant: &Arc<Tenant>,

@@ -135,8 +135,7 @@ fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fau
     }
 }
 
-/// Reads the headers of the next entry of an archive whose data the caller skips or reads itself. `None`: the archive
-/// ends here.
+/// Reads the headers of the next entry; the caller skips or reads its data. `None`: the archive ends here.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
     let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, MemoryReservation::on(memory));
     reader.next().map_err(|fault| fault.at(&reader.place))

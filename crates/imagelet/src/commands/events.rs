@@ -32,7 +32,6 @@ pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> R
     if is_following { follow(node, view).await } else { recent(node, &view).await }
 }
 
-/// Which events are printed, and how.
 #[derive(Debug)]
 struct EventView {
     format: Format,

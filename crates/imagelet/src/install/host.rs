@@ -21,7 +21,6 @@ use imagelet_node::failure::Failure;
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
 /// Where a program is searched for in another root file system.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
-/// Where packages put units.
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
 const STATE: &str = "/var/lib/imagelet";

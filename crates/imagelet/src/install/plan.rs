@@ -42,7 +42,6 @@ pub(super) enum Step {
     Advise(String),
 }
 
-/// Why nothing is done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     #[error(
@@ -136,7 +135,6 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     Ok(steps)
 }
 
-/// The mode of a file that is written.
 pub(super) fn mode_of(path: &Path) -> u32 {
     if path == Path::new(CONFIGURATION) { PRIVATE } else { PUBLIC }
 }

@@ -38,7 +38,6 @@ pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
     }
 }
 
-/// All documents of a file.
 pub(crate) fn documents(text: &str) -> Vec<Document> {
     let mut nodes_left = NODES_MAX;
     let mut found = Vec::new();

@@ -38,8 +38,7 @@ fn kinds_text(kinds: &BTreeSet<String>) -> String {
 }
 
 impl Manifests {
-    /// Reads files with pods and files with their secrets; both may hold other objects as well. An error shows no content
-    /// of a secret.
+    /// Reads files with pods and with their secrets; both may hold other objects. An error shows no secret's content.
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {

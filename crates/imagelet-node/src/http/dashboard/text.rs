@@ -11,7 +11,6 @@ pub(super) fn shown(row: &ImageRow) -> String {
     ImageId::shown(row.shown_names().first(), &row.id).into_owned()
 }
 
-/// The page of an image.
 pub(super) fn image_href(image: &str) -> String {
     format!("/image?ref={}", utf8_percent_encode(image, NON_ALPHANUMERIC))
 }

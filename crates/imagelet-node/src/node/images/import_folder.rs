@@ -232,8 +232,7 @@ async fn read(node: &LocalNode, folder: &ImportFolder, path: &Path, is_folder: b
     archives::import(node, &request, "import folder", no_steps()).await
 }
 
-/// Why an archive is not read. Only its owner and its mode are its own fault: too many open files or a failing disk are
-/// outside it.
+/// Why an archive is not read. Only owner and mode are its own fault: too many open files or a failing disk are not.
 fn untrusted(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Failure::because("the archive may be changed by other users", error);

@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use super::PullTracker;
 use crate::api::{HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment};
 
-/// What runs and what waits.
 pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
     let (now, waits) = (Instant::now(), tracker.waits());
     let row = |pull: PullStatus| {

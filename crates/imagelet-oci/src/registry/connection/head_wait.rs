@@ -39,7 +39,6 @@ impl HeadWait {
         OF_ATTEMPT.scope(self, attempt).await
     }
 
-    /// The head that is awaited now.
     pub(crate) fn awaited(&self) -> Option<AwaitedHead> {
         locked(&self.0).clone()
     }

@@ -69,8 +69,7 @@ impl Reception {
         Waiting(self)
     }
 
-    /// Waits for the network, bounded by this connection's limit and the pull's silence limit.
-    /// Of the former, `waited` is over.
+    /// Waits for the network, bounded by the pull's silence limit and this connection's, of which `waited` is over.
     pub(crate) async fn within<F: Future>(
         &self,
         limit: Duration,

@@ -142,8 +142,7 @@ fn target_at(place: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, Stri
     if is_plain { Ok(plain) } else { Target::parse(&format!("https://{place}")) }
 }
 
-/// The hosts to try for an image, in order; the registry itself is the last. Reads files; the first source that knows
-/// the registry decides.
+/// The hosts for an image, in order, the registry last. Reads files; the first source that knows the registry decides.
 pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
     let mut warnings = Vec::new();
@@ -168,7 +167,6 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Configu
     Ok(ConfiguredHosts { hosts: vec![own], warnings })
 }
 
-/// The hosts of an image, and warnings about the files that were read for it.
 #[derive(Debug)]
 pub(crate) struct ConfiguredHosts {
     pub(crate) hosts: Vec<Host>,

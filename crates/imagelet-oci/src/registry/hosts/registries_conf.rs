@@ -156,7 +156,6 @@ fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Re
     matches.min_by_key(|(_, registry, _)| Reverse(registry.prefix().len()))
 }
 
-/// The hosts that the texts of a file and its drop-ins give.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<Host>>, String> {
     let files = texts.iter().map(|text| Ok(((), File::parse(text)?))).collect::<Result<Vec<_>, String>>()?;

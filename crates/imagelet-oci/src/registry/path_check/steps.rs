@@ -9,7 +9,6 @@ tokio::task_local! {
     static STEPS: RefCell<Vec<PathStep>>;
 }
 
-/// One step on the path of a pull.
 #[derive(Debug)]
 pub struct PathStep {
     /// What was done: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
@@ -18,7 +17,6 @@ pub struct PathStep {
     pub host: String,
     /// What was found.
     pub detail: String,
-    /// The time of this step.
     pub took: Duration,
     /// Why it failed; `None`: it succeeded.
     pub error: Option<RuntimeError>,

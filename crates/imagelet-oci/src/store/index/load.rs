@@ -41,8 +41,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
 /// The record of a folder; else its findings, with a sound record where the folder is marked as damaged.
 pub(crate) type ReadRecord<T> = Result<T, (Option<T>, Findings)>;
 
-/// Reads a record in each folder that is named after a digest, in parallel: a node has ten thousand of them, and the
-/// socket waits for this.
+/// Reads a record in each folder named after a digest, in parallel: a node has ten thousand, and the socket waits.
 pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     place: &Path,
     file: &str,

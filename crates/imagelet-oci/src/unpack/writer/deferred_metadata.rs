@@ -23,8 +23,7 @@ use crate::unpack::{
 
 /// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata.
 const NOTE_COST: usize = 256;
-/// Additional memory of a directory without an entry, and of a record: each is copied for the report and written as
-/// text.
+/// Added memory of a directory without an entry, and of a record: each is copied for the report and written as text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
 /// Names that the file of [`Spill`] tries.

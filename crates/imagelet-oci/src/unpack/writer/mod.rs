@@ -139,8 +139,7 @@ impl<'a> Writer<'a> {
 
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
         let notes = std::mem::take(&mut self.tree.deferred.notes);
-        // In reverse order of paths, children precede parents: a parent's mode and times are set after the last
-        // change below it.
+        // In reverse order, children precede parents: a parent's mode and times are set after the last change below it.
         for (path, note) in notes.into_iter().rev() {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;

@@ -290,8 +290,7 @@ fn remove_tree(
     let action = "remove the directory replaced by";
     let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
     let mut here = open(parent, name)?;
-    // For each directory on the way here, its subdirectories that are not removed yet; the last one is the current
-    // one.
+    // For each directory on the way here, its subdirectories not removed yet; the last one is the current one.
     let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
     let mut remembered = 0;
     loop {

@@ -122,8 +122,7 @@ async fn walk(
     Ok(is_served)
 }
 
-/// The credential that a pull tries first, and where it comes from. A helper or provider that failed does not keep the
-/// others from a pull.
+/// The credential that a pull tries first, and its source. A helper or provider that failed does not stop the others.
 async fn credential(
     arguments: &DoctorArgs,
     environment: &Environment,

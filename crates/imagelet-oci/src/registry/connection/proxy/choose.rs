@@ -27,7 +27,6 @@ pub struct ProxyConfig {
 #[derive(Clone, Debug, Default)]
 pub struct ProxyRules(watch::Sender<Arc<[ProxyRule]>>);
 
-/// The proxy of the hosts that match a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyRule {
     hosts: Vec<HostPattern>,
@@ -57,7 +56,6 @@ pub(crate) struct BadProxy {
 }
 
 impl ProxyRules {
-    /// Rules in their order.
     pub fn new(rules: Vec<ProxyRule>) -> Self {
         Self(watch::Sender::new(rules.into()))
     }

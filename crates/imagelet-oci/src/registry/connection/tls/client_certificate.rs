@@ -12,7 +12,6 @@ use rustls::{
 
 use crate::registry::connection::settings::Identity;
 
-/// The configured client certificates, in their order.
 #[derive(Debug)]
 pub(crate) struct ClientCertificates(Vec<ClientCertificate>);
 
@@ -23,7 +22,6 @@ struct ClientCertificate {
     issuers: Vec<DistinguishedName>,
 }
 
-/// A server's request for a client certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CertificateRequest {
     /// No certificate was there to send.
