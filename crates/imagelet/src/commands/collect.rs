@@ -31,7 +31,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     let done = match node.ask(request, silences(note)).await {
         // A threshold against the configured one, which the command line does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
-            print_failure(failure);
+            print_failure(&failure);
             write_failure(&failure, format, false);
             return Ok(ExitCode::from(EXIT_USAGE));
         }

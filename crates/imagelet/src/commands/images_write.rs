@@ -36,7 +36,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
         let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => one,
             Err(failure) => {
-                print_failure(failure);
+                print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure }));
                 continue;
             }

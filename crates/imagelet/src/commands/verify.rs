@@ -64,7 +64,7 @@ async fn confirm(
 ) -> Result<Verified, Failure> {
     let node = match again(Intent::Changes).await {
         Err(failure) => {
-            print_failure(failure);
+            print_failure(&failure);
             note("warning: what is damaged is shown here and not marked in the store");
             again(Intent::Looks).await?
         }
