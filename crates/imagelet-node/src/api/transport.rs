@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** this file knows no command. It moves documents.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{error::Error as _, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::{
@@ -243,8 +243,7 @@ impl Client {
                 Err(CallError::Broken(format!("the daemon answered {}", answer.status())))
             }
             Ok(_) => Err(CallError::NotOurs),
-            // A server of gRPC alone answers by frames of HTTP/2.
-            Err(error) if error.is_parse() => Err(CallError::NotOurs),
+            Err(error) if speaks_otherwise(&error) => Err(CallError::NotOurs),
             Err(error) => Err(CallError::Broken(error.to_string())),
         }
     }
@@ -252,6 +251,15 @@ impl Client {
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
         tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
     }
+}
+
+/// Whether the peer sent what is no answer of HTTP/1, such as a gRPC server's frames: after the request, or before it.
+fn speaks_otherwise(error: &hyper::Error) -> bool {
+    let has_ended = error.is_closed() || error.is_incomplete_message() || error.is_canceled() || error.is_timeout();
+    let source = error.source();
+    let is_unexpected = !has_ended && !error.is_user() && source.is_none();
+    let inner = source.and_then(|source| source.downcast_ref());
+    error.is_parse() || is_unexpected || inner.is_some_and(speaks_otherwise)
 }
 
 #[cfg(test)]
@@ -296,6 +304,29 @@ mod tests {
                 "fail" => Err(Failure::new("Failed", "why")),
                 other => Err(Failure::new("Unsupported", format!("no command `{other}`"))),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_of_grpc_is_another_one_whether_it_speaks_before_the_request_or_after_it() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        tokio::spawn(async move {
+            for call in 0.. {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                if call % 2 == 1 {
+                    stream.read_u8().await.expect("a request");
+                }
+                // The settings of HTTP/2, as a server sends them first.
+                drop(stream.write_all(b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0").await);
+            }
+        });
+        let client = client_of(&path, Duration::from_mins(1));
+        for _ in 0..40 {
+            let probed = client.probe().await;
+            assert!(matches!(probed, Err(CallError::NotOurs)), "{probed:?}");
         }
     }
 
