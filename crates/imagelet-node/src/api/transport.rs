@@ -214,7 +214,8 @@ impl Client {
                 (Err(_), _) => return Err(CallError::Silent),
             }
             if read.len() > LINE_BYTES_MAX {
-                return Err(CallError::Broken(format!("the answer has more than {LINE_BYTES_MAX} bytes")));
+                let limit = ByteSize(LINE_BYTES_MAX as u64);
+                return Err(CallError::Broken(format!("the answer has more than {limit}")));
             }
         }
     }
