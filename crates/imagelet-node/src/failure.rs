@@ -79,7 +79,7 @@ impl Failure {
         failure
     }
 
-    pub fn of_ensure(error: &EnsureError) -> Self {
+    pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let fault = error.fault();
         let mut failure = Self::of(error).at(fault.class, fault.stage);
         failure.reason = error.reason().into();

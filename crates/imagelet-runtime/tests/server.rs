@@ -555,7 +555,7 @@ async fn a_socket_answers_images_as_the_vectors_say() {
             }
             "ListImages" => {
                 let listed = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
-                let wanted = expected["images_unordered"].as_array().unwrap().iter().filter_map(wire);
+                let wanted = expected["images_unordered"].as_array().unwrap().iter().filter_map(wire::stored::wire);
                 assert_eq!(listed.into_inner().images, wanted.collect::<Vec<_>>(), "{name}");
             }
             "RemoveImage" => {

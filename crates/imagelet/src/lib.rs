@@ -102,7 +102,7 @@ fn runtime(command: &Command) -> std::io::Result<Runtime> {
 }
 
 fn report(failure: &Failure, format: Format, is_line: bool) -> ExitCode {
-    print_failure(&failure);
-    write_failure(&failure, format, is_line);
+    print_failure(failure);
+    write_failure(failure, format, is_line);
     ExitCode::FAILURE
 }

@@ -86,7 +86,7 @@ fn write_whole(
 }
 
 /// Creates a file after unlinking its name: it follows no link and changes no other hard link.
-pub fn create_anew(path: &Path) -> io::Result<File> {
+pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
     remove_file(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
@@ -108,7 +108,7 @@ pub(crate) fn sync_folder_on(disk: &dyn Disk, path: &Path) -> io::Result<()> {
 }
 
 /// Creates a folder and its missing parents with owner-only access. Durable on return.
-pub fn create_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     let made: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     for parent in made.into_iter().filter_map(Path::parent) {

@@ -181,7 +181,7 @@ impl PullRecords {
     }
 
     /// Whether pulls are recorded and verified.
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.settings.is_some()
     }
 

@@ -38,10 +38,10 @@ pub fn moment(time: SystemTime) -> Option<String> {
 }
 
 /// Zero before 1970.
-pub fn since_epoch(time: SystemTime) -> Duration {
+pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-pub fn milliseconds_of(time: Duration) -> u64 {
+pub(crate) fn milliseconds_of(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

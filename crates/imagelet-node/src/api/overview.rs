@@ -75,6 +75,7 @@ api_documents! {
 
 impl Disk {
     /// With the sizes of these images: of each whether it is in use, whether it is pinned, and its listed size.
+    #[must_use]
     pub fn held_by(self, images: impl Iterator<Item = (bool, bool, u64)>) -> Self {
         let (mut in_use_size, mut pinned_size, mut unused_size) = (0_u64, 0_u64, 0_u64);
         for (is_in_use, is_pinned, size) in images {
@@ -108,7 +109,7 @@ impl Disk {
     }
 
     /// When it reaches the high threshold, no more exact than that can be. `None`: its usage is not recorded here.
-    pub fn forecast(&self) -> Option<String> {
+    pub(crate) fn forecast(&self) -> Option<String> {
         let high = self.high_percent;
         Some(match (self.hours_to_high, self.growth_per_hour) {
             (Some(hours), _) if hours <= 0.0 => format!("above {high}%"),

@@ -83,7 +83,7 @@ pub enum Step {
 
 impl Step {
     /// `None` for an event without a step.
-    pub fn from_event(event: PullEvent) -> Option<Self> {
+    pub(crate) fn from_event(event: PullEvent) -> Option<Self> {
         Some(match event {
             PullEvent::Resolved { manifest, layers } => Self::Resolved {
                 manifest: manifest.to_string(),

@@ -96,7 +96,7 @@ pub enum CallError {
 }
 
 /// Adds the commands to the routes of a socket.
-pub fn serve_commands(router: Router, handler: Arc<dyn Handler>) -> Router {
+pub(crate) fn serve_commands(router: Router, handler: Arc<dyn Handler>) -> Router {
     let version = [(VERSION, env!("CARGO_PKG_VERSION"))];
     router.route(COMMANDS, get(move || async move { version })).route(
         &format!("{COMMANDS}/{{command}}"),

@@ -96,7 +96,7 @@ impl Environment {
         self.variables.0.iter().any(|(name, value)| name == "KUBERNETES_SERVICE_HOST" && !value.is_empty())
     }
 
-    pub fn socket_default(&self) -> PathBuf {
+    pub(crate) fn socket_default(&self) -> PathBuf {
         match &self.runtime_dir {
             Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
             _ => SYSTEM_SOCKET.into(),

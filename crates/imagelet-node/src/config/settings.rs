@@ -68,13 +68,13 @@ impl Settings {
     }
 
     /// The docker configuration that the file or the environment names.
-    pub fn named_docker_config(&self) -> Option<&Path> {
+    pub(crate) fn named_docker_config(&self) -> Option<&Path> {
         self.docker_config.as_deref().or(self.environment.docker_config.as_deref())
     }
 
     /// The files with logins that a command reads, in the order of their use: the named one alone, or those of podman, skopeo and
     /// buildah, then docker's.
-    pub fn logins_of_command(&self) -> Vec<LoginFile> {
+    pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
         if let Some(named) = &self.docker_config {
             return vec![LoginFile::Docker(named.clone())];
         }

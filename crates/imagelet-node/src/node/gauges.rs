@@ -108,7 +108,7 @@ impl LocalNode {
     }
 }
 
-pub fn measure_process(metrics: &Metrics, started_at: SystemTime) {
+pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     metrics.set(&BUILD, &[env!("CARGO_PKG_VERSION")], 1.0);
     metrics.set(&START_TIME, &[], since_epoch(started_at).as_secs_f64());
     let files = fs::read_dir("/proc/self/fd").map(|files| files.count().saturating_sub(1));

@@ -105,7 +105,7 @@ impl LocalNode {
     }
 
     /// Replaces the settings; thresholds, ages and periods apply from the next pass on.
-    pub fn replace_settings(&self, settings: Settings) {
+    pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules.clone());
         self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         self.parts.inventory.leases.start(settings.collection.lease_for, SystemTime::now());
@@ -144,12 +144,12 @@ impl LocalNode {
     }
 
     /// Records an event of the node itself.
-    pub fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
+    pub(crate) fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
         let subject = EventSubject::Node;
         self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 
-    pub fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
+    pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
         self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
 
@@ -159,7 +159,7 @@ impl LocalNode {
 
     /// Bytes of the embedded store. A runtime's figure does not measure its images: containerd counts snapshots without
     /// content, CRI-O the metadata of its images without their layers.
-    pub async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
+    pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
         if self.local().is_none() {
             return Ok(None);
         }

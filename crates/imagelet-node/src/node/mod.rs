@@ -37,14 +37,15 @@ use crate::{
     failure::Failure,
 };
 pub use command::{AnswerTime, Command};
-pub use gauges::{declare as declare_metrics, measure_process};
+pub use gauges::declare as declare_metrics;
+pub(crate) use gauges::measure_process;
 pub(crate) use gc::{SpaceByCollection, collect};
+pub(crate) use images::{DECISIONS_MAX, import_arrivals, predict_all};
 pub use images::{
-    DECISIONS_MAX, DecisionRow, DecisionsRequest, FolderWatch, USES_UNKNOWN, Why, WhyHappening, WhyHost, WhyImage,
-    WhyNext, WhyRequest, import_arrivals, predict_all,
+    DecisionRow, DecisionsRequest, FolderWatch, USES_UNKNOWN, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest,
 };
 pub use local::{LocalNode, NodeParts};
-pub use overview::sample_disk;
+pub(crate) use overview::sample_disk;
 pub use prefetch::PrefetchTarget;
 pub use pulls::PullTracker;
 pub use remote::{Probed, RemoteNode, socket_hint};

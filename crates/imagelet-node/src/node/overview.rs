@@ -82,7 +82,7 @@ impl Command for QueueRequest {
 }
 
 /// Records the present usage of the disk, for the dashboard.
-pub async fn sample_disk(node: &LocalNode) {
+pub(crate) async fn sample_disk(node: &LocalNode) {
     match measured(node).await {
         Ok((_, Some(disk))) => {
             let at = since_epoch(SystemTime::now()).as_secs();

@@ -17,7 +17,6 @@ use imagelet_core::{
     image::shown_name,
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
-    wire::MessageBounds,
 };
 use prost::Message;
 use tokio::{net::UnixStream, time::Instant};
@@ -38,6 +37,7 @@ use crate::{
         stall::Stalled,
         trace,
     },
+    wire::MessageBounds,
 };
 
 /// The limit of one attempt; the interface's own minimum.

@@ -114,7 +114,7 @@ impl RuntimeInfo {
     }
 
     /// Whether it is containerd, the only runtime with stores for imports.
-    pub fn is_containerd(&self) -> bool {
+    pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
 

@@ -45,7 +45,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         note(&format!("warning: {shortfall}"));
     }
     for failure in &done.failures {
-        print_failure(&failure);
+        print_failure(failure);
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);

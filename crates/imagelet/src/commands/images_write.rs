@@ -143,7 +143,7 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     let imported = ask_shown(node, &screen, &archive, request).await?;
     for image in &imported.images {
         match &image.failure {
-            Some(failure) => print_failure(&failure),
+            Some(failure) => print_failure(failure),
             None if image.present => screen.say(&format!("{} is present", printable(&image.names.join(" ")))),
             None => screen.say(&format!("{} imported", printable(&image.names.join(" ")))),
         }

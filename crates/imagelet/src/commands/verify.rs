@@ -44,7 +44,7 @@ pub(super) async fn verify(
         findings(&verified, out)
     })?;
     for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
-        print_failure(&failure);
+        print_failure(failure);
     }
     if verified.damaged && !repair {
         note(

@@ -112,7 +112,7 @@ impl LocalNode {
         self.refresh().await.map(drop)
     }
 
-    pub fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
+    pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             self.record_event(EventKind::Warning, reason, message);
         }

@@ -51,7 +51,7 @@ families! {
 
 impl LocalNode {
     /// Records a collection in metrics and events; the collector has recorded its removals in the audit log.
-    pub fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
+    pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
         if asked.shadow {
             self.record_shadow_events(report);
         }
@@ -68,7 +68,7 @@ impl LocalNode {
     }
 
     /// Records a collection that failed before any decision.
-    pub fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
+    pub(crate) fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
         let (outcome, failure) = ("failed".to_owned(), Some(error.to_string()));
         self.remember(LastCollection { outcome, failure, ..LastCollection::default() }, asked, began, took);
     }
@@ -120,7 +120,7 @@ impl LocalNode {
     }
 
     /// Updates the gauges that change without a collection.
-    pub fn show_decisions(&self) {
+    pub(crate) fn show_decisions(&self) {
         self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost() as f64);
     }
 
@@ -156,7 +156,7 @@ impl LocalNode {
     }
 
     /// Waits until all records are on disk or lost.
-    pub async fn flush_decisions(&self) {
+    pub(crate) async fn flush_decisions(&self) {
         let decisions = Arc::clone(&self.parts.decisions);
         if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {
             tracing::error!(%error, "the last decisions are not on disk");

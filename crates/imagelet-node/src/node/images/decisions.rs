@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A longer answer is not useful: `why` has the whole history of one image.
-pub const DECISIONS_MAX: u64 = 500;
+pub(crate) const DECISIONS_MAX: u64 = 500;
 
 api_documents! {
     DecisionsRequest {

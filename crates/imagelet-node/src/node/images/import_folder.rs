@@ -136,7 +136,7 @@ impl Outcome {
 }
 
 /// Imports what has arrived since the last scan and is complete.
-pub async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
+pub(crate) async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
     let Some(folder) = node.settings().import_folder.clone() else { return };
     let scanned = on_disk({
         let directory = folder.directory.clone();

@@ -11,9 +11,12 @@ mod usage;
 mod verify;
 mod why;
 
-pub use decisions::{DECISIONS_MAX, DecisionRow, DecisionsRequest};
+pub(crate) use decisions::DECISIONS_MAX;
+pub use decisions::{DecisionRow, DecisionsRequest};
 pub use image_row::USES_UNKNOWN;
 pub(crate) use image_row::{KnownSizes, row, row_without_uses};
-pub use import_folder::{FolderWatch, import_arrivals};
+pub use import_folder::FolderWatch;
+pub(crate) use import_folder::import_arrivals;
 pub(crate) use usage::disk_of_images;
-pub use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest, predict_all};
+pub(crate) use why::predict_all;
+pub use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest};

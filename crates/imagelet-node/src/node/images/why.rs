@@ -301,7 +301,7 @@ fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Opt
     (decision.key(), (decision, place))
 }
 
-pub async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
+pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let predicted = predict(node).await.unwrap_or_else(|failure| {
         tracing::warn!(problem = failure.to_string(), "could not predict the next collection");
         Prediction::default()

@@ -259,7 +259,9 @@ fn the_choice_costs_little_more_than_the_best_of_all_sets() {
 
 fn state_of<'a>(problem: &'a Problem, set: &[u32]) -> CoverState<'a> {
     let mut state = CoverState::new(problem);
-    set.iter().for_each(|user| state.take(*user));
+    for user in set {
+        state.take(*user);
+    }
     state
 }
 

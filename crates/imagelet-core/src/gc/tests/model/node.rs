@@ -453,7 +453,9 @@ impl Node {
         if self.left.flaw == Some(Mutation::RemovalNotMarked) && actor == COLLECTOR {
             let mut leases = self.inventory.leases.lock();
             let begun: Vec<_> = leases.removing.difference(&removing).cloned().collect();
-            begun.iter().for_each(|id| leases.unmark(id));
+            for id in &begun {
+                leases.unmark(id);
+            }
         }
         let is_drawn = self.inventory.snapshot().map(|it| Arc::as_ptr(&it)) != drawn.as_ref().map(Arc::as_ptr);
         if is_drawn {
@@ -478,7 +480,7 @@ impl Node {
         let passes = actor == COLLECTOR || actor == OBSERVER;
         match self.left.flaw {
             Some(Mutation::EmptyListBelieved | Mutation::HalfListBelieved) if passes => {
-                self.inventory.forget_containers()
+                self.inventory.forget_containers();
             }
             Some(Mutation::AnyContainerServes) if passes => {
                 let world = self.world.lock();
