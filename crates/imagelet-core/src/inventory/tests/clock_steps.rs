@@ -46,7 +46,7 @@ async fn a_clock_set_back_makes_no_image_older_and_no_lease_longer() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_clock_that_is_behind_for_some_time_leaves_ages_as_they_are_on_the_disk_too() {
     let directory = tempfile::tempdir().unwrap();
     let fake = FakeRuntime::new();
