@@ -68,26 +68,28 @@ impl History {
             history.since = Some(history.since.map_or(at, |since| since.min(at)));
         })?;
         let wanted = Wanted::new(text);
-        names.retain(|key, names| wanted.is(key, names));
+        let is_wanted = names.iter().filter(|(key, names)| wanted.is(key, names));
         let mut images: BTreeMap<String, VecDeque<Act>> =
-            names.keys().map(|key| (key.clone(), VecDeque::new())).collect();
+            is_wanted.map(|(key, _)| (key.clone(), VecDeque::new())).collect();
+        let mut last: BTreeMap<String, SystemTime> = BTreeMap::new();
         read(directory, |line| {
             let Line::Act(act) = line else { return };
             if act.code.is_of_a_name() {
                 // A failed pull belongs to the image that had the name last, or else to the first one that got it later.
-                let has_it =
-                    |key: &str| act.names.iter().any(|name| names.get(key).is_some_and(|of| of.contains(name)));
-                let named = images.iter().filter(|(key, _)| has_it(key));
-                let last = named.max_by_key(|(key, acts)| (acts.back().map(|act| act.at), Reverse(first.get(*key))));
-                let last = last.map(|(key, _)| key.clone());
-                if last.is_some() || wanted.names(&act.names) {
-                    let key = last.unwrap_or_default();
-                    names.entry(key.clone()).or_default().extend(act.names.iter().cloned());
-                    add(images.entry(key).or_default(), act);
+                let named = names.iter().filter(|(_, of)| act.names.iter().any(|name| of.contains(name)));
+                let owner = named.map(|(key, _)| key).max_by_key(|key| (last.get(*key), Reverse(first.get(*key))));
+                let owner = owner.cloned().unwrap_or_default();
+                if owner.is_empty() && wanted.names(&act.names) {
+                    names.entry(owner.clone()).or_default().extend(act.names.iter().cloned());
+                    images.entry(owner.clone()).or_default();
+                }
+                if let Some(acts) = images.get_mut(&owner) {
+                    add(acts, act);
                 }
                 return;
             }
             for key in &act.keys {
+                last.insert(key.clone(), act.at);
                 if let Some(acts) = images.get_mut(key) {
                     add(acts, act.clone());
                 }
