@@ -146,7 +146,8 @@ async fn guard(
     let refused = |reason: &str, message: &str| routes::refuse(&Failure::new(reason, message));
     let is_near = matches!(peer, Peer::Address(address) if address.to_canonical().is_loopback());
     let mut response = match decision {
-        Decision::Allow if dashboard::is_part(request.uri().path()) && !is_near => {
+        // Before the challenge: a remote browser must not ask its user for a token that opens no page.
+        Decision::Allow | Decision::Unauthenticated if dashboard::is_part(request.uri().path()) && !is_near => {
             let failure = Failure::new("PermissionDenied", "the dashboard answers on loopback only");
             routes::refuse(&failure.or_hint("ssh -L 9100:127.0.0.1:9100 NODE; the API needs no such way"))
         }
@@ -160,7 +161,7 @@ async fn guard(
         }
         Decision::Unauthenticated => {
             // A browser asks its user for a name, which does not matter, and for the token as the password.
-            let challenge = if is_page(&request) { "Basic realm=\"imagelet\"" } else { "Bearer" };
+            let challenge = if is_near && is_page(&request) { "Basic realm=\"imagelet\"" } else { "Bearer" };
             let refused = refused("Unauthenticated", "the request has no valid token");
             ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response()
         }
@@ -171,6 +172,9 @@ async fn guard(
         Decision::ForgedAction => {
             let message = format!("an action needs the header `{ACTION}` and must come from this server's own pages");
             refused("PermissionDenied", &message)
+        }
+        Decision::ForeignPage => {
+            refused("PermissionDenied", "a page of another site cannot read by the login of the browser")
         }
     };
     for (name, value) in &HEADERS {
@@ -200,6 +204,8 @@ fn presented(headers: &HeaderMap) -> Presented<'_> {
         authorization: text_of(headers, "authorization"),
         has_action_header: headers.contains_key(ACTION),
         fetch_site: text_of(headers, "sec-fetch-site"),
+        is_navigation: text_of(headers, "sec-fetch-mode") == Some("navigate")
+            && text_of(headers, "sec-fetch-dest") == Some("document"),
     }
 }
 

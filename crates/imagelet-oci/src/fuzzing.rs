@@ -12,10 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
     image::{Digest, DigestAlgorithm, Platform, Reference},
-    runtime::RuntimeError,
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use tokio::sync::mpsc;
 
@@ -24,7 +25,7 @@ use crate::{
     engine::choose_archived,
     hash::Hash,
     image_archive::{ArchiveFiles, ImageArchive, references},
-    manifest::{Descriptor, ImageConfig, ManifestDocument},
+    manifest::{Descriptor, ImageConfig, Index, ManifestDocument, select},
     pipeline::{
         Stopped,
         buffer_pool::{Expansion, queue},
@@ -62,7 +63,7 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
         }
         ManifestDocument::Index(index) => (
             index.manifests.iter().collect(),
-            platforms.iter().filter_map(|platform| index.refusal(platform)).collect(),
+            platforms.iter().filter_map(|platform| not_offered(index, platform)).collect(),
         ),
     };
     Ok(Document {
@@ -74,6 +75,11 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
             .collect(),
         refusals,
     })
+}
+
+fn not_offered(index: &Index, platform: &Platform) -> Option<RuntimeError> {
+    let selected = select(&(), index.clone(), 1, platform).now_or_never().expect("no document is waited for");
+    selected.err().filter(|error| error.kind() != RuntimeErrorKind::NotFound)
 }
 
 /// The diff-ids of a configuration, and why it does not run on a platform.

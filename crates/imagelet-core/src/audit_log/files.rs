@@ -1,8 +1,9 @@
 //! The files of the log: lines are added to the youngest, the oldest is removed whole, and all are read in order.
 
 use std::{
+    collections::VecDeque,
     fs::{self, File},
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _},
     os::unix::fs::{DirBuilderExt as _, FileExt as _},
     path::{Path, PathBuf},
 };
@@ -12,6 +13,8 @@ use crate::{failpoint, image::ByteSize};
 
 /// The number of files of a full log; removing one loses a quarter of the history.
 const FILES: u64 = 4;
+/// The bytes that a list of the last acts reads at most.
+pub(super) const RECENT_BYTES_MAX: u64 = 4 << 20;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
 
@@ -109,35 +112,44 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
 pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
     for (_, path) in list(directory)? {
-        read_file(&path, &mut damage, &mut take);
+        read_file(&path, 0, &mut damage, &mut take);
     }
     Ok(damage)
 }
 
-/// The last acts, the latest first. Reads no more files than they need.
+/// The last acts, the latest first, of the last [`RECENT_BYTES_MAX`]. Reads no more files than they need.
 ///
 /// # Errors
 /// As [`read`].
 pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
-    let mut recent = Vec::new();
+    let (mut recent, mut bytes_left) = (Vec::new(), RECENT_BYTES_MAX);
     for (_, path) in list(directory)?.into_iter().rev() {
-        if recent.len() >= max {
+        let wanted = max - recent.len();
+        if wanted == 0 || bytes_left == 0 {
             break;
         }
-        let mut of_file = Vec::new();
-        read_file(&path, &mut Damage::default(), &mut |line| {
+        let length = fs::metadata(&path).map_or(0, |it| it.len());
+        let mut of_file = VecDeque::new();
+        // The end of a cut line is no document, which readers skip.
+        read_file(&path, length.saturating_sub(bytes_left), &mut Damage::default(), &mut |line| {
             if let Line::Act(act) = line {
-                of_file.push(act);
+                if of_file.len() == wanted {
+                    of_file.pop_front();
+                }
+                of_file.push_back(act);
             }
         });
-        recent.extend(of_file.into_iter().rev().take(max - recent.len()));
+        bytes_left = bytes_left.saturating_sub(length);
+        recent.extend(of_file.into_iter().rev());
     }
     Ok(recent)
 }
 
-fn read_file(path: &Path, damage: &mut Damage, take: &mut impl FnMut(Line)) {
+fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(Line)) {
     let mut read = || {
-        for line in BufReader::new(File::open(path)?).split(b'\n') {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(from))?;
+        for line in BufReader::new(file).split(b'\n') {
             match serde_json::from_slice(&line?) {
                 Ok(line) => take(line),
                 Err(_) => damage.lines += 1,

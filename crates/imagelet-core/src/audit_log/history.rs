@@ -1,7 +1,8 @@
 //! What was done to the images of one name, id or digest, read from the log.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     path::Path,
     time::SystemTime,
@@ -44,11 +45,14 @@ pub struct ImageHistory {
 impl History {
     pub(super) fn of(directory: &Path, text: &str) -> io::Result<Self> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut first: BTreeMap<String, usize> = BTreeMap::new();
         let mut history = Self::default();
         history.damage = read(directory, |line| {
             let at = match line {
                 Line::Act(act) => {
                     for key in &act.keys {
+                        let number = first.len();
+                        first.entry(key.clone()).or_insert(number);
                         let known = names.entry(key.clone()).or_default();
                         if !act.code.is_of_pins() {
                             known.extend(act.names.iter().cloned());
@@ -65,37 +69,46 @@ impl History {
         })?;
         let wanted = Wanted::new(text);
         names.retain(|key, names| wanted.is(key, names));
-        let mut images: BTreeMap<String, Vec<Act>> = names.keys().map(|key| (key.clone(), Vec::new())).collect();
+        let mut images: BTreeMap<String, VecDeque<Act>> =
+            names.keys().map(|key| (key.clone(), VecDeque::new())).collect();
         read(directory, |line| {
             let Line::Act(act) = line else { return };
             if act.code.is_of_a_name() {
-                // A failed pull belongs to the image that had the name last.
+                // A failed pull belongs to the image that had the name last, or else to the first one that got it later.
                 let has_it =
                     |key: &str| act.names.iter().any(|name| names.get(key).is_some_and(|of| of.contains(name)));
                 let named = images.iter().filter(|(key, _)| has_it(key));
-                let last = named.max_by_key(|(_, acts)| acts.last().map(|act| act.at)).map(|(key, _)| key.clone());
+                let last = named.max_by_key(|(key, acts)| (acts.back().map(|act| act.at), Reverse(first.get(*key))));
+                let last = last.map(|(key, _)| key.clone());
                 if last.is_some() || wanted.names(&act.names) {
                     let key = last.unwrap_or_default();
                     names.entry(key.clone()).or_default().extend(act.names.iter().cloned());
-                    images.entry(key).or_default().push(act);
+                    add(images.entry(key).or_default(), act);
                 }
                 return;
             }
             for key in &act.keys {
                 if let Some(acts) = images.get_mut(key) {
-                    acts.push(act.clone());
+                    add(acts, act.clone());
                 }
             }
         })?;
-        let image = |(key, mut acts): (String, Vec<Act>)| {
+        let image = |(key, acts): (String, VecDeque<Act>)| {
+            let mut acts = Vec::from(acts);
             // Several processes write.
             acts.sort_by_key(|act| act.at);
-            acts.drain(..acts.len().saturating_sub(ACTS_MAX));
             ImageHistory { names: names.remove(&key).unwrap_or_default().into_iter().collect(), key, acts }
         };
         history.images = images.into_iter().map(image).collect();
         Ok(history)
     }
+}
+
+fn add(acts: &mut VecDeque<Act>, act: Act) {
+    if acts.len() == ACTS_MAX {
+        acts.pop_front();
+    }
+    acts.push_back(act);
 }
 
 struct Wanted {

@@ -22,7 +22,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
@@ -61,6 +61,8 @@ struct WriteState {
     lost: AtomicU64,
     /// The last write failed.
     is_failing: AtomicBool,
+    /// Why the last record was lost.
+    last_error: Mutex<String>,
 }
 
 #[derive(Debug)]
@@ -156,7 +158,7 @@ impl AuditLog {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Worker>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Worker>> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,10 +166,15 @@ impl AuditLog {
 impl WriteState {
     /// Counts a lost record; logs the first error only.
     fn failed(&self, why: &str) {
+        self.last_error().replace_range(.., why);
         self.lost.fetch_add(1, Ordering::Relaxed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             tracing::warn!(error = why, "could not write the audit log; decisions continue and are not recorded");
         }
+    }
+
+    fn last_error(&self) -> MutexGuard<'_, String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn succeeded(&self) {
@@ -188,26 +195,24 @@ impl Worker {
 }
 
 fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
-    // Lost acts that the log does not report yet, and why.
-    let (mut lost, mut lost_for) = (0, String::new());
+    // The lost acts that the log reports.
+    let mut reported = 0;
     while let Ok(message) = messages.recv() {
         match message {
             Message::Act(act) => {
                 // An unreachable registry causes many failed pulls, none of which changes an image.
                 let is_synced = !act.code.is_of_a_name();
-                let report = LostLine { at: SystemTime::now(), count: lost, error: lost_for.clone() };
-                let report = (lost > 0).then_some(Line::Lost(report));
+                let lost = state.lost.load(Ordering::Relaxed);
+                let report =
+                    LostLine { at: SystemTime::now(), count: lost - reported, error: state.last_error().clone() };
+                let report = (lost > reported).then_some(Line::Lost(report));
                 let lines: Vec<Line> = report.into_iter().chain([Line::Act(*act)]).collect();
                 match files.append(&lines, is_synced) {
                     Ok(()) => {
-                        lost = 0;
+                        reported = lost;
                         state.succeeded();
                     }
-                    Err(error) => {
-                        lost += 1;
-                        lost_for = error.to_string();
-                        state.failed(&lost_for);
-                    }
+                    Err(error) => state.failed(&error.to_string()),
                 }
             }
             // The waiting caller may have disconnected.

@@ -84,6 +84,22 @@ fn the_last_acts_come_latest_first_out_of_as_many_files_as_they_need() {
 }
 
 #[test]
+fn the_last_acts_of_a_large_log_are_read_from_its_last_bytes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |number: u64| {
+        let act = Act { why: "x".repeat(10_000), ..act(number, ActCode::Pulled, 1) };
+        serde_json::to_string(&Line::Act(act)).unwrap() + "\n"
+    };
+    for file in 0..3 {
+        let text: String = (0..250).map(|number| line(250 * file + number)).collect();
+        fs::write(folder.path().join(format!("{file:010}.jsonl")), text).unwrap();
+    }
+    let recent = AuditLog::read_only(folder.path()).recent(usize::MAX).unwrap();
+    assert_eq!(recent.len() as u64, files::RECENT_BYTES_MAX / line(1).len() as u64, "the whole lines alone");
+    assert!(recent.iter().zip((0..750).rev()).all(|(act, number)| act.at == at(number)));
+}
+
+#[test]
 fn records_are_read_in_order_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("state/decisions");
@@ -247,6 +263,37 @@ fn lost_records_are_counted_and_the_count_is_written_after_a_success() {
 }
 
 #[test]
+fn the_log_reports_the_records_that_a_full_queue_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = AuditLog::new(folder.path(), 1 << 20);
+    // Another process writes for long.
+    let lock = fs::File::create(folder.path().join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    for number in 0..WAITING_MAX as u64 + 5 {
+        log.act(act(number, ActCode::PullGivenUp, number));
+    }
+    // The writer may have taken one of them.
+    assert!((4..=5).contains(&log.lost()), "{}", log.lost());
+    drop(lock);
+    let (lines, _) = lines(&log);
+    let reports: Vec<_> =
+        lines.iter().filter_map(|it| if let Line::Lost(lost) = it { Some(lost) } else { None }).collect();
+    assert_eq!(reports.iter().map(|lost| lost.count).sum::<u64>(), log.lost());
+    assert!(reports[0].error.contains("slower"), "{reports:?}");
+    assert_eq!(log.history("x").unwrap().lost, log.lost());
+}
+
+#[test]
+fn the_history_of_an_image_has_its_last_acts() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |number| serde_json::to_string(&Line::Act(act(number, ActCode::Removed, 1))).unwrap() + "\n";
+    fs::write(folder.path().join("0000000001.jsonl"), (0..150).map(line).collect::<String>()).unwrap();
+    let log = AuditLog::read_only(folder.path());
+    let times: Vec<SystemTime> = acts(&log, &id(1)).into_iter().map(|(_, at)| at).collect();
+    assert_eq!(times, (50..150).map(at).collect::<Vec<_>>());
+}
+
+#[test]
 fn counts_of_lost_records_that_no_number_holds_are_the_largest_one() {
     let directory = tempfile::tempdir().unwrap();
     let line = format!("{{\"lost\":{{\"at\":\"2026-01-02T03:04:05Z\",\"count\":{},\"error\":\"\"}}}}\n", u64::MAX);
@@ -297,6 +344,7 @@ fn a_failed_pull_belongs_to_the_image_that_had_its_name_last() {
         log.act(Act { names: name(), ..act(number, ActCode::Pulled, number) });
     }
     log.act(failed(9));
+    assert_eq!(acts(&log, &id(7)), [(ActCode::PullFailed, at(1)), (ActCode::Pulled, at(7))], "it got the name first");
     assert_eq!(acts(&log, &id(8)), [(ActCode::Pulled, at(8)), (ActCode::PullFailed, at(9))]);
     assert_eq!(log.history("app-7:v1").unwrap().images.len(), 2);
 }

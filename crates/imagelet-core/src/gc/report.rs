@@ -165,10 +165,12 @@ pub struct RunTrigger {
 }
 
 impl GcDecision {
-    /// The line of a removal or its refusal in the audit log; `None` where none was tried.
-    pub(super) fn act(&self, at: SystemTime) -> Option<Act> {
+    /// The line of a removal or its refusal in the audit log, by what started the collection; `None` where none was tried.
+    pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
             GcOutcome::Kept | GcOutcome::Chosen => return None,
+            // The end of a collection is no decision on the rest of its plan, nor is a removal by another program.
+            GcOutcome::Spared if matches!(self.reason, Reason::Aborted(_) | Reason::Gone) => return None,
             GcOutcome::Removed => (ActCode::Removed, self.reason.to_string()),
             GcOutcome::Spared => (ActCode::Refused, self.reason.to_string()),
             GcOutcome::Failed(error) => (ActCode::Refused, error.clone()),
@@ -178,7 +180,7 @@ impl GcDecision {
             code,
             keys: vec![self.key().to_string()],
             names: self.entry.image.names().to_vec(),
-            by: "collection".to_owned(),
+            by: by.to_owned(),
             bytes: (code == ActCode::Removed).then_some(self.entry.image.size.0),
             took_ms: None,
             reason: self.reason.code().to_owned(),

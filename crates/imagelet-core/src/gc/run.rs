@@ -41,6 +41,14 @@ impl ImageGc {
     /// # Errors
     /// When images, users or the disk are unknown and nothing was done.
     pub async fn run(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
+        self.run_by("collection", request, now).await
+    }
+
+    /// As [`Self::run`]; the audit log names what started the collection: `timer`, `command`, `pull`.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub async fn run_by(&self, by: &str, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         // Held over the whole pass: two concurrent collections would both count the other's removals and together free
         // more than requested.
         let waiting = Instant::now();
@@ -55,6 +63,7 @@ impl ImageGc {
         let mut run = Run {
             gc: self,
             request,
+            by,
             rules: self.rules(),
             now,
             began,
@@ -116,6 +125,7 @@ impl ImageGc {
 struct Run<'a> {
     gc: &'a ImageGc,
     request: &'a GcRequest,
+    by: &'a str,
     rules: Arc<KeepRules>,
     now: SystemTime,
     began: Instant,
@@ -407,7 +417,7 @@ impl<'a> Run<'a> {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
         let decision = GcDecision { entry, outcome, reason, phase, frees };
         if let Some(log) = &self.gc.decisions
-            && let Some(act) = decision.act(self.clock())
+            && let Some(act) = decision.act(self.clock(), self.by)
         {
             log.act(act);
         }

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use tokio::time::Instant;
+
 use crate::inventory::{
     ImageEntry, InventoryState, Snapshot,
     detect::{Survey, in_order_of_keys, users},
@@ -19,25 +21,28 @@ impl InventoryState {
         &mut self,
         mut survey: Survey,
         asked_at: SystemTime,
-        now: SystemTime,
+        wall: SystemTime,
         leases: &mut Leases,
     ) -> Arc<Snapshot> {
-        leases.tidy(now);
-        self.clamp(now);
+        leases.tidy(wall);
+        let now = self.time(wall);
+        self.clamp(now, wall);
+        self.passed_at = Some(Instant::now());
         let pass = PassTimes {
-            detected_at: asked_at,
+            detected_at: if now > wall { now } else { asked_at },
             now,
+            wall,
             settling: settling(leases.lasts),
             is_doubtful: !survey.missing_are_gone,
         };
         let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
         let images = by_key(std::mem::take(&mut survey.images).into_images());
         let containers = survey.runtime_containers();
-        self.watch.advance(containers, now);
+        self.watch.advance(containers, now, wall);
         let changed = self.memory.apply(&images, &users, &pass);
         self.dirty |= changed || containers > 0;
         self.serve_leases(&survey, leases);
-        let snapshot = Arc::new(self.draw(images, now, leases));
+        let snapshot = Arc::new(self.draw(images, now, wall, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
         // Ids replace names.
@@ -47,13 +52,14 @@ impl InventoryState {
     }
 
     /// Moves future times to now: after a clock set back no age is negative, and no wait gets longer.
-    fn clamp(&mut self, now: SystemTime) {
-        if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
+    fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
+        let is_first = self.passed_at.is_none();
+        if self.seen_at.replace(now).is_some_and(|seen| seen <= wall) && !is_first {
             return;
         }
         self.memory.map_times(|time| time.min(now));
         self.watch.since = self.watch.since.map(|since| since.min(now));
-        self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
+        self.waits().for_each(|at| *at = wall.min(*at));
     }
 
     /// Ends the leases of pods whose containers are listed.
@@ -71,11 +77,12 @@ impl InventoryState {
     }
 
     /// `images` are those of the usage history, in the same order.
-    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, leases: &Leases) -> Snapshot {
+    fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, wall: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
-        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, key, usage, now, leases)));
+        let until = |key: &ImageKey| leases.until(key.id(), wall);
+        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, usage, now, until(key))));
         Snapshot {
-            taken_at: now,
+            taken_at: wall,
             entries: entries.collect(),
             watched_since: self.watch.since.unwrap_or(now),
             containers: self.watch.containers,
@@ -86,16 +93,15 @@ impl InventoryState {
     fn entry(
         &self,
         image: Arc<Image>,
-        key: &ImageKey,
         usage: &ImageUsage,
         now: SystemTime,
-        leases: &Leases,
+        leased_until: Option<SystemTime>,
     ) -> ImageEntry {
         ImageEntry {
             first_seen: usage.first_seen.unwrap_or(now),
             last_used: usage.last_used,
             leased_at: usage.requested_at,
-            leased_until: leases.until(key.id(), now),
+            leased_until,
             awaited_by: self.pod_leases.pods_of(&image),
             released_at: usage.released_at,
             last_user: usage.user.clone(),

@@ -4,6 +4,7 @@
 //! counts as new, which keeps it longer and never loses it.
 
 mod apply_survey;
+mod clock_step;
 mod detect;
 mod ledger;
 mod node_status;
@@ -39,6 +40,7 @@ pub use self::ledger::rewritten_ledger;
 #[cfg(test)]
 pub(crate) use self::testing::{ModelDisk, step};
 use self::{
+    clock_step::Clocks,
     detect::Survey,
     ledger::{Ledger, LedgerFile},
     node_status::ImageCache,
@@ -93,6 +95,10 @@ struct InventoryState {
     memory: UsageHistory,
     /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
+    /// At the start and at each pass.
+    clocks: Option<Clocks>,
+    /// The end of the last pass.
+    passed_at: Option<Instant>,
     snapshot: Option<Arc<Snapshot>>,
     pod_leases: PodLeases,
     pins: Vec<PinPattern>,
@@ -226,7 +232,7 @@ impl Inventory {
     }
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
-        let mut state = InventoryState::default();
+        let mut state = InventoryState { clocks: Some(Clocks::now()), ..InventoryState::default() };
         let leases = LeaseService::new(LeaseFile::of(directory.clone(), Arc::new(MachineDisk)));
         let mut ledger = None;
         if let Some(opened) = &directory {
@@ -265,6 +271,7 @@ impl Inventory {
             return Ok(snapshot);
         }
         let number = self.passes_begun.fetch_add(1, Ordering::SeqCst) + 1;
+        self.lock().follow(Clocks::now(), now + began.elapsed(), &mut self.leases.lock());
         let survey = self.survey().await?;
         self.reload_default_sandbox_images().await?;
         self.reload_pins().await;
@@ -298,6 +305,7 @@ impl Inventory {
     /// Records an image that a caller got. A prefetch is no use of it.
     pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
         let mut state = self.lock();
+        let now = state.time(now);
         state.seen_at = state.seen_at.max(Some(now));
         let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at: now });
         let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
@@ -437,6 +445,7 @@ impl InventoryState {
 
     fn restore(&mut self, ledger: Ledger) {
         self.watch = ledger.window;
+        self.seen_at = self.watch.last_pass;
         if self.watch.vanished_at.take().is_some() {
             self.watch.containers = self.watch.containers.max(1);
         }

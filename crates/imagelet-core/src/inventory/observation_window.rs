@@ -23,15 +23,15 @@ pub(super) struct ObservationWindow {
 }
 
 impl ObservationWindow {
-    pub(super) fn advance(&mut self, containers: usize, now: SystemTime) {
+    pub(super) fn advance(&mut self, containers: usize, now: SystemTime, wall: SystemTime) {
         let gap = self.last_pass.map(|last| now.duration_since(last).unwrap_or_default());
         if gap.is_none_or(|gap| gap > WATCH_GAP_MAX) || self.since.is_none() {
             self.since = Some(now);
         }
         self.vanished_at = match self.vanished_at {
             _ if containers > 0 => None,
-            None if self.containers > 0 => Some(now),
-            Some(vanished) if now.duration_since(vanished).unwrap_or_default() >= VANISHED_WAIT => None,
+            None if self.containers > 0 => Some(wall),
+            Some(vanished) if wall.duration_since(vanished).unwrap_or_default() >= VANISHED_WAIT => None,
             other => other,
         };
         self.last_pass = Some(now);

@@ -22,7 +22,6 @@ impl Inventory {
         &self,
         image: &Image,
         takes_used: bool,
-        now: SystemTime,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         // Started before the listing: a later request for the image waits until the removal ends.
         let removal = self.leases.order_removal(&image.id).await;
@@ -34,8 +33,11 @@ impl Inventory {
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             pods => pods.map_err(InventoryError::List)?,
         };
-        let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
-        let containers = seen.map_or(0, |seen| seen.containers);
+        let containers = {
+            let state = self.lock();
+            let is_recent = state.passed_at.is_some_and(|at| at.elapsed() < VANISHED_WAIT);
+            state.snapshot.as_ref().filter(|_| is_recent).map_or(0, |seen| seen.containers)
+        };
         let blocker = self.blocked_by_users(&Arc::new(image.clone()), pods, containers).await?;
         Ok(blocker.map_or(Ok(removal), Err))
     }

@@ -193,6 +193,16 @@ impl Leases {
         }
     }
 
+    /// Moves the ends of all leases with a step of the wall clock forward.
+    pub(crate) fn shift(&mut self, step: Duration) {
+        for lease in self.images.values_mut().flat_map(BTreeMap::values_mut) {
+            lease.asked_at += step;
+        }
+        for until in [&mut self.all_until, &mut self.pods_unknown_until].into_iter().flatten() {
+            *until += step;
+        }
+    }
+
     pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
         match self.until(id, now) {
             Some(until) => Err(RemovalBlocker::Leased(until)),

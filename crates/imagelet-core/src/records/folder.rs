@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::file::{DecodeError, RecordFile, file_name};
+use super::file::{DecodeError, Decoded, RecordFile, file_name};
 use crate::{
     durable::{Disk, MachineDisk, create_folder, replace_file_on, sync_folder_on},
     failpoint,
@@ -22,6 +22,8 @@ pub(super) const UNFINISHED: &str = ".tmp";
 /// A write takes milliseconds; an unfinished file older than this is the remains of a crash.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
+type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
+
 /// The records of one folder. A change reaches the disk first; a lookup reads no disk.
 #[derive(Debug)]
 pub(super) struct RecordFolder<T> {
@@ -33,7 +35,7 @@ pub(super) struct RecordFolder<T> {
     /// Held over each change with the decision that leads to it.
     turn: Mutex<()>,
     /// By file name; an error: the file cannot be read. Locked for moments, never during disk I/O.
-    files: Mutex<HashMap<String, Result<Arc<T>, Arc<Unreadable>>>>,
+    files: Mutex<Files<T>>,
 }
 
 /// A file exists, or may exist, and cannot be read.
@@ -60,10 +62,14 @@ impl<T: RecordFile> RecordFolder<T> {
         let folder = Self { path: Some(path), is_read_only, disk, ..Self::in_memory() };
         for name in names {
             let file = folder.read(&name);
-            if let Err(error) = &file {
-                tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
+            match &file {
+                Ok(file) if file.outdated => folder.rewrite(&name, &file.content),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
+                }
             }
-            folder.files().insert(name, file.map(Arc::new).map_err(Arc::new));
+            folder.files().insert(name, file.map(|file| Arc::new(file.content)).map_err(Arc::new));
         }
         Ok(folder)
     }
@@ -82,16 +88,13 @@ impl<T: RecordFile> RecordFolder<T> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reads the disk where memory has an unreadable file.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
-        let name = file_name(key);
-        let found = self.files().get(&name).cloned();
-        let found = match found {
-            None => return Ok(None),
-            Some(Ok(found)) => found,
-            Some(Err(_)) => self.read_again(&name)?,
-        };
-        // A file with another key's content says nothing about this key.
-        Ok(Some(found).filter(|found| found.key() == key))
+        self.find_in_memory(key).or_else(|_| Ok(of_key(key, self.read_again(&file_name(key))?)))
+    }
+
+    pub(super) fn find_in_memory(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+        Ok(of_key(key, self.files().get(&file_name(key)).cloned().transpose()?))
     }
 
     pub(super) fn any(&self, mut wanted: impl FnMut(&T) -> bool) -> bool {
@@ -152,30 +155,42 @@ impl<T: RecordFile> RecordFolder<T> {
         replace_file_on(&*self.disk, &path.join(name), &beside, "record", |file| file.write_all(content))
     }
 
-    fn read(&self, name: &str) -> Result<T, Unreadable> {
+    fn read(&self, name: &str) -> Result<Decoded<T>, Unreadable> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
-        let decoded = T::decode(&read(File::open(path.join(name))?)?)?;
-        if decoded.outdated
-            && let Some(path) = self.writable()
-            && let Err(error) = self.replace(path, name, &decoded.content.encode())
+        Ok(T::decode(&read(File::open(path.join(name))?)?)?)
+    }
+
+    fn rewrite(&self, name: &str, content: &T) {
+        if let Some(path) = self.writable()
+            && let Err(error) = self.replace(path, name, &content.encode())
         {
             tracing::warn!(file = name, %error, "a pull record of an older version could not be rewritten");
         }
-        Ok(decoded.content)
     }
 
-    /// Reads a file that could not be read: it may be repaired, or its disk failed for a moment.
-    fn read_again(&self, name: &str) -> Result<Arc<T>, Arc<Unreadable>> {
-        let file = self.read(name).map(Arc::new).map_err(Arc::new);
-        if let Some(known) = self.files().get_mut(name).filter(|known| known.is_err()) {
-            known.clone_from(&file);
+    /// Reads a file that could not be read: it may be repaired or deleted, or its disk failed for a moment. Writes
+    /// nothing, because no turn excludes other changes; such a change counts more than what was read.
+    fn read_again(&self, name: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+        let file = match self.read(name) {
+            Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,
+            file => Some(file.map(|file| Arc::new(file.content)).map_err(Arc::new)),
+        };
+        let mut files = self.files();
+        if files.get(name).is_some_and(Result::is_err) {
+            files.remove(name);
+            files.extend(file.map(|file| (name.to_owned(), file)));
         }
-        file
+        files.get(name).cloned().transpose()
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<String, Result<Arc<T>, Arc<Unreadable>>>> {
+    fn files(&self) -> MutexGuard<'_, Files<T>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A file with another key's content says nothing about this key.
+fn of_key<T: RecordFile>(key: &str, found: Option<Arc<T>>) -> Option<Arc<T>> {
+    found.filter(|found| found.key() == key)
 }
 
 fn drop_unfinished(path: &Path) -> io::Result<()> {
@@ -292,7 +307,34 @@ mod tests {
         let folder = open(root.path());
         assert!(folder.find("a").is_err() && folder.list().1.len() == 1);
         fs::write(&path, PullIntent::new("a").encode()).unwrap();
+        assert!(folder.find_in_memory("a").is_err(), "memory alone says nothing new");
         assert!(folder.find("a").unwrap().is_some() && folder.list().1.is_empty());
+    }
+
+    #[test]
+    fn an_unreadable_record_that_is_deleted_is_no_record() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|key| root.path().join(file_name(key)));
+        paths.iter().for_each(|path| fs::write(path, "{").unwrap());
+        let folder = open(root.path());
+        assert!(folder.find("a").is_err() && folder.list().1.len() == 2);
+        paths.iter().for_each(|path| fs::remove_file(path).unwrap());
+        assert!(folder.find("a").unwrap().is_none());
+        assert_eq!((folder.list().1.len(), folder.count()), (0, 0));
+    }
+
+    #[test]
+    fn only_a_start_rewrites_a_record_of_an_older_version() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(file_name("a"));
+        fs::write(&path, "{").unwrap();
+        let folder = open(root.path());
+        let old = String::from_utf8(PullIntent::new("a").encode()).unwrap().replace("v1beta1", "v1alpha1");
+        fs::write(&path, &old).unwrap();
+        assert!(folder.find("a").unwrap().is_some());
+        assert_eq!(fs::read_to_string(&path).unwrap(), old, "a lookup has no turn to write");
+        open(root.path());
+        assert_eq!(fs::read(&path).unwrap(), PullIntent::new("a").encode());
     }
 
     #[test]

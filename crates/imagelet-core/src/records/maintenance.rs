@@ -11,7 +11,10 @@ use super::{
     Guard, PullNames, PullRecords, PulledRecord, RecordsError, RecordsState, UNRECORDED_MAX, empty, failed,
     file::PullIntent,
 };
-use crate::image::{Image, ImageId};
+use crate::{
+    image::{Image, ImageId},
+    text::file_time,
+};
 
 /// Most images whose last pull time is tracked individually.
 const TOUCHED_MAX: usize = 4096;
@@ -189,7 +192,9 @@ impl PullRecords {
             failures.extend(unreadable.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
             for record in records {
                 let id = ImageId::new(&record.image_ref);
-                let is_younger = record.updated.is_some_and(|updated| updated >= mark.until)
+                // As the file has it, and as a restart reads it.
+                let updated = record.updated.and_then(whole_seconds);
+                let is_younger = updated.is_some_and(|updated| updated >= mark.until)
                     || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
                 if is_younger || present.contains(&id) {
                     continue;
@@ -237,6 +242,10 @@ impl PullRecords {
             }
         }
     }
+}
+
+fn whole_seconds(time: SystemTime) -> Option<SystemTime> {
+    file_time(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
 }
 
 #[cfg(test)]

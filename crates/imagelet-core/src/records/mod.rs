@@ -59,6 +59,8 @@ const UNRECORDED_MAX: usize = 1024;
 /// A time this far ahead is a corrected clock; later times are invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
+type Find<T> = fn(&RecordFolder<T>, &str) -> Result<Option<Arc<T>>, Arc<Unreadable>>;
+
 /// The recorded pulls, and the access of clients that follows from them.
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
@@ -235,32 +237,50 @@ impl PullRecords {
         Ok(intent)
     }
 
+    /// As [`Self::look_up`], which blocks only where a record or an intent is unreadable.
+    pub(crate) async fn evidence(self: &Arc<Self>, image: &str, found: &Image) -> Evidence {
+        if let Ok(evidence) = self.look_up_by(RecordFolder::find_in_memory, RecordFolder::find_in_memory, image, found)
+        {
+            return evidence;
+        }
+        let (image, found) = (image.to_owned(), found.clone());
+        self.on_disk(move |records| records.look_up(&image, &found)).await
+    }
+
     /// Looks up what is recorded about a present image, without a wait for pulls that write their records.
     pub(crate) fn look_up(&self, image: &str, found: &Image) -> Evidence {
-        let id = found.id.as_str();
-        if !self.is_on() {
-            return Evidence::Begun(false);
-        }
-        if id.is_empty() {
-            return Evidence::Absent;
-        }
-        let known = || {
-            if let Some(record) = self.records.find(id)? {
-                return Ok(Evidence::Record(record));
-            }
-            if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
-                return Ok(Evidence::Begun(true));
-            }
-            // A pull that ended meanwhile had written its record before it removed its intent.
-            Ok(self.records.find(id)?.map_or(Evidence::Begun(false), Evidence::Record))
-        };
-        known().unwrap_or_else(|error: Arc<Unreadable>| {
+        self.look_up_by(RecordFolder::find, RecordFolder::find, image, found).unwrap_or_else(|error| {
+            let id = found.id.as_str();
             tracing::warn!(image, id, %error, "a pull record cannot be read; its image asks for credentials");
             Evidence::Unreadable
         })
     }
 
-    /// Decides from the evidence of [`Self::look_up`] whether a client may use a present image.
+    fn look_up_by(
+        &self,
+        record: Find<PulledRecord>,
+        intent: Find<PullIntent>,
+        image: &str,
+        found: &Image,
+    ) -> Result<Evidence, Arc<Unreadable>> {
+        let id = found.id.as_str();
+        if !self.is_on() {
+            return Ok(Evidence::Begun(false));
+        }
+        if id.is_empty() {
+            return Ok(Evidence::Absent);
+        }
+        if let Some(record) = record(&self.records, id)? {
+            return Ok(Evidence::Record(record));
+        }
+        if self.is_unrecorded(&found.id) || self.begun_for(intent, image, found)? {
+            return Ok(Evidence::Begun(true));
+        }
+        // A pull that ended meanwhile had written its record before it removed its intent.
+        Ok(record(&self.records, id)?.map_or(Evidence::Begun(false), Evidence::Record))
+    }
+
+    /// Decides from the evidence of [`Self::evidence`] whether a client may use a present image.
     ///
     /// # Errors
     /// The error of `proof`, which is called only where its result matters.
@@ -323,8 +343,8 @@ impl PullRecords {
     }
 
     /// Whether an open intent may have pulled this image.
-    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
-        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
+    fn begun_for(&self, find: Find<PullIntent>, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
+        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(find(&self.intents, name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }

@@ -149,6 +149,8 @@ pub struct PullEstimate {
     pub bytes_total: ByteSize,
     /// Compressed bytes of the distinct missing layers.
     pub bytes_missing: ByteSize,
+    /// Expected bytes of the missing layers on the disk, from the compression of each.
+    pub bytes_unpacked: ByteSize,
     pub layers_missing: usize,
 }
 

@@ -518,6 +518,7 @@ impl LocalStore for FakeRuntime {
             manifest: manifest(&offer.id),
             bytes_total: offer.size,
             bytes_missing: if is_here { ByteSize::ZERO } else { offer.size },
+            bytes_unpacked: if is_here { ByteSize::ZERO } else { offer.size },
             layers_missing: usize::from(!is_here),
         }))
     }

@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** this file knows no command. It moves documents.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{error::Error as _, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::{
@@ -25,6 +25,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::{net::UnixStream, sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio_util::task::AbortOnDropHandle;
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -39,6 +40,8 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 const LINE_BYTES_MAX: usize = 64 << 20;
 /// Progress messages buffered for a slow reader; later ones are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
+/// A client that reads nothing for so long loses its call.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 enum Reply {
@@ -69,9 +72,9 @@ impl Replies {
         drop(self.sender.try_send(Reply::Progress(document)));
     }
 
-    /// Sends a message once the reader has room. `false`: the reader has closed.
+    /// Sends a message once the reader has room. `false`: the reader has closed, or reads nothing for [`READ_WITHIN`].
     pub async fn deliver(&self, document: Vec<u8>) -> bool {
-        self.sender.send(Reply::Progress(document)).await.is_ok()
+        self.sender.send_timeout(Reply::Progress(document), READ_WITHIN).await.is_ok()
     }
 
     pub async fn closed(&self) {
@@ -106,11 +109,10 @@ pub(crate) fn serve_commands(router: Router, handler: Arc<dyn Handler>) -> Route
 
 fn answer(handler: Arc<dyn Handler>, command: String, body: Bytes) -> Response {
     let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
-    // The command runs inside the body of the answer, so that a caller that disconnects cancels it.
-    // Its result follows the progress through the same channel.
+    // The body may contain a login.
+    let body = Zeroizing::new(Vec::from(body));
+    // The result follows the progress through the same channel.
     let run = async move {
-        // The body may contain a login.
-        let body = Zeroizing::new(body.to_vec());
         let reply = if body.len() > BODY_BYTES_MAX {
             let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
             let message = format!("a command's arguments have {size}; the limit is {limit}");
@@ -121,12 +123,15 @@ fn answer(handler: Arc<dyn Handler>, command: String, body: Bytes) -> Response {
                 Err(failure) => Reply::Failure(Box::new(failure)),
             }
         };
-        drop(sender.send(reply).await);
-        None
+        drop(sender.send_timeout(reply, READ_WITHIN).await);
     };
-    let replies = ReceiverStream::new(receiver).map(Some);
-    let all = futures_util::stream::select(replies, futures_util::stream::once(run));
-    let lines = all.filter_map(|reply| Some(Ok::<_, std::convert::Infallible>(line(reply?))));
+    // A task of its own: a client that does not read holds up no command. The body of the answer owns it, so that a client
+    // that disconnects cancels the command.
+    let task = AbortOnDropHandle::new(tokio::spawn(run));
+    let lines = ReceiverStream::new(receiver).map(move |reply| {
+        let _ = &task;
+        Ok::<_, std::convert::Infallible>(line(reply))
+    });
     let headers = [(header::CONTENT_TYPE.as_str(), LINES), (VERSION, env!("CARGO_PKG_VERSION"))];
     (headers, Body::from_stream(lines)).into_response()
 }
@@ -214,7 +219,8 @@ impl Client {
                 (Err(_), _) => return Err(CallError::Silent),
             }
             if read.len() > LINE_BYTES_MAX {
-                return Err(CallError::Broken(format!("the answer has more than {LINE_BYTES_MAX} bytes")));
+                let limit = ByteSize(LINE_BYTES_MAX as u64);
+                return Err(CallError::Broken(format!("the answer has more than {limit}")));
             }
         }
     }
@@ -237,14 +243,18 @@ impl Client {
         };
         match self.in_time(exchange).await? {
             Ok(answer) if answer.status() == StatusCode::OK && answer.headers().contains_key(VERSION) => Ok(answer),
+            // A listener refuses by these without the routes and their header.
             Ok(answer)
-                if answer.headers().contains_key(VERSION) || answer.status() == StatusCode::SERVICE_UNAVAILABLE =>
+                if answer.headers().contains_key(VERSION)
+                    || matches!(
+                        answer.status(),
+                        StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE
+                    ) =>
             {
                 Err(CallError::Broken(format!("the daemon answered {}", answer.status())))
             }
             Ok(_) => Err(CallError::NotOurs),
-            // A server of gRPC alone answers by frames of HTTP/2.
-            Err(error) if error.is_parse() => Err(CallError::NotOurs),
+            Err(error) if speaks_otherwise(&error) => Err(CallError::NotOurs),
             Err(error) => Err(CallError::Broken(error.to_string())),
         }
     }
@@ -254,11 +264,23 @@ impl Client {
     }
 }
 
+/// Whether the peer sent what is no answer of HTTP/1, such as a gRPC server's frames: after the request, or before it.
+fn speaks_otherwise(error: &hyper::Error) -> bool {
+    let has_ended = error.is_closed() || error.is_incomplete_message() || error.is_canceled() || error.is_timeout();
+    let source = error.source();
+    let is_unexpected = !has_ended && !error.is_user() && source.is_none();
+    let inner = source.and_then(|source| source.downcast_ref());
+    error.is_parse() || is_unexpected || inner.is_some_and(speaks_otherwise)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
-    use tokio::net::UnixListener;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
 
     use tokio_util::sync::CancellationToken;
 
@@ -296,6 +318,29 @@ mod tests {
                 "fail" => Err(Failure::new("Failed", "why")),
                 other => Err(Failure::new("Unsupported", format!("no command `{other}`"))),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_of_grpc_is_another_one_whether_it_speaks_before_the_request_or_after_it() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        tokio::spawn(async move {
+            for call in 0.. {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                if call % 2 == 1 {
+                    stream.read_u8().await.expect("a request");
+                }
+                // The settings of HTTP/2, as a server sends them first.
+                drop(stream.write_all(b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0").await);
+            }
+        });
+        let client = client_of(&path, Duration::from_mins(1));
+        for _ in 0..40 {
+            let probed = client.probe().await;
+            assert!(matches!(probed, Err(CallError::NotOurs)), "{probed:?}");
         }
     }
 
@@ -357,6 +402,57 @@ mod tests {
         assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
         assert_eq!(*probes.lock().expect("no panic"), [true, true], "the daemon answers other calls");
         served.abort();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_by_the_listener_is_a_broken_call_and_another_answer_is_of_another_server() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let client = client_of(path, Duration::from_mins(1));
+        for (status, is_broken) in [(408, true), (413, true), (503, true), (404, false)] {
+            let answer = async {
+                let mut stream = listener.accept().await.expect("a client").0;
+                assert!(stream.read(&mut [0; 1024]).await.expect("it sends") > 0);
+                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.expect("it reads");
+                stream
+            };
+            let (probed, _stream) = tokio::join!(client.probe(), answer);
+            match probed {
+                Err(CallError::Broken(_)) => assert!(is_broken, "{status}"),
+                Err(CallError::NotOurs) => assert!(!is_broken, "{status}"),
+                other => panic!("{status}: {other:?}"),
+            }
+        }
+    }
+
+    /// Delivers until it is refused, and records how often.
+    struct Floods(Arc<Mutex<Option<usize>>>);
+
+    #[async_trait]
+    impl Handler for Floods {
+        async fn handle(&self, _: &str, _: &[u8], replies: Replies) -> Result<Bytes, Failure> {
+            let mut delivered = 0;
+            while replies.deliver(b"1".to_vec()).await {
+                delivered += 1;
+            }
+            *self.0.lock().expect("no panic") = Some(delivered);
+            Ok(Bytes::new())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_halts_no_command_and_one_that_disconnects_cancels_it() {
+        let ended = Arc::new(Mutex::new(None));
+        let floods = || answer(Arc::new(Floods(Arc::clone(&ended))), "flood".into(), Bytes::new());
+        let unread = floods();
+        tokio::time::sleep(READ_WITHIN + Duration::from_secs(1)).await;
+        assert_eq!(ended.lock().expect("no panic").take(), Some(PROGRESS_WAITING_MAX));
+        drop(unread);
+        drop(floods());
+        tokio::time::sleep(READ_WITHIN * 2).await;
+        assert_eq!(*ended.lock().expect("no panic"), None, "it is cancelled");
     }
 
     struct Hangs;

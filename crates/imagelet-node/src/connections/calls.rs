@@ -1,13 +1,6 @@
 //! Serves one connection: its calls, and when it closes.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -23,17 +16,14 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, watch},
+    sync::watch,
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tower::ServiceExt as _;
 
-use super::{
-    Peer,
-    places::{Displaced, Place},
-};
+use super::places::Place;
 
 /// The first request of a connection is there within this time.
 pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
@@ -54,22 +44,21 @@ pub(super) struct Connection {
     pub(super) stop: CancellationToken,
 }
 
-/// The calls of a connection, and when it closes if nothing more happens.
-#[derive(Debug)]
-struct Activity {
-    running: AtomicUsize,
-    was_called: AtomicBool,
-    due: watch::Sender<Option<Instant>>,
-}
+/// Extension of a response whose body lasts as long as its client reads: the rest of the body is due after the cancellation.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 
-impl Activity {
-    fn was_called(&self) -> bool {
-        self.was_called.load(Ordering::Relaxed)
+/// When a connection closes if nothing more happens.
+#[derive(Debug)]
+struct Due(watch::Sender<Option<Instant>>);
+
+impl Due {
+    fn set(&self, within: Option<Duration>) {
+        self.0.send_replace(within.map(|within| Instant::now() + within));
     }
 
-    /// Completes when the connection is due.
     async fn expired(&self) {
-        let mut due = self.due.subscribe();
+        let mut due = self.0.subscribe();
         loop {
             let at = *due.borrow_and_update();
             let sleep = async { tokio::time::sleep_until(at.unwrap_or_else(Instant::now)).await };
@@ -79,32 +68,26 @@ impl Activity {
             }
         }
     }
-
-    /// Completes when the connection has to make room for another one.
-    async fn displaced(&self, peer: Peer, mut displaced: watch::Receiver<Displaced>) {
-        while displaced.changed().await.is_ok() {
-            let Displaced { peer: of, also_called } = *displaced.borrow_and_update();
-            let is_meant = of.is_none_or(|of| of == peer) && (also_called || !self.was_called());
-            if is_meant && self.running.load(Ordering::Relaxed) == 0 {
-                return;
-            }
-        }
-        std::future::pending::<()>().await;
-    }
 }
 
 /// A call, until its answer is read.
 struct RunningCall {
-    activity: Arc<Activity>,
-    ends_within: Option<Duration>,
-    _slots: [OwnedSemaphorePermit; 2],
+    connection: Arc<Connection>,
+    due: Arc<Due>,
+}
+
+impl RunningCall {
+    fn begin(connection: &Arc<Connection>, due: &Arc<Due>) -> Option<Self> {
+        let begins = connection.place.begin_call();
+        begins.then(|| Self { connection: Arc::clone(connection), due: Arc::clone(due) })
+    }
 }
 
 impl Drop for RunningCall {
     fn drop(&mut self) {
-        self.activity.running.fetch_sub(1, Ordering::Relaxed);
-        if let Some(within) = self.ends_within {
-            self.activity.due.send_replace(Some(Instant::now() + within));
+        self.connection.place.end_call();
+        if self.connection.is_http() {
+            self.due.set(Some(ANSWER_WITHIN));
         }
     }
 }
@@ -114,27 +97,25 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let displaced = self.place.places.displaced.subscribe();
-        let due = watch::Sender::new(Some(Instant::now() + OPENING_WITHIN));
-        let activity = Arc::new(Activity { running: AtomicUsize::new(0), was_called: AtomicBool::new(false), due });
+        let due = Arc::new(Due(watch::Sender::new(Some(Instant::now() + OPENING_WITHIN))));
         let connection = Arc::new(self);
         let service = service_fn({
-            let (connection, activity) = (Arc::clone(&connection), Arc::clone(&activity));
-            move |request| Arc::clone(&connection).answer(Arc::clone(&activity), request)
+            let (connection, due) = (Arc::clone(&connection), Arc::clone(&due));
+            move |request| Arc::clone(&connection).answer(Arc::clone(&due), request)
         });
-        let builder = builder(connection.place.places.limits.is_http);
+        let builder = builder(connection.is_http());
         let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let (is_due, peer) = (activity.expired(), connection.place.peer);
+        let (is_due, peer) = (due.expired(), connection.place.peer);
         let (mut is_due, stop) = (std::pin::pin!(is_due), connection.stop.clone());
         let ended = tokio::select! {
             biased;
             ended = served.as_mut() => ended,
             () = is_due.as_mut() => return tracing::debug!(?peer, "a connection is closed: no request came, or no answer was read"),
-            () = activity.displaced(peer, displaced) => {
+            () = connection.place.displaced() => {
                 return tracing::debug!(?peer, "a connection is closed for another one");
             }
             () = stop.cancelled() => {
-                if !activity.was_called() {
+                if !connection.place.was_called() {
                     return;
                 }
                 served.as_mut().graceful_shutdown();
@@ -149,41 +130,49 @@ impl Connection {
         }
     }
 
-    async fn answer(
-        self: Arc<Self>,
-        activity: Arc<Activity>,
-        request: Request<Incoming>,
-    ) -> Result<Response, Infallible> {
+    fn is_http(&self) -> bool {
+        self.place.places.limits.is_http
+    }
+
+    async fn answer(self: Arc<Self>, due: Arc<Due>, request: Request<Incoming>) -> Result<Response, Infallible> {
         let is_grpc = is_type(request.headers(), "application/grpc");
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        let (places, is_reading) = (&self.place.places, reads(request.method()));
-        let mut request = match complete(request, places.limits.body_bytes).await {
+        let (is_http, is_reading) = (self.is_http(), reads(request.method()));
+        let mut call = None;
+        // At the socket a call begins with its head, so that calls bound the memory of bodies. Over HTTP a body is small, and a
+        // client that does not send it makes room for others.
+        if !is_http {
+            call = RunningCall::begin(&self, &due);
+            if call.is_none() {
+                return refuse(StatusCode::SERVICE_UNAVAILABLE, too_many_calls());
+            }
+            due.set(None);
+        }
+        let mut request = match complete(request, self.place.places.limits.body_bytes).await {
             Ok(request) => request,
             Err(status @ StatusCode::REQUEST_TIMEOUT) => {
                 return refuse(status, Status::deadline_exceeded("the request did not come in time"));
             }
             Err(status) => return refuse(status, Status::resource_exhausted("the request cannot be read")),
         };
-        activity.was_called.store(true, Ordering::Relaxed);
-        let slots = [&self.place.own, &places.all].map(|slots| Arc::clone(&slots.calls).try_acquire_owned());
-        let [Ok(own), Ok(all)] = slots else {
-            let status = StatusCode::SERVICE_UNAVAILABLE;
-            return refuse(status, Status::resource_exhausted("this process has too many calls under way"));
+        let Some(call) = call.or_else(|| RunningCall::begin(&self, &due)) else {
+            return refuse(StatusCode::SERVICE_UNAVAILABLE, too_many_calls());
         };
-        activity.running.fetch_add(1, Ordering::Relaxed);
-        let within = places.limits.is_http.then_some(ANSWER_WITHIN);
-        let due_in = |within: Option<Duration>| {
-            activity.due.send_replace(within.map(|within| Instant::now() + within));
-        };
+        let within = is_http.then_some(ANSWER_WITHIN);
         // An action is answered however long it takes.
-        due_in(within.filter(|_| is_reading));
-        let call = RunningCall { activity: Arc::clone(&activity), ends_within: within, _slots: [own, all] };
+        due.set(within.filter(|_| is_reading));
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;
-        // A stream of events has an end of its own.
-        due_in(within.filter(|_| !is_type(response.headers(), "text/event-stream")));
+        let stream_end = response.extensions().get::<StreamEnd>().cloned();
+        due.set(within.filter(|_| stream_end.is_none()));
+        if let Some(StreamEnd(end)) = stream_end {
+            tokio::spawn(async move {
+                end.cancelled().await;
+                due.set(within);
+            });
+        }
         Ok(response.map(|body| {
             Body::new(body.map_frame(move |frame| {
                 let _ = &call;
@@ -191,6 +180,10 @@ impl Connection {
             }))
         }))
     }
+}
+
+fn too_many_calls() -> Status {
+    Status::resource_exhausted("this process has too many calls under way")
 }
 
 fn builder(is_http: bool) -> Builder<TokioExecutor> {

@@ -2,8 +2,8 @@
 //! and how long a request may take to arrive.
 //!
 //! Of each kind of place a peer gets a share. A connection with a running call is never closed for another one; of the others
-//! those without a call so far close first. A runaway program at the socket so blocks no kubelet, and a client that sends
-//! nothing no scraper.
+//! the peer with the most loses one, first one without a call so far. A peer whose share is used up by running calls is
+//! refused at once. A runaway program at the socket so blocks no kubelet, and a client that sends nothing no scraper.
 //!
 //! **Invariant:** the limits of both listeners together stay below the limit of open files, so that clients which
 //! connect and send nothing leave descriptors for pulls and for the next caller.
@@ -23,14 +23,14 @@ use rustix::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
-    sync::Semaphore,
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use calls::Connection;
+pub(crate) use calls::StreamEnd;
 pub(crate) use places::Limits;
-use places::Places;
+use places::{Admission, Places};
 
 /// Lines of one kind per [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
 const LINES_MAX: u32 = 2;
@@ -86,25 +86,24 @@ impl Listener for TcpListener {
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let open = TaskTracker::new();
     let places = Arc::new(Places::new(limits));
-    let waiting = Arc::new(Semaphore::new(limits.connections.each));
-    let mut acceptor = Acceptor::new(listener, limits.spare);
+    let mut acceptor = Acceptor::new(listener, Arc::clone(&places));
     while let Some(accepted) = stop.run_until_cancelled(acceptor.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(pause) => {
-                places.free_descriptors();
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 continue;
             }
         };
-        let waits = Arc::clone(&waiting).try_acquire_owned();
+        // Decided here: connections that are refused do not pile up.
+        let admission = places.admit(peer);
+        if matches!(admission, Admission::Refuse) {
+            places.log_refusal(L::NAME, peer);
+            continue;
+        }
         let (places, router, stop) = (Arc::clone(&places), router.clone(), stop.clone());
         open.spawn(async move {
-            let place = match waits {
-                Ok(_waits) => places.place(peer).await,
-                Err(_) => None,
-            };
-            match place {
+            match places.settle(peer, admission).await {
                 Some(place) => Connection { place, router, stop }.serve(stream).await,
                 None => places.log_refusal(L::NAME, peer),
             }
@@ -117,8 +116,8 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
 
 struct Acceptor<L> {
     listener: L,
-    /// How many descriptors are kept in reserve.
-    spare_max: usize,
+    places: Arc<Places>,
+    /// Descriptors in reserve.
     spare: Vec<OwnedFd>,
     failures_in_a_row: u32,
     failed: LineLimit,
@@ -127,10 +126,10 @@ struct Acceptor<L> {
 }
 
 impl<L: Listener> Acceptor<L> {
-    fn new(listener: L, spare_max: usize) -> Self {
+    fn new(listener: L, places: Arc<Places>) -> Self {
         Self {
             listener,
-            spare_max,
+            places,
             spare: Vec::new(),
             failures_in_a_row: 0,
             failed: LineLimit::new(LINES_MAX),
@@ -144,13 +143,17 @@ impl<L: Listener> Acceptor<L> {
     /// # Errors
     /// The pause after a failure that the next accept would share: no failure ends a listener.
     async fn accept(&mut self) -> Result<(L::Stream, Peer), Duration> {
-        while self.spare.len() < self.spare_max
-            && let Ok(opened) = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        {
-            self.spare.push(opened);
-        }
+        self.refill();
         loop {
-            let error = match self.listener.next().await {
+            let accepted = tokio::select! {
+                biased;
+                accepted = self.listener.next() => accepted,
+                () = self.places.freed.notified(), if self.spare.len() < self.places.limits.spare => {
+                    self.refill();
+                    continue;
+                }
+            };
+            let error = match accepted {
                 Ok(accepted) => {
                     self.failures_in_a_row = 0;
                     self.log_user(accepted.1);
@@ -162,14 +165,26 @@ impl<L: Listener> Acceptor<L> {
                 tracing::warn!(listener = L::NAME, %error, suppressed, "could not accept a connection");
             }
             let has_no_descriptor = matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
-            if has_no_descriptor && self.spare.pop().is_some() {
-                continue;
+            if has_no_descriptor {
+                if self.spare.pop().is_some() {
+                    continue;
+                }
+                self.places.free_descriptor();
             }
             let pause = pause_after(&error, self.failures_in_a_row);
             self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
             if !pause.is_zero() {
                 return Err(pause);
             }
+        }
+    }
+
+    /// Refills the reserve as far as descriptors are free.
+    fn refill(&mut self) {
+        while self.spare.len() < self.places.limits.spare
+            && let Ok(opened) = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        {
+            self.spare.push(opened);
         }
     }
 

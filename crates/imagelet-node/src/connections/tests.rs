@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 
 use axum::{
+    Extension,
     body::{Body, Bytes},
     routing::{get, post},
 };
-use http::header;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::{TcpSocket, TcpStream},
@@ -14,14 +14,24 @@ use tokio::{
 
 use super::{
     calls::{ANSWER_WITHIN, BODY_WITHIN, OPENING_WITHIN},
-    places::{HTTP_BODY_BYTES_MAX, Share},
+    places::{
+        Activity::{self, Busy, Idle, Silent},
+        Decision::{self, Enter, InPlaceOf, Refuse},
+        HTTP_BODY_BYTES_MAX, Place, SPARE, Share, decide,
+    },
     *,
 };
 
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
 /// More than a connection buffers.
 const BODY_BYTES: usize = 1 << 20;
-const PEER: Peer = Peer::Process { pid: Some(1), uid: 0, gid: 0 };
+const PEER: Peer = peer(1);
+/// When the stream of events at `/events` ends by itself.
+const STREAM_LASTS: Duration = Duration::from_mins(10);
+
+const fn peer(pid: i32) -> Peer {
+    Peer::Process { pid: Some(pid), uid: 0, gid: 0 }
+}
 
 fn http(all: usize, each: usize) -> Limits {
     let share = Share { all, each };
@@ -36,8 +46,13 @@ fn router() -> Router {
     let chunk = || Ok::<_, Infallible>("x".repeat(BODY_BYTES));
     let endless = move || async move { Body::from_stream(futures_util::stream::repeat_with(chunk)) };
     let events = move || async move {
-        let chunks = futures_util::stream::iter([chunk(), chunk(), chunk()]);
-        ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(chunks))
+        let (end, chunks) = (CancellationToken::new(), futures_util::stream::iter([chunk(), chunk(), chunk()]));
+        let ends = end.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(STREAM_LASTS).await;
+            ends.cancel();
+        });
+        (Extension(StreamEnd(end)), Body::from_stream(chunks))
     };
     Router::new()
         .route("/metrics", get(|| async { "x".repeat(BODY_BYTES) }))
@@ -48,12 +63,15 @@ fn router() -> Router {
         .route("/echo", post(|body: Bytes| async move { body }))
 }
 
+async fn place(places: &Arc<Places>, peer: Peer) -> Option<Place> {
+    places.settle(peer, places.admit(peer)).await
+}
+
 /// A connection that has a place among these.
 async fn connected_to(places: &Arc<Places>, peer: Peer) -> Option<DuplexStream> {
-    let place = places.place(peer).await?;
+    let place = place(places, peer).await?;
     let (client, server) = tokio::io::duplex(1024);
     tokio::spawn(Connection { place, router: router(), stop: CancellationToken::new() }.serve(server));
-    // It is subscribed to displacements.
     tokio::task::yield_now().await;
     Some(client)
 }
@@ -109,13 +127,17 @@ async fn a_head_that_comes_one_byte_a_second_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_not_read_is_given_up_and_a_stream_of_events_has_its_own_end() {
-    for (path, is_whole) in [("/metrics", false), ("/events", true)] {
+async fn an_answer_that_is_not_read_is_given_up_and_a_stream_of_events_after_its_own_end() {
+    for (path, after, is_whole) in [
+        ("/metrics", ANSWER_WITHIN * 2, false),
+        ("/events", STREAM_LASTS - ANSWER_WITHIN, true),
+        ("/events", STREAM_LASTS + ANSWER_WITHIN * 2, false),
+    ] {
         let mut client = connected().await;
         client.write_all(format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes()).await.unwrap();
-        tokio::time::sleep(ANSWER_WITHIN * 2).await;
+        tokio::time::sleep(after).await;
         let (answer, _) = read_all(client).await;
-        assert_eq!(answer.len() > BODY_BYTES, is_whole, "{path}");
+        assert_eq!(answer.len() > BODY_BYTES, is_whole, "{path} after {after:?}");
     }
 }
 
@@ -166,25 +188,25 @@ async fn a_connection_without_a_call_closes_first_and_one_with_a_running_call_ne
     let places = Arc::new(Places::new(http(3, 3)));
     let mut busy = connected_to(&places, PEER).await.unwrap();
     busy.write_all(b"GET /endless HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
-    let mut answered = connected_to(&places, PEER).await.unwrap();
-    answered.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n").await.unwrap();
-    let mut silent = connected_to(&places, PEER).await.unwrap();
+    let mut started = connected_to(&places, PEER).await.unwrap();
+    started.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n").await.unwrap();
+    let _silent = connected_to(&places, PEER).await.unwrap();
     drop(busy.read_u8().await);
-    // The two without a call make room at once.
+    // One of the two without a call makes room at once, the older one.
     let mut clients = vec![connected_to(&places, PEER).await.expect("a place")];
-    assert_eq!(silent.read(&mut [0]).await.unwrap_or(0), 0, "it is closed");
+    assert_eq!(started.read(&mut [0]).await.unwrap_or(0), 0, "it is closed");
     for _ in 0..2 {
         let client = clients.last_mut().unwrap();
         client.write_all(b"GET /endless HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
         drop(client.read_u8().await);
         clients.extend(connected_to(&places, PEER).await);
     }
-    assert!(places.place(PEER).await.is_none(), "all have a running call");
+    assert!(place(&places, PEER).await.is_none(), "all have a running call");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_at_its_share_closes_its_own_connections_alone() {
-    let other = Peer::Process { pid: Some(2), uid: 0, gid: 0 };
+    let other = peer(2);
     let places = Arc::new(Places::new(http(4, 2)));
     let mut kubelet = connected_to(&places, other).await.unwrap();
     let mut own = Vec::new();
@@ -200,7 +222,7 @@ async fn a_peer_at_its_share_closes_its_own_connections_alone() {
 async fn no_peer_takes_the_calls_of_others() {
     let share = Share { all: 3, each: 2 };
     let places = Arc::new(Places::new(Limits { calls: share, ..http(9, 9) }));
-    let other = Peer::Process { pid: Some(2), uid: 0, gid: 0 };
+    let other = peer(2);
     let mut running = Vec::new();
     for (peer, status) in [(PEER, "200"), (PEER, "200"), (PEER, "503"), (other, "200"), (other, "503")] {
         let mut client = connected_to(&places, peer).await.unwrap();
@@ -210,6 +232,83 @@ async fn no_peer_takes_the_calls_of_others() {
         assert_eq!(&head[9..], status.as_bytes(), "{peer:?}");
         running.push(client);
     }
+}
+
+#[test]
+fn the_peer_with_the_most_connections_makes_room_and_no_running_call_is_cut() {
+    type Case = (&'static [(i32, Activity)], i32, Decision);
+    // Peers by number; the connections are numbered from 0, the oldest first. Four in all, three of each.
+    let cases: [Case; 11] = [
+        (&[], 1, Enter),
+        (&[(2, Silent), (2, Busy), (1, Idle)], 1, Enter),
+        (&[(1, Silent), (2, Idle), (2, Idle), (2, Idle)], 1, InPlaceOf(1)),
+        (&[(1, Idle), (2, Idle), (2, Idle), (2, Silent)], 3, InPlaceOf(3)),
+        (&[(1, Idle), (2, Busy), (2, Busy), (2, Silent)], 3, InPlaceOf(3)),
+        // Of peers with equally many: silent before idle, then by age.
+        (&[(1, Idle), (2, Silent), (3, Silent), (4, Idle)], 5, InPlaceOf(1)),
+        (&[(1, Idle), (2, Idle), (3, Busy), (4, Idle)], 5, InPlaceOf(0)),
+        // A peer at its own share closes one of its own.
+        (&[(1, Silent), (2, Idle), (2, Silent), (2, Busy)], 2, InPlaceOf(2)),
+        (&[(2, Busy), (2, Busy), (2, Busy)], 2, Refuse),
+        (&[(1, Silent), (2, Busy), (2, Busy), (2, Busy)], 2, Refuse),
+        (&[(1, Busy), (2, Busy), (2, Busy), (1, Busy)], 3, Refuse),
+    ];
+    for (open, new, wanted) in cases {
+        let open: Vec<_> = (0..).zip(open).map(|(number, (of, activity))| (number, peer(*of), *activity)).collect();
+        assert_eq!(decide(&open, peer(new), Share { all: 4, each: 3 }), wanted, "{new} beside {open:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn exactly_one_connection_closes_for_the_next_one() {
+    let places = Arc::new(Places::new(http(4, 4)));
+    let mut open = Vec::new();
+    for pid in 1..=4 {
+        open.push(connected_to(&places, peer(pid)).await.unwrap());
+    }
+    assert!(connected_to(&places, peer(5)).await.is_some());
+    let mut closed = 0;
+    for client in &mut open {
+        closed += usize::from(tokio::time::timeout(Duration::from_secs(1), client.read_u8()).await.is_ok());
+    }
+    assert_eq!(closed, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_enters_when_the_other_one_has_closed_and_a_call_that_began_since_is_not_cut() {
+    let places = Arc::new(Places::new(http(1, 1)));
+    let silent = place(&places, PEER).await.unwrap();
+    let entering = tokio::spawn({
+        let places = Arc::clone(&places);
+        async move { place(&places, PEER).await }
+    });
+    silent.displaced().await;
+    tokio::task::yield_now().await;
+    assert!(!entering.is_finished(), "its descriptor is still open");
+    drop(silent);
+    let called = entering.await.unwrap().unwrap();
+    let admission = places.admit(PEER);
+    assert!(matches!(admission, Admission::After(_)) && called.begin_call());
+    assert!(tokio::time::timeout(Duration::from_secs(1), called.displaced()).await.is_err());
+    let started = Instant::now();
+    assert!(places.settle(PEER, admission).await.is_none() && started.elapsed().is_zero(), "it is busy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_socket_a_call_begins_before_its_body() {
+    let share = Share { all: 1, each: 1 };
+    let places = Arc::new(Places::new(Limits { calls: share, ..Limits::of_socket() }));
+    let mut first = connected_to(&places, PEER).await.unwrap();
+    first.write_all(b"POST /echo HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let mut second = connected_to(&places, PEER).await.unwrap();
+    second.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+    let mut status = [0; 12];
+    second.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 503", "the call without a body holds the place");
+    first.write_all(b"it").await.unwrap();
+    first.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
 }
 
 /// A client with this address.
@@ -255,6 +354,99 @@ async fn an_address_whose_requests_hold_its_share_leaves_the_other_connections_t
     drop(held);
     stop.cancel();
     serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_busy_peer_that_floods_takes_no_place_in_the_queue_of_others() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let server = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(serve(listener, router(), http(4, 2), stop.clone()));
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut busy = connected_from([127, 0, 0, 2], server).await;
+        busy.write_all(b"GET /endless HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+        drop(busy.read_u8().await);
+        held.push(busy);
+        // The next peer finds every place taken.
+        held.push(connected_from([127, 0, 0, 4], server).await);
+    }
+    for _ in 0..50 {
+        held.push(connected_from([127, 0, 0, 2], server).await);
+    }
+    let mut probe = connected_from([127, 0, 0, 3], server).await;
+    probe.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+    let (answer, _) = read_all(probe).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer:?}");
+    drop(held);
+    stop.cancel();
+    serving.await.unwrap();
+}
+
+/// Fails with these errors, the last first, and then waits.
+struct Fails(std::sync::Mutex<Vec<Errno>>);
+
+impl Listener for Fails {
+    const NAME: &'static str = "test";
+    type Stream = DuplexStream;
+
+    async fn next(&self) -> io::Result<(DuplexStream, Peer)> {
+        let next = self.0.lock().unwrap().pop();
+        match next {
+            Some(errno) => Err(errno.into()),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reserve_of_descriptors_is_refilled_when_a_connection_ends() {
+    let places = Arc::new(Places::new(Limits { spare: 2, ..http(4, 4) }));
+    let mut acceptor = Acceptor::new(Fails(vec![Errno::MFILE; 2].into()), Arc::clone(&places));
+    let ending = place(&places, PEER).await.unwrap();
+    let second = Duration::from_secs(1);
+    let accepting = async { tokio::time::timeout(second, acceptor.accept()).await.is_err() };
+    let end = async {
+        tokio::task::yield_now().await;
+        drop(ending);
+    };
+    assert!(tokio::join!(accepting, end).0, "the listener waits");
+    assert_eq!(acceptor.spare.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_without_descriptors_a_failed_accept_closes_a_connection_and_only_one() {
+    for (errno, closed) in [(Errno::NOMEM, 0), (Errno::MFILE, 1), (Errno::NFILE, 1)] {
+        let places = Arc::new(Places::new(http(4, 4)));
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            open.push(place(&places, PEER).await.unwrap());
+        }
+        let mut acceptor = Acceptor::new(Fails(vec![errno].into()), Arc::clone(&places));
+        assert_eq!(acceptor.accept().await.unwrap_err(), PAUSE_FIRST);
+        let mut found = 0;
+        for place in &open {
+            found += usize::from(tokio::time::timeout(Duration::from_secs(1), place.displaced()).await.is_ok());
+        }
+        assert_eq!(found, closed, "{errno}");
+    }
+}
+
+#[test]
+fn both_listeners_leave_more_than_half_of_the_descriptors() {
+    for (files, socket, each, http) in [
+        (usize::MAX, 512, 256, 32),
+        (2048, 512, 256, 32),
+        (1024, 256, 128, 32),
+        (256, 64, 32, 32),
+        (64, 16, 8, 8),
+        (0, 4, 2, 4),
+    ] {
+        let limits = (Limits::of_socket_with(files), Limits::of_http_with(files));
+        assert_eq!(limits.0.connections, Share { all: socket, each }, "{files}");
+        assert_eq!([limits.1.connections, limits.1.calls], [Share { all: http, each: http / 2 }; 2], "{files}");
+        assert!(files < 64 || socket + http + SPARE <= files / 2, "{files}");
+    }
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(super) struct Presented<'a> {
     pub(super) has_action_header: bool,
     /// `Sec-Fetch-Site`, which every present browser sends.
     pub(super) fetch_site: Option<&'a str>,
+    /// The user opens the address as a page, and no page embeds or fetches it.
+    pub(super) is_navigation: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,7 @@ pub(super) enum Decision {
     Unauthenticated,
     ActionsOff,
     ForgedAction,
+    ForeignPage,
 }
 
 /// The policy in force; a reload replaces it.
@@ -147,10 +150,14 @@ impl AccessPolicy {
         if self.token.is_some() && !has_token {
             return Decision::Unauthenticated;
         }
-        if purpose == Purpose::Read {
-            return Decision::Allow;
-        }
         let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
+        if purpose == Purpose::Read {
+            // A browser adds the login of its prompt to the requests of foreign pages, too.
+            let is_login =
+                presented.authorization.and_then(|it| it.split_once(' ')).is_some_and(|(scheme, _)| is_basic(scheme));
+            let is_fetched = is_login && is_foreign && !presented.is_navigation;
+            return if is_fetched { Decision::ForeignPage } else { Decision::Allow };
+        }
         if !self.has_actions || self.token.is_none() {
             Decision::ActionsOff
         } else if !presented.has_action_header || is_foreign {
@@ -190,12 +197,16 @@ fn token_of(authorization: &str) -> Option<Zeroizing<String>> {
     if scheme.eq_ignore_ascii_case("bearer") {
         return Some(Zeroizing::new(value.trim().to_owned()));
     }
-    if !scheme.eq_ignore_ascii_case("basic") {
+    if !is_basic(scheme) {
         return None;
     }
     let login = Zeroizing::new(BASE64_STANDARD.decode(value.trim()).ok()?);
     let (_, password) = std::str::from_utf8(&login).ok()?.split_once(':')?;
     Some(Zeroizing::new(password.to_owned()))
+}
+
+fn is_basic(scheme: &str) -> bool {
+    scheme.eq_ignore_ascii_case("basic")
 }
 
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
@@ -282,6 +293,27 @@ mod tests {
         }
         let foreign = Presented { host: Some("scrape.example"), authorization: Some(&bearer), ..Presented::default() };
         assert_eq!(policy.decide(Purpose::Read, &foreign), Decision::Allow);
+    }
+
+    #[test]
+    fn a_foreign_page_does_not_read_by_the_login_of_the_browser() {
+        let policy = policy(Some(TOKEN), false);
+        let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("anyone:{TOKEN}")));
+        let bearer = format!("Bearer {TOKEN}");
+        for (authorization, fetch_site, is_navigation, expected) in [
+            (&basic, None, false, Decision::Allow),
+            (&basic, Some("same-origin"), false, Decision::Allow),
+            (&basic, Some("none"), true, Decision::Allow),
+            (&basic, Some("cross-site"), true, Decision::Allow),
+            (&basic, Some("cross-site"), false, Decision::ForeignPage),
+            (&basic, Some("same-site"), false, Decision::ForeignPage),
+            (&bearer, Some("cross-site"), false, Decision::Allow),
+        ] {
+            let authorization = Some(authorization.as_str());
+            let presented =
+                Presented { host: Some("localhost"), authorization, fetch_site, is_navigation, ..Presented::default() };
+            assert_eq!(policy.decide(Purpose::Read, &presented), expected, "{presented:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use axum::{
+    Extension,
     body::{Body, Bytes},
     response::{IntoResponse, Response},
 };
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{EventsRequest, Handler, Replies, since_epoch},
+    connections::StreamEnd,
     failure::Failure,
 };
 
@@ -28,7 +30,7 @@ const STREAMS_MAX: usize = 12;
 const STREAMS_PART: (usize, usize) = (3, 4);
 /// Frames that a slow client may be behind.
 const FRAMES_MAX: usize = 64;
-/// A client that reads nothing for so long is disconnected.
+/// A client that reads nothing for so long loses its stream.
 const SLOW_MAX: Duration = Duration::from_secs(10);
 /// A line at least this often, so that both ends notice that the other is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -78,11 +80,12 @@ impl EventStreams {
             return super::routes::refuse(&Failure::new("Unavailable", message));
         };
         let (sender, receiver) = mpsc::channel(FRAMES_MAX);
-        let stop = self.stop.clone();
+        let (stop, end) = (self.stop.clone(), CancellationToken::new());
+        let ends = end.clone().drop_guard();
         let body = serde_json::to_vec(asked).unwrap_or_default();
         let framing = Framing { run: self.run.clone(), after: self.number_of(after).unwrap_or(0) };
         tokio::spawn(async move {
-            let _permit = permit;
+            let _held = (permit, ends);
             let (replies, documents) = Replies::channel();
             tokio::select! {
                 refused = async { node.handle(EventsRequest::NAME, &body, replies).await.err() } => {
@@ -100,7 +103,7 @@ impl EventStreams {
         });
         let frames = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-        (headers, Body::from_stream(frames)).into_response()
+        (Extension(StreamEnd(end)), headers, Body::from_stream(frames)).into_response()
     }
 
     /// The number of an event by its id; `None` for an event of another run.
@@ -129,7 +132,7 @@ async fn relay(
         match tokio::time::timeout(SLOW_MAX, frames.send(text.into())).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
-            Err(_) => return tracing::debug!("a client of the events reads too slowly and is disconnected"),
+            Err(_) => return tracing::debug!("a client of the events reads too slowly; its stream ends"),
         }
     }
 }
@@ -261,9 +264,13 @@ mod tests {
     async fn streams_are_bounded_and_a_client_that_does_not_read_frees_its_place() {
         let streams = streams();
         let slow = open(&streams, Sends(100_000));
+        let StreamEnd(end) = slow.extensions().get().cloned().expect("its connection knows the end");
         let refused = open(&streams, Sends(1));
         assert_eq!(refused.status(), http::StatusCode::SERVICE_UNAVAILABLE, "three quarters of the connections");
-        tokio::time::sleep(SLOW_MAX + Duration::from_secs(1)).await;
+        tokio::time::sleep(SLOW_MAX - Duration::from_secs(1)).await;
+        assert!(!end.is_cancelled());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(end.is_cancelled());
         assert_eq!(open(&streams, Sends(1)).status(), http::StatusCode::OK);
         drop(slow);
     }

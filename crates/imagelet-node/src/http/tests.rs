@@ -1,16 +1,24 @@
-//! Makes `docs/openapi.json` from the table of routes and the types of their answers, and compares it.
+//! Makes `docs/openapi.json` from the table of routes and the types of their answers, and compares it; challenges by the
+//! address of the client.
 
-use std::{env, fs, path::Path};
+use std::{env, fs, net::IpAddr, os::unix::fs::PermissionsExt as _, path::Path};
 
+use axum::{Extension, Router, body::Body, middleware::from_fn_with_state};
+use http::{Request, header};
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
+use tower::ServiceExt as _;
 
-use super::routes::{OPENAPI, ParameterKind, ROOT, ROUTES, Route};
+use super::{
+    HttpAccess, Peer, guard,
+    routes::{OPENAPI, ParameterKind, ROOT, ROUTES, Route},
+};
 use crate::{
     api::{
         CollectRequest, Collected, Disk, EventLine, ImagePage, Inspected, OpenCircuits, PinChanged, PinRequest, Pins,
         Queue, RunningPulls, Status,
     },
+    config::HttpSettings,
     failure::Failure,
     node::{Command, DecisionsRequest, Why},
 };
@@ -152,5 +160,29 @@ fn every_reference_of_the_document_has_a_schema() {
     for reference in references {
         let pointer = reference.strip_prefix('#').expect("references are local");
         assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+#[tokio::test]
+async fn a_browser_is_asked_for_the_token_on_loopback_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let token_file = folder.path().join("token");
+    fs::write(&token_file, "0123456789abcdef0123456789abcdef").unwrap();
+    fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600)).unwrap();
+    let settings = HttpSettings { token_file: Some(token_file), ..HttpSettings::default() };
+    let access = HttpAccess::load(&settings).unwrap();
+    for (address, path, status, challenge) in [
+        ([127, 0, 0, 1], "/", 401, Some("Basic realm=\"imagelet\"")),
+        ([127, 0, 0, 1], "/metrics", 401, Some("Basic realm=\"imagelet\"")),
+        ([192, 0, 2, 1], "/", 403, None),
+        ([192, 0, 2, 1], "/assets/dashboard.css", 403, None),
+        ([192, 0, 2, 1], "/metrics", 401, Some("Bearer")),
+    ] {
+        let router = Router::new().fallback(async || "ok").layer(from_fn_with_state(access.clone(), guard));
+        let router = router.layer(Extension(Peer::Address(IpAddr::from(address))));
+        let request = Request::get(path).header(header::HOST, "localhost").header(header::ACCEPT, "text/html");
+        let answer = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let found = answer.headers().get(header::WWW_AUTHENTICATE).map(|value| value.to_str().unwrap());
+        assert_eq!((answer.status().as_u16(), found), (status, challenge), "{address:?} {path}");
     }
 }

@@ -24,7 +24,8 @@ const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis
 
 /// Streams events to a reader until it disconnects; without `follow` it ends after the recorded events.
 ///
-/// A slow reader gets up to as many events as are kept; then it loses the oldest, and a message reports how many.
+/// A slow reader gets up to as many events as are kept; then it loses the oldest, and a message reports how many. The stream
+/// of one that reads nothing for 30 s ends.
 pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Replies) -> Result<(), Failure> {
     let _follower = node.followers.try_acquire().map_err(|_| {
         Failure::new("Unavailable", format!("{FOLLOWERS_MAX} clients follow the events; that is the limit"))

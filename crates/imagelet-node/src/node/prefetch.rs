@@ -20,8 +20,6 @@ use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIOR
 use super::local::LocalNode;
 use crate::failure::Failure;
 
-/// How much larger than its compressed layers an image is assumed to be.
-const EXPANSION_ASSUMED: u64 = 3;
 /// Most images that the event of released pins names.
 const NAMED_MAX: usize = 10;
 
@@ -151,7 +149,7 @@ fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimat
         return Err(format!("the disk of images is at {high} %, where a collection starts; nothing is prefetched"));
     }
     let Some(estimate) = estimate else { return Ok(()) };
-    let needed = ByteSize(estimate.bytes_missing.0.saturating_mul(EXPANSION_ASSUMED));
+    let needed = estimate.bytes_unpacked;
     if needed > ByteSize::ZERO && policy.is_reached_with(disk, needed) {
         let free = disk.available;
         return Err(format!(
@@ -205,18 +203,19 @@ mod tests {
     #[test]
     fn a_prefetch_never_crosses_the_watermark() {
         let policy = GcPolicy::new(85, 80, Duration::ZERO, None).expect("the numbers are a policy");
-        let estimate = |missing: u64| PullEstimate {
+        let estimate = |unpacked: u64| PullEstimate {
             manifest: Digest::of(b"m"),
-            bytes_total: ByteSize(missing),
-            bytes_missing: ByteSize(missing),
+            bytes_total: ByteSize(300),
+            bytes_missing: ByteSize(300),
+            bytes_unpacked: ByteSize(unpacked),
             layers_missing: 1,
         };
         for (free, estimate, refusal) in [
             (500, None, None),
             (150, None, Some("the disk of images is at 85 %")),
-            (500, Some(estimate(100)), None),
-            (500, Some(estimate(117)), Some("the image needs about 351B of 500B free")),
-            (500, Some(estimate(130)), Some("would raise the disk of images to 85 %")),
+            (500, Some(estimate(300)), None),
+            (500, Some(estimate(351)), Some("the image needs about 351B of 500B free")),
+            (500, Some(estimate(390)), Some("would raise the disk of images to 85 %")),
             (160, Some(estimate(0)), None),
             (500, Some(estimate(u64::MAX)), Some("the image needs about")),
         ] {

@@ -319,7 +319,7 @@ fn granted(
 
 /// By media type alone: the first bytes, which decide, are not fetched yet. The files of an artifact are stored as they
 /// are, also those with the type of an archive.
-fn compression(media_type: &str, is_artifact: bool) -> Compression {
+pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
     if is_artifact {
         return Compression::Stored;
     }

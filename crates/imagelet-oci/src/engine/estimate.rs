@@ -13,8 +13,12 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::{Engine, parse_reference, sharing::only_from};
-use crate::registry::{Resolved, about};
+use super::{Engine, admit::compression, parse_reference, sharing::only_from};
+use crate::{
+    admission,
+    manifest::Descriptor,
+    registry::{Resolved, about},
+};
 
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
@@ -128,10 +132,16 @@ impl Engine {
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, repository) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
+        let is_artifact = resolved.manifest.artifact_kind().is_some();
+        let unpacked = |layer: &Descriptor| {
+            let compression = compression(&layer.media_type, is_artifact);
+            ByteSize(admission::expected(compression, layer.size, self.config.keep_blobs).bytes)
+        };
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),
             bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
             bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
+            bytes_unpacked: missing.iter().map(|layer| unpacked(layer)).sum(),
             layers_missing: missing.len(),
         }
     }
@@ -144,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        manifest::{Descriptor, Manifest},
+        manifest::Manifest,
         registry::{Document, PullSession},
         store::DocumentBytes,
     };

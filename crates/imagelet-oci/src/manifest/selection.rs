@@ -35,6 +35,20 @@ pub(crate) trait DocumentSource: Sync {
     fn config(&self, manifest: &Manifest) -> impl Future<Output = Result<ImageConfig, RuntimeError>> + Send;
 }
 
+/// Has no document: an index alone decides.
+#[cfg(any(test, feature = "fuzzing"))]
+impl DocumentSource for () {
+    type Document = ();
+
+    async fn manifest(&self, _: &Descriptor) -> Result<((), ManifestDocument), RuntimeError> {
+        Err(RuntimeError::new(RuntimeErrorKind::NotFound, "no document is there"))
+    }
+
+    async fn config(&self, _: &Manifest) -> Result<ImageConfig, RuntimeError> {
+        unreachable!("there is no manifest")
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
     /// The document of the index's own entry; equal to `chosen` where that is no index.
@@ -70,14 +84,6 @@ impl Index {
             return IndexMatch::Unnamed(open().take(1).collect());
         }
         IndexMatch::Unnamed(images)
-    }
-
-    /// Why the index alone has no image for a platform.
-    pub(crate) fn refusal(&self, wanted: &Platform) -> Option<RuntimeError> {
-        let IndexMatch::Unnamed(entries) = self.choose(wanted) else { return None };
-        let mut found = Found::<()>::default();
-        self.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| found.offered.add(it));
-        if entries.is_empty() { found.end(wanted).err() } else { None }
     }
 
     /// The entry for a platform where no configuration has to be asked, and whether the index names it.

@@ -1,5 +1,6 @@
 //! Valid and invalid documents as registries send them.
 
+use futures_util::FutureExt as _;
 use imagelet_core::{
     image::Platform,
     runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable},
@@ -57,7 +58,8 @@ fn the_best_entry_for_a_platform_is_chosen() {
 
 #[test]
 fn a_platform_that_is_not_offered_is_refused_with_those_that_are() {
-    let error = index(&["linux/arm64/v8", "linux/s390x"]).refusal(&"linux/amd64".parse().unwrap()).unwrap();
+    let (index, wanted) = (index(&["linux/arm64/v8", "linux/s390x"]), "linux/amd64".parse().unwrap());
+    let error = select(&(), index, 1, &wanted).now_or_never().unwrap().unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
     assert!(error.to_string().contains("linux/arm64/v8, linux/s390x"), "{error}");
 }

@@ -170,11 +170,13 @@ async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_imag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_estimate_of_an_artifact_is_its_size() {
+async fn an_estimate_of_an_artifact_is_its_size_also_on_the_disk() {
     let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
     registry.artifact("model", "v1", &[("large", &vec![7; 1_000_000]), ("small", b"1")]);
     let engine = open(folder.path()).await;
     let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
     let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
     assert_eq!((estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 2));
+    // Each has its records beside it.
+    assert_eq!(estimate.bytes_unpacked.0, 1_000_001 + 2 * (64 << 10));
 }

@@ -44,6 +44,7 @@ async fn an_estimate_counts_each_blob_once_and_none_whose_layer_is_here() {
     let before = estimate(&engine, &app).await;
     assert_eq!((before.bytes_total, before.bytes_missing), (size(&[&base, &own, &other]), before.bytes_total));
     assert_eq!(before.layers_missing, 3);
+    assert!(before.bytes_unpacked.0 > 3 * size(&[&base, &own, &other]).0, "{before:?}");
     assert_eq!(registry.take_layer_requests(), 0);
 
     pull(&engine, &registry.name("base:v1")).await.expect("the base");
@@ -51,7 +52,7 @@ async fn an_estimate_counts_each_blob_once_and_none_whose_layer_is_here() {
     assert_eq!((between.bytes_missing, between.layers_missing), (size(&[&own, &other]), 2));
     pull(&engine, &registry.name("app:v1")).await.expect("the image");
     let after = estimate(&engine, &app).await;
-    assert_eq!((after.bytes_missing, after.layers_missing), (ByteSize::ZERO, 0));
+    assert_eq!((after.bytes_missing, after.bytes_unpacked, after.layers_missing), (ByteSize::ZERO, ByteSize::ZERO, 0));
     assert_eq!((after.manifest, after.bytes_total), (before.manifest, before.bytes_total));
 }
 

@@ -396,7 +396,7 @@ fn a_layer_whose_sync_failed_is_discarded_and_fetched_again() {
     let registry = FakeRegistry::start();
     let bed = Bed::new(&registry, MANNERS[0].0);
     let store = bed.folder.path().join("store");
-    let syncs = [("syncfs", ""), ("fsync", "layers"), ("fsync", "images"), ("fdatasync", "names.new"), ("fsync", "")];
+    let syncs = [("syncfs", ""), ("fsync", "layers"), ("fsync", "images"), ("fsync", "names.new"), ("fsync", "")];
     for (at, (call, place)) in syncs.into_iter().enumerate() {
         let what = format!("{call} of `{place}` failing");
         let sample = Sample::put(&registry, &format!("p8-{at}:v1"), vec![small_layer(&format!("p8-{at}"), 9_000)]);

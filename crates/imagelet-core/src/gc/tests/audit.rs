@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
+
 use super::{Node, at};
 use crate::{
     audit_log::{ActCode, AuditLog},
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
-    image::ByteSize,
-    runtime::RuntimeErrorKind,
+    image::{ByteSize, ImageSpec},
+    runtime::{ImageService as _, RuntimeErrorKind},
     testing::in_order,
 };
 
@@ -19,17 +21,44 @@ async fn the_log_has_what_a_collection_removed_and_failed_to_remove() {
     node.gc = node.gc.with_decisions(Arc::clone(&log));
     let (a, b) = (node.idle("a:1", 200, 10).await, node.idle("b:1", 250, 20).await);
     node.fake.fail(&format!("remove {a}"), RuntimeErrorKind::Other, "busy");
-    node.collect(GcGoal::Threshold).await;
+    let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+    let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
+    node.gc.run_by("timer", &request, at(10_000)).await.unwrap();
     let acts = |text: &str| {
         let image = log.history(text).unwrap().images.remove(0);
-        image.acts.into_iter().map(|act| (act.code, act.reason, act.why)).collect::<Vec<_>>()
+        image.acts.into_iter().map(|act| (act.code, act.by, act.reason, act.why)).collect::<Vec<_>>()
     };
-    assert_eq!(acts("a:1"), [(ActCode::Refused, "room".to_owned(), "busy".to_owned())]);
+    assert_eq!(acts("a:1"), [(ActCode::Refused, "timer".to_owned(), "room".to_owned(), "busy".to_owned())]);
     let removed = acts(b.as_str());
     assert_eq!(
-        removed.iter().map(|(code, reason, _)| (*code, reason.as_str())).collect::<Vec<_>>(),
-        [(ActCode::Removed, "room")]
+        removed.iter().map(|(code, by, reason, _)| (*code, by.as_str(), reason.as_str())).collect::<Vec<_>>(),
+        [(ActCode::Removed, "timer", "room")]
     );
+}
+
+#[tokio::test]
+async fn the_end_of_a_collection_is_no_refusal_of_the_rest_and_no_image_that_is_gone_is_refused() {
+    for is_cut_off in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Arc::new(AuditLog::new(folder.path(), 1 << 20));
+        let mut node = Node::new(0);
+        node.gc = node.gc.with_decisions(Arc::clone(&log));
+        let ids = [node.idle("a:1", 200, 10).await, node.idle("b:1", 250, 20).await];
+        node.before_listing(1, move |fake| {
+            if is_cut_off {
+                fake.fail("containers", RuntimeErrorKind::Unavailable, "down");
+            } else {
+                for id in &ids {
+                    let spec = ImageSpec { image: id.to_string(), ..ImageSpec::default() };
+                    fake.remove(&spec).now_or_never().unwrap().unwrap();
+                }
+            }
+        });
+        let report = node.collect(GcGoal::AllUnused).await;
+        let codes: Vec<_> = report.decisions.iter().map(|it| it.reason.code()).collect();
+        assert_eq!(codes, [if is_cut_off { "aborted" } else { "gone" }; 2]);
+        assert_eq!(log.recent(10).unwrap(), [], "{codes:?}");
+    }
 }
 
 #[tokio::test]

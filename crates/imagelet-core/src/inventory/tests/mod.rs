@@ -287,8 +287,8 @@ async fn an_empty_container_list_is_doubted_for_a_minute() {
 async fn a_clock_set_back_leaves_nothing_in_the_future() {
     let (fake, inventory) = node(None);
     let id = fake.preload("app:v1", "app", 1);
-    inventory.refresh(seconds(1000)).await.unwrap();
-    inventory.touch(&ImageKey::new(id.clone(), String::new()), seconds(2000));
+    inventory.refresh(seconds(100_000)).await.unwrap();
+    inventory.touch(&ImageKey::new(id.clone(), String::new()), seconds(200_000));
     let snapshot = inventory.refresh(seconds(10)).await.unwrap();
     let entry = entry(&snapshot, &id);
     assert!(entry.first_seen <= snapshot.taken_at && entry.last_used <= Some(snapshot.taken_at));

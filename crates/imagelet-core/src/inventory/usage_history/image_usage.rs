@@ -30,6 +30,8 @@ pub(crate) struct PassTimes {
     pub(crate) detected_at: SystemTime,
     /// Time after the listings: the last use of images in use.
     pub(crate) now: SystemTime,
+    /// The same by the wall clock, for waits.
+    pub(crate) wall: SystemTime,
     /// How long a list without an image's last container is not trusted.
     pub(crate) settling: Duration,
     /// Containers may be missing from the list.
@@ -114,10 +116,10 @@ impl ImageUsage {
     /// Applies that a pass found users or none. Returns whether it changes a release.
     pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
         let before = self.released_at;
-        let is_settled = |at: &SystemTime| pass.now.duration_since(*at).unwrap_or_default() >= pass.settling;
+        let is_settled = |at: &SystemTime| pass.wall.duration_since(*at).unwrap_or_default() >= pass.settling;
         self.released_at = self.released_at.filter(|at| !in_use && !is_settled(at));
         if self.has_containers && !in_use && pass.is_doubtful {
-            self.released_at.get_or_insert(pass.now);
+            self.released_at.get_or_insert(pass.wall);
         }
         self.released_at != before
     }

@@ -59,7 +59,7 @@ impl Node {
             uses.fresh.extend(is_fresh.then_some(fresh));
         }
         let images: Vec<Arc<Image>> = self.images.values().cloned().map(Arc::new).collect();
-        let pass = PassTimes { detected_at: now, now, settling: Duration::from_mins(1), is_doubtful: true };
+        let pass = PassTimes { detected_at: now, now, wall: now, settling: Duration::from_mins(1), is_doubtful: true };
         self.changed = self.memory.apply(&images, &users, &pass);
     }
 

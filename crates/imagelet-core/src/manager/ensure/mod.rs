@@ -120,7 +120,7 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = records.look_up(&self.request.image, found);
+        let evidence = records.evidence(&self.request.image, found).await;
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.

@@ -126,6 +126,7 @@ impl LocalStore for Link {
             manifest: Digest::of(request.image.image.as_bytes()),
             bytes_total: size,
             bytes_missing: size,
+            bytes_unpacked: size,
             layers_missing: 1,
         }))
     }

@@ -6,6 +6,8 @@ mod vectors;
 
 use std::{collections::BTreeSet, convert::Infallible, time::Duration};
 
+use futures_util::FutureExt as _;
+
 use super::{faults::Faults, file::file_name, *};
 use crate::image::{ByteSize, ImageSpec, ImageUser};
 
@@ -232,6 +234,25 @@ fn an_older_version_is_rewritten_and_an_unreadable_file_is_kept() {
     // A client that proves its access repairs the record.
     records.learn("app", &ImageId::new("broken"), &node_wide(), SystemTime::now()).unwrap();
     assert!(allowed(&records, "app", "broken"));
+}
+
+#[test]
+fn a_lookup_reads_an_unreadable_record_again_off_the_async_threads() {
+    let root = tempfile::tempdir().unwrap();
+    drop(open(root.path()));
+    std::fs::write(root.path().join("image_manager/pulled").join(file_name("broken")), "{").unwrap();
+    let records = open(root.path());
+    records.learn("app:v1", &ImageId::new("whole"), &node_wide(), SystemTime::now()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+    let _entered = runtime.enter();
+    let (busy, end) = std::sync::mpsc::channel::<()>();
+    drop(runtime.spawn_blocking(move || end.recv()));
+    let [whole, broken] = ["whole", "broken"].map(|id| image(id, "app:v1"));
+    assert!(matches!(records.evidence("app:v1", &whole).now_or_never(), Some(Evidence::Record(_))));
+    let mut looking = Box::pin(records.evidence("app:v1", &broken));
+    assert!(looking.as_mut().now_or_never().is_none(), "it waits for a thread that may block");
+    drop(busy);
+    assert!(matches!(runtime.block_on(looking), Evidence::Unreadable));
 }
 
 #[test]
@@ -465,9 +486,10 @@ fn what_a_check_resolves_is_shown_at_once() {
 #[test]
 fn pruning_names_a_record_that_it_cannot_read_and_keeps_it() {
     let root = tempfile::tempdir().unwrap();
-    let records = open(root.path());
+    drop(open(root.path()));
     let path = root.path().join("image_manager/pulled").join(file_name("sha256:1"));
     std::fs::write(&path, "no record").unwrap();
+    let records = open(root.path());
     let (removed, failures) = records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
     assert_eq!((removed, failures.len(), path.exists()), (0, 1, true), "{failures:?}");
 }

@@ -65,7 +65,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     let asked = RunTrigger { by: by.to_owned(), shadow };
     // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
     let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
-    let report = node.parts.gc.run(request, began).instrument(span).await.map_err(|error| {
+    let report = node.parts.gc.run_by(by, request, began).instrument(span).await.map_err(|error| {
         node.record_events(error.event());
         if !request.dry_run || shadow {
             node.collection_failed(&error, &asked, began, clock.elapsed());

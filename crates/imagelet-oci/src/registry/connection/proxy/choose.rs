@@ -221,6 +221,11 @@ mod tests {
             "http://p:port",
             "http://p:99999",
             "http://a b",
+            "http://user:hunter2%ff@p",
+            "http://user:12/hunter2@p",
+            "http://user:12?hunter2@p",
+            "http://user:12#hunter2@p",
+            "http://user: hunter2@p",
             &format!("socks5://{}:hunter2@p", "u".repeat(256)),
         ] {
             let config = config(url, "", "direct.example");

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{HeaderValue, Uri};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use imagelet_core::credentials::Secret;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
+use zeroize::Zeroizing;
 
 /// RFC 1929 has one byte for the length of each.
 const SOCKS_CREDENTIAL_BYTES_MAX: usize = 255;
@@ -24,25 +26,33 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error repeats nothing of the URL.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
-        let (scheme, place) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
+        let (scheme, rest) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
+        match rest.rsplit_once('@') {
+            Some((login, place)) => Self::new(scheme, Some(read_login(login)?), place),
+            None => Self::new(scheme, None, rest),
+        }
+    }
+
+    fn new(scheme: &str, login: Option<(String, Secret)>, place: &str) -> Result<Self, &'static str> {
         let scheme = scheme.to_ascii_lowercase();
         if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        let proxy = read(&scheme, place)?;
-        // Read as that of SOCKS, the login is there as it is.
-        let login = read("socks5", place)?.raw_auth().map(|(user, password)| (user.to_owned(), Secret::new(password)));
-        let is_long =
-            |(user, password): &(String, Secret)| user.len().max(password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX;
-        if proxy.raw_auth().is_some() && login.as_ref().is_some_and(is_long) {
-            return Err("its user or password is longer than 255 bytes");
-        }
-        let uri = proxy.uri().clone();
+        // Without the login: the matcher ends it at the first `@`, and copies it.
+        let uri = read(&scheme, place)?.uri().clone();
         let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
         if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
             return Err("its port is not a port");
         }
-        Ok(Self { uri, authorization: proxy.basic_auth().cloned(), login })
+        let mut proxy = Self { uri, authorization: None, login };
+        if let Some((user, password)) = &proxy.login {
+            if !proxy.is_socks() {
+                proxy.authorization = Some(basic(user, password));
+            } else if user.len().max(password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX {
+                return Err("its user or password is longer than 255 bytes");
+            }
+        }
+        Ok(proxy)
     }
 
     /// Reads the URL in a file: the scheme is written, and nothing follows the host. A password of its own belongs to the
@@ -55,12 +65,9 @@ impl Proxy {
         let proxy = Self::parse(url)?;
         let Some(password) = password else { return Ok(proxy) };
         let (_, place) = rest.rsplit_once('@').unwrap_or_default();
-        match &proxy.login {
+        match proxy.login {
             Some((_, own)) if !own.expose().is_empty() => Err("its URL has a password, too"),
-            Some((user, _)) if !user.is_empty() => {
-                let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-                Self::parse(&format!("{scheme}://{}:{}@{place}", encoded(user), encoded(password.expose())))
-            }
+            Some((user, _)) if !user.is_empty() => Self::new(scheme, Some((user, password.clone())), place),
             _ => Err("its URL names no user for the password"),
         }
     }
@@ -100,6 +107,25 @@ fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
     matcher.intercept(&Uri::from_static("https://registry.example/")).ok_or("it is no URL of a proxy")
 }
 
+/// The decoded user and password of `USER[:PASSWORD]`.
+fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
+    // The host may end there, and what follows is the rest of a password.
+    if text.contains(|character: char| character.is_control() || [' ', '/', '?', '#'].contains(&character)) {
+        return Err("its user or password has a character that must be percent-encoded");
+    }
+    let (user, password) = text.split_once(':').unwrap_or((text, ""));
+    let decoded = |text| percent_decode_str(text).decode_utf8().map_err(|_| "its user or password is not UTF-8");
+    Ok((decoded(user)?.into_owned(), Secret::new(decoded(password)?)))
+}
+
+fn basic(user: &str, password: &Secret) -> HeaderValue {
+    let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
+    let encoded = Zeroizing::new(BASE64_STANDARD.encode(pair.as_bytes()));
+    let mut value = HeaderValue::try_from(format!("Basic {}", *encoded)).expect("base64 is ASCII");
+    value.set_sensitive(true);
+    value
+}
+
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.uri.to_string().trim_end_matches('/'))
@@ -124,6 +150,26 @@ mod tests {
         let simple = Proxy::parse("user:hunter2@p").unwrap();
         assert_eq!(simple.authorization.unwrap().to_str().unwrap(), "Basic dXNlcjpodW50ZXIy");
         assert_eq!(Proxy::parse("p").unwrap().authorization, None);
+    }
+
+    #[test]
+    fn a_login_ends_at_the_last_at_sign_and_is_printed_nowhere() {
+        for (login, user, password, header) in [
+            ("user:p@hunter2", "user", "p@hunter2", "Basic dXNlcjpwQGh1bnRlcjI="),
+            ("user:hunter2@%40:", "user", "hunter2@@:", "Basic dXNlcjpodW50ZXIyQEA6"),
+            (r#"u^r:hunter2{}|<>\"`ä"#, "u^r", r#"hunter2{}|<>\"`ä"#, "Basic dV5yOmh1bnRlcjJ7fXw8PlwiYMOk"),
+            ("user", "user", "", "Basic dXNlcjo="),
+        ] {
+            for scheme in ["http", "socks5"] {
+                let proxy = Proxy::parse(&format!("{scheme}://{login}@proxy:3128")).unwrap();
+                let (read_user, read_password) = proxy.login.as_ref().unwrap();
+                assert_eq!((read_user.as_str(), read_password.expose()), (user, password));
+                let sent = proxy.authorization.as_ref().map(|value| value.to_str().unwrap());
+                assert_eq!(sent, (scheme == "http").then_some(header), "{login}");
+                assert_eq!(proxy.to_string(), format!("{scheme}://proxy:3128"));
+                assert!(!format!("{proxy:?}").contains("hunter2"), "{proxy:?}");
+            }
+        }
     }
 
     #[test]
