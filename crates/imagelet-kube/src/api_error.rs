@@ -94,6 +94,17 @@ pub(crate) fn watch_text(error: &watcher::Error) -> String {
     }
 }
 
+/// The HTTP status by which the API server rejected or ended a watch, or the list before it.
+pub(crate) fn watch_code(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => code(error),
+        watcher::Error::WatchError(status) => Some(status.code),
+        watcher::Error::NoResourceVersion => None,
+    }
+}
+
 fn rejected(status: &Status) -> String {
     let end = status.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
     format!("the API server answered {}: {}", status.code, one_line(&status.message[..end]))

@@ -15,9 +15,15 @@ use kube::{
     Client,
     runtime::events::{self, EventType, Recorder, Reporter},
 };
-use tokio::{sync::broadcast::error::RecvError, time::Instant};
+use tokio::{
+    sync::broadcast::error::RecvError,
+    time::{Instant, timeout},
+};
 
-use crate::{api_error::text, names::shown};
+use crate::{
+    api_error::text,
+    names::{NAME_LENGTH_MAX, shown},
+};
 
 /// The reasons that are sent, of events about the node.
 const REASONS: [&str; 6] =
@@ -26,6 +32,10 @@ const CONTROLLER: &str = "imagelet.dev/node-agent";
 /// The API's limits, in bytes.
 const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
+/// The name of an event is that of its object and, after a dot, the time in 16 hexadecimal digits.
+const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
+/// An API server that takes longer loses the event.
+const SEND_MAX: Duration = Duration::from_secs(10);
 /// A series is sent again after this time at the earliest.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this long has ended, as the library has it; the next such event is a new object.
@@ -66,10 +76,11 @@ impl NodeEvents {
         let mut received = self.events.follow();
         let instance = &self.node[..self.node.floor_char_boundary(INSTANCE_LENGTH_MAX)];
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance.to_owned()) };
+        let name = &self.node[..self.node.floor_char_boundary(REGARDING_LENGTH_MAX)];
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(self.node.clone()),
+            name: Some(name.trim_end_matches(['-', '.']).to_owned()),
             // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
@@ -93,17 +104,20 @@ impl NodeEvents {
                 action: "ManageImages".to_owned(),
                 secondary: None,
             };
-            match recorder.publish(&sent, &node).await {
-                Ok(()) => is_failing = false,
-                Err(error) => {
-                    table.series.remove(&event);
-                    let (error, reason) = (text(&error), event.reason);
-                    if std::mem::replace(&mut is_failing, true) {
-                        tracing::debug!(error, reason, "could not send an event to the cluster");
-                    } else {
-                        tracing::warn!(error, reason, "could not send an event to the cluster");
-                    }
+            let error = match timeout(SEND_MAX, recorder.publish(&sent, &node)).await {
+                Ok(Ok(())) => {
+                    is_failing = false;
+                    continue;
                 }
+                Ok(Err(error)) => text(&error),
+                Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
+            };
+            table.series.remove(&event);
+            let reason = event.reason;
+            if std::mem::replace(&mut is_failing, true) {
+                tracing::debug!(error, reason, "could not send an event to the cluster");
+            } else {
+                tracing::warn!(error, reason, "could not send an event to the cluster");
             }
         }
     }
@@ -188,9 +202,13 @@ mod tests {
 
     impl Bed {
         async fn new() -> Self {
+            Self::of("node-1").await
+        }
+
+        async fn of(node: &str) -> Self {
             let api = FakeApi::start(FakeApiOptions::default()).await;
             let events = Arc::new(LogEvents::new(NonZeroUsize::new(1000).unwrap()));
-            let sender = NodeEvents::new(api.client(), "node-1", Arc::clone(&events));
+            let sender = NodeEvents::new(api.client(), node, Arc::clone(&events));
             let running = tokio::spawn(async move { sender.run().await });
             // It subscribes when it first runs.
             tokio::task::yield_now().await;
@@ -275,15 +293,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_that_the_api_server_refuses_is_dropped_and_the_next_one_is_sent() {
-        let bed = Bed::new().await;
-        bed.api.plant(ApiFault::Status(403, "events is forbidden".into()));
+    async fn an_event_that_the_api_server_refuses_or_does_not_answer_is_dropped_and_the_next_one_is_sent() {
+        for fault in [ApiFault::Status(403, "events is forbidden".into()), ApiFault::Hang] {
+            let bed = Bed::new().await;
+            bed.api.plant(fault.clone());
+            bed.warn("ImageGCFailed", "no space");
+            seconds(11).await;
+            assert_eq!(bed.api.events(), [Value::Null; 0]);
+            bed.warn("ImageGCFailed", "no space");
+            seconds(1).await;
+            assert_eq!(bed.api.events().len(), 1, "{fault:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_name_of_an_event_about_a_node_with_the_longest_name_is_valid() {
+        let node = format!("{}-{}", "n".repeat(REGARDING_LENGTH_MAX - 1), "n".repeat(17));
+        let bed = Bed::of(&node).await;
         bed.warn("ImageGCFailed", "no space");
         seconds(1).await;
-        assert_eq!(bed.api.events(), [Value::Null; 0]);
-        bed.warn("ImageGCFailed", "no space");
-        seconds(1).await;
-        assert_eq!(bed.api.events().len(), 1);
+        let event = &bed.api.events()[0];
+        let name = event["metadata"]["name"].as_str().unwrap();
+        assert!(name.len() <= NAME_LENGTH_MAX && !name.contains("-."), "{name}");
+        assert_eq!((node.len(), &event["regarding"]["uid"]), (NAME_LENGTH_MAX, &json!(node)));
     }
 
     #[tokio::test(start_paused = true)]

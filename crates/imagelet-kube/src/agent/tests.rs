@@ -353,7 +353,32 @@ async fn a_version_that_is_forgotten_leads_to_a_new_list() {
     node.until_awaited("old:v1", &[]).await;
     cluster.create("web", &["app:v1"]).await;
     node.until_awaited("app:v1", &[cluster.full_name("web")]).await;
-    assert!(node.metrics.render().contains("imagelet_kubernetes_watch_restarts_total{cause=\"expired\"} 1"));
+    let expired = |count: u32| format!("imagelet_kubernetes_watch_restarts_total{{cause=\"expired\"}} {count}\n");
+    assert!(node.metrics.render().contains(&expired(1)), "{}", node.metrics.render());
+
+    // A watch that runs ends so from time to time: this is no failure.
+    node.until_synced().await;
+    fake.forget_history();
+    node.image("next:v1");
+    cluster.create("next", &["next:v1"]).await;
+    node.until_awaited("next:v1", &[cluster.full_name("next")]).await;
+    assert!(node.metrics.render().contains(&expired(2)), "{}", node.metrics.render());
+    let report = node.health.report();
+    assert_eq!((report.in_sync, report.failure), (true, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_the_server_does_not_have_yet_leads_to_a_new_list() {
+    let fake = FakeApi::start(FakeApiOptions::default()).await;
+    let cluster = Cluster::of(&fake, "newer");
+    let node = TestNode::new(&cluster.client, &cluster.node);
+    node.until_synced().await;
+    fake.plant(ApiFault::Status(504, "Timeout: Too large resource version".into()));
+    fake.cut_connections();
+    node.until("rejected", |report| report.restarts > 0).await;
+    node.until_synced().await;
+    let lists = fake.requests().iter().filter(|request| request.contains("limit=")).count();
+    assert_eq!(lists, 2, "{:#?}", fake.requests());
 }
 
 #[tokio::test]

@@ -172,7 +172,7 @@ impl PrefetchApi {
             return Ok(false);
         }
         let Some(found) = set.api(&self.client).get_opt(name).await? else { return Ok(false) };
-        delete(&set.api(&self.client), name, found.metadata.uid).await?;
+        delete(&set.api(&self.client), name, found.metadata.uid.unwrap_or_default()).await?;
         Ok(true)
     }
 }
@@ -192,12 +192,12 @@ async fn list(api: &Api<SetObject>) -> Result<Vec<SetObject>, ApiError> {
     }
 }
 
-/// Deletes an object, if it still is this one; an absent one counts as deleted.
-pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: Option<String>) -> Result<(), kube::Error>
+/// Deletes an object, if it still is this one; an absent one counts as deleted. No object has an empty uid.
+pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: String) -> Result<(), kube::Error>
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let options = DeleteParams::default().preconditions(Preconditions { uid, ..Preconditions::default() });
+    let options = DeleteParams::default().preconditions(Preconditions { uid: Some(uid), ..Preconditions::default() });
     match api.delete(name, &options).await {
         Err(error) if code(&error) != Some(404) => Err(error),
         _ => Ok(()),
@@ -270,6 +270,16 @@ mod tests {
         assert!(!api.remove(None, "../web").await.unwrap());
         assert!(api.remove(None, "web").await.unwrap());
         assert_eq!(api.sets(None, None).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn an_object_without_a_uid_is_not_deleted() {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.install("/apis/imagelet.dev/v1alpha1");
+        fake.put("/apis/imagelet.dev/v1alpha1/clusterimagesets", json!({"metadata": {"name": "web"}}));
+        let sets = Api::<SetObject>::all_with(fake.client(), &SetScope::Cluster);
+        let error = delete(&sets, "web", String::new()).await.unwrap_err();
+        assert_eq!(code(&error), Some(409));
     }
 
     #[tokio::test]

@@ -1,6 +1,10 @@
 //! The rights below deploy/, by hand and in the chart: they permit each request of agents and controller, and nothing besides.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
@@ -132,6 +136,36 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
         let all = roles.into_iter().flat_map(|role| granted(file, role)).collect();
         assert_eq!(of_controller, all, "{file}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_nodes_the_metadata_alone_is_requested() {
+    let fake = FakeApi::start(FakeApiOptions::default()).await;
+    fake.install(GROUP);
+    fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
+    let accepted = Arc::new(Mutex::new(Vec::new()));
+    let client = || {
+        let (client, accepted) = (fake.client(), Arc::clone(&accepted));
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            if request.uri().path() == NODES {
+                accepted.lock().unwrap().push(request.headers()[http::header::ACCEPT].clone());
+            }
+            let client = client.clone();
+            async move { client.send(request).await }
+        });
+        kube::Client::new(service, "default")
+    };
+    let agent = PrefetchAgent::new(client(), "node-1", Arc::new(FakeNode::default()));
+    let controller = PrefetchController::new(client(), "kube-system", "test", Arc::default());
+    tokio::select! {
+        () = agent.run() => {}
+        () = controller.run() => {}
+        () = seconds(30) => {}
+    }
+    let accepted = accepted.lock().unwrap();
+    let is_metadata = |accept: &http::HeaderValue| accept.to_str().unwrap().contains("as=PartialObjectMetadata");
+    // Two lists and two watches.
+    assert!(accepted.len() >= 4 && accepted.iter().all(is_metadata), "{accepted:?}");
 }
 
 #[test]

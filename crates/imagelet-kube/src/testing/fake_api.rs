@@ -1,7 +1,7 @@
 //! An API server on loopback or without a socket: objects of any collection, with a token, TLS, and faults on request.
 //!
-//! It answers as a real one: events since a resource version, bookmarks, `410 Gone` for a version that it has forgotten,
-//! `409 Conflict` for a stale write, server-side apply for one manager, pages, `Status` documents for errors.
+//! It answers as a real one: events since a resource version, bookmarks, `410 Gone` for a version that it has forgotten, as
+//! the status of a watch that begins and as an event of one that runs, `409 Conflict` for a stale write, server-side apply for one manager, pages, `Status` documents for errors.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -342,6 +342,13 @@ impl Shared {
         let from = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
         let selector = path.selector(query);
+        let expired = |version: u64, oldest: u64| {
+            failure(410, "Expired", &format!("too old resource version: {version} ({oldest})"))
+        };
+        let first = self.objects().log(&path.collection).events_after(from, &selector, &path.collection);
+        if let Err(oldest) = first {
+            return document(expired(from, oldest));
+        }
         let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(EVENTS_BUFFERED);
         let shared = Arc::clone(self);
         tokio::spawn(async move {
@@ -357,10 +364,7 @@ impl Shared {
                     };
                     let (events, is_over) = match events {
                         Ok(events) => (events, false),
-                        Err(oldest) => {
-                            let message = format!("too old resource version: {sent} ({oldest})");
-                            (vec![json!({"type": "ERROR", "object": failure(410, "Expired", &message).1})], true)
-                        }
+                        Err(oldest) => (vec![json!({"type": "ERROR", "object": expired(sent, oldest).1})], true),
                     };
                     sent = newest;
                     for mut event in events {

@@ -129,17 +129,26 @@ impl WatchHealth {
         self.set(&WAITING, waiting as f64);
     }
 
+    /// The API server has forgotten the version at which the watch is, as it does from time to time: a list follows.
+    pub(super) fn expired(&self) {
+        self.restarts("expired");
+    }
+
     /// A watch, or the attempt to start one, failed. Returns whether the failure is another one than before.
-    pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
-        if let Some(metrics) = &self.metrics {
-            metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
-        }
+    pub(super) fn failed(&self, failure: String) -> bool {
+        self.restarts("failed");
         let report = &mut self.lock().report;
-        report.restarts += 1;
         report.in_sync = false;
         self.set(&SYNCED, 0.0);
         let before = report.failure.replace(failure);
         before != report.failure
+    }
+
+    fn restarts(&self, cause: &'static str) {
+        if let Some(metrics) = &self.metrics {
+            metrics.increment(&RESTARTS, &[cause]);
+        }
+        self.lock().report.restarts += 1;
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchRecord> {

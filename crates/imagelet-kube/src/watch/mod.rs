@@ -8,7 +8,6 @@ use std::{
     fmt::Debug,
     future::ready,
     hash::{BuildHasher as _, RandomState},
-    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -17,19 +16,29 @@ use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use kube::{
     Api, Client, Resource,
     runtime::{
-        WatchStreamExt as _,
         reflector::Store,
         watcher::{self, Event, watcher},
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 pub(crate) use self::health::FAMILIES;
 pub use self::health::{WatchHealth, WatchReport};
-use crate::{api_error::watch_text, client::observed};
+use crate::{
+    api_error::{watch_code, watch_text},
+    client::observed,
+};
 
 /// The life of a watch, up to a quarter longer: the watches of a fleet do not end together.
 const LIFE_MIN: Duration = Duration::from_secs(230);
+/// The first wait after a failure; it doubles with each failure in a row.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_mins(1);
+/// The longest wait where the API server does not have the kind or forbids it, which may last for ever.
+const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
+/// A failure after this time without one is the first in a row.
+const STEADY_AFTER: Duration = Duration::from_mins(2);
 
 /// Follows the objects, which `name` describes, for as long as this future lives. `take` receives each change, and `Init` where a list
 /// that has begun is worth nothing.
@@ -50,29 +59,50 @@ pub(crate) async fn follow<K>(
         }
     });
     let life = LIFE_MIN.mul_f64(1.0 + random() / 4.0).as_secs();
-    // An `Init` comes before each attempt to list, and would reset the back-off of those that fail.
-    let events = watcher(Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
-    let mut events = pin!(events.try_filter(|event| ready(!matches!(event, Event::Init))).default_backoff());
+    let (api, config) = (Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
+    // An `Init` comes before each attempt to list, and would end the failures in a row of those that fail.
+    let begin = || {
+        let events = watcher(api.clone(), config.clone());
+        Box::pin(events.try_filter(|event| ready(!matches!(event, Event::Init))))
+    };
+    let (mut events, mut failures, mut since) = (begin(), 0_u32, Instant::now());
     while let Some(event) = events.next().await {
-        match event {
+        let error = match event {
             Ok(event) => {
+                failures = 0;
                 let is_listed = matches!(event, Event::InitDone);
                 take(event);
                 if is_listed {
                     health.listed();
                 }
+                continue;
             }
-            Err(error) => {
-                take(Event::Init);
-                let is_expired = matches!(&error, watcher::Error::WatchError(status) if status.code == 410);
-                let error = watch_text(&error);
-                if health.failed(error.clone(), is_expired) {
-                    tracing::warn!(
-                        error,
-                        "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
-                    );
-                }
+            Err(error) => error,
+        };
+        take(Event::Init);
+        let code = watch_code(&error);
+        if code == Some(410) {
+            health.expired();
+        } else if health.failed(watch_text(&error)) {
+            let error = watch_text(&error);
+            if code == Some(404) {
+                tracing::info!(error, "the API server does not have the {name}; the attempt is repeated");
+            } else {
+                tracing::warn!(
+                    error,
+                    "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
+                );
             }
+        }
+        if since.elapsed() >= STEADY_AFTER {
+            failures = 0;
+        }
+        let longest = if matches!(code, Some(403 | 404)) { ABSENT_RETRY_MAX } else { RETRY_MAX };
+        tokio::time::sleep(backoff(RETRY_FIRST, longest, failures, random())).await;
+        (failures, since) = (failures.saturating_add(1), Instant::now());
+        // The API server does not have the version from which the library would repeat the watch: a list comes first.
+        if matches!(code, Some(410 | 504)) {
+            events = begin();
         }
     }
 }

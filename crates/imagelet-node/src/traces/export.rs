@@ -1,19 +1,25 @@
 //! Sends spans to a collector in batches, by gRPC or as protobuf over HTTP.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{error::Error as StdError, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use http::{Request, Uri, header};
 use hyper_util::rt::TokioIo;
 use imagelet_core::metrics::Metrics;
 use opentelemetry::KeyValue;
-use opentelemetry_http::hyper::HyperClient;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _};
-use opentelemetry_sdk::{
-    Resource,
-    trace::{SpanData, SpanExporter as _},
+use opentelemetry_http::{HttpClient as _, hyper::HyperClient};
+use opentelemetry_proto::{
+    tonic::collector::trace::v1::{
+        ExportTraceServiceRequest as ExportRequest, ExportTraceServiceResponse as ExportAnswer,
+        trace_service_client::TraceServiceClient,
+    },
+    transform::{common::tonic::ResourceAttributesWithSchema, trace::tonic::group_spans_by_resource_and_scope},
 };
+use opentelemetry_sdk::{Resource, trace::SpanData};
+use prost::Message as _;
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::SPANS;
@@ -37,6 +43,12 @@ pub enum TraceTarget {
     Http(String),
 }
 
+/// The connection to a collector. Nothing of the environment changes what is sent, and no batch is sent twice.
+enum Exporter {
+    Http(HyperClient, Uri),
+    Grpc(TraceServiceClient<Channel>),
+}
+
 /// Exports until the last sender is gone, or what is queued at a stop.
 pub(super) async fn run(
     mut spans: mpsc::Receiver<SpanData>,
@@ -45,7 +57,8 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) {
     let (mut batch, mut failed) = (Vec::new(), 0u64);
-    let exporter = match exporter(&target) {
+    let resource = resource();
+    let exporter = match Exporter::new(&target) {
         Ok(exporter) => exporter,
         Err(error) => return tracing::error!(?target, error, "could not set up the export of traces"),
     };
@@ -68,57 +81,94 @@ pub(super) async fn run(
         {
             batch.push(span);
         }
-        let count = batch.len() as f64;
-        let sent = tokio::time::timeout(SEND_MAX, exporter.export(std::mem::take(&mut batch))).await;
-        let sent = sent.map(|sent| sent.map_err(|error| error.to_string()));
-        let outcome = match sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs()))) {
-            Ok(()) => {
-                failed = 0;
-                "exported"
-            }
-            Err(error) => {
-                if failed.is_multiple_of(WARN_EVERY) {
-                    tracing::warn!(?target, error, "traces are not exported");
-                }
-                failed += 1;
-                "failed"
-            }
+        let count = batch.len() as u64;
+        let resource_spans = group_spans_by_resource_and_scope(std::mem::take(&mut batch), &resource);
+        let sent = tokio::time::timeout(SEND_MAX, exporter.export(ExportRequest { resource_spans })).await;
+        let sent = sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs())));
+        let (rejected, error) = match sent.map(|answer| answer.partial_success.unwrap_or_default()) {
+            Ok(partial) => (u64::try_from(partial.rejected_spans).unwrap_or(0).min(count), partial.error_message),
+            Err(error) => (count, error),
         };
-        metrics.add(&SPANS, &[outcome], count);
+        if rejected == 0 {
+            failed = 0;
+        } else {
+            if failed.is_multiple_of(WARN_EVERY) {
+                tracing::warn!(?target, error, rejected, "traces are not exported");
+            }
+            failed += 1;
+        }
+        for (outcome, spans) in [("exported", count - rejected), ("failed", rejected)] {
+            metrics.add(&SPANS, &[outcome], spans as f64);
+        }
     }
 }
 
-fn exporter(target: &TraceTarget) -> Result<SpanExporter, String> {
-    let builder = SpanExporter::builder();
-    let built = match target {
-        TraceTarget::Http(address) => builder
-            .with_http()
-            .with_http_client(HyperClient::with_default_connector(SEND_MAX, None))
-            .with_endpoint(format!("http://{address}{HTTP_PATH}"))
-            .build(),
-        TraceTarget::Grpc(address) => {
-            let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
-            builder.with_tonic().with_channel(endpoint.connect_timeout(SEND_MAX).connect_lazy()).build()
-        }
-        TraceTarget::GrpcSocket(path) => {
-            let path = path.clone();
-            let connector = service_fn(move |_: Uri| {
+impl Exporter {
+    fn new(target: &TraceTarget) -> Result<Self, String> {
+        let channel = match target {
+            TraceTarget::Http(address) => {
+                let uri = format!("http://{address}{HTTP_PATH}").parse().map_err(|error| chain(&error))?;
+                return Ok(Self::Http(HyperClient::with_default_connector(SEND_MAX, None), uri));
+            }
+            TraceTarget::Grpc(address) => {
+                let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| chain(&error))?;
+                endpoint.connect_timeout(SEND_MAX).connect_lazy()
+            }
+            TraceTarget::GrpcSocket(path) => {
                 let path = path.clone();
-                async move { UnixStream::connect(path).await.map(TokioIo::new) }
-            });
-            let channel = Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
-            builder.with_tonic().with_channel(channel).build()
+                let connector = service_fn(move |_: Uri| {
+                    let path = path.clone();
+                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                });
+                Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+            }
+        };
+        Ok(Self::Grpc(TraceServiceClient::new(channel)))
+    }
+
+    async fn export(&self, request: ExportRequest) -> Result<ExportAnswer, String> {
+        let (client, uri) = match self {
+            Self::Grpc(client) => {
+                let answer = client.clone().export(request).await;
+                return answer.map(tonic::Response::into_inner).map_err(|status| chain(&status));
+            }
+            Self::Http(client, uri) => (client, uri),
+        };
+        let request = Request::post(uri.clone())
+            .header(header::CONTENT_TYPE, "application/x-protobuf")
+            .body(Bytes::from(request.encode_to_vec()))
+            .map_err(|error| chain(&error))?;
+        let answer = client.send_bytes(request).await.map_err(|error| chain(&*error))?;
+        if !answer.status().is_success() {
+            return Err(format!("the collector answered {}", answer.status()));
         }
-    };
-    let mut exporter = built.map_err(|error| error.to_string())?;
+        // An answer that is no message names no rejected span.
+        Ok(ExportAnswer::decode(answer.into_body()).unwrap_or_default())
+    }
+}
+
+/// The error with its causes, of which some libraries repeat one in their own text.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text.extend([": ", &next]);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn resource() -> ResourceAttributesWithSchema {
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let attributes = [
         KeyValue::new("service.name", "imagelet"),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         KeyValue::new("host.name", node),
     ];
-    exporter.set_resource(&Resource::builder_empty().with_attributes(attributes).build());
-    Ok(exporter)
+    (&Resource::builder_empty().with_attributes(attributes).build()).into()
 }
 
 impl FromStr for TraceTarget {
@@ -153,13 +203,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_collector_that_is_away_is_an_error() {
+    async fn a_collector_that_is_away_is_an_error_with_its_cause() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
         let (grpc, http) = (TraceTarget::Grpc(address.clone()), TraceTarget::Http(address));
-        for target in [grpc, http, TraceTarget::GrpcSocket("/nonexistent/otel.sock".into())] {
-            assert!(exporter(&target).unwrap().export(Vec::new()).await.is_err(), "{target:?}");
+        let socket = TraceTarget::GrpcSocket("/nonexistent/otel.sock".into());
+        for (target, cause) in [(grpc, "refused"), (http, "refused"), (socket, "No such file")] {
+            let error = Exporter::new(&target).unwrap().export(ExportRequest::default()).await.unwrap_err();
+            assert!(error.contains(cause), "{error}");
         }
     }
 

@@ -9,7 +9,10 @@ use imagelet_core::{
     runtime::{LayerState, PullEnd, PullEvent, PullObserver as _, PullRequest, RuntimeError},
 };
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::{ExportTraceServiceRequest as ExportRequest, ExportTraceServiceResponse as ExportAnswer},
+    collector::trace::v1::{
+        ExportTracePartialSuccess, ExportTraceServiceRequest as ExportRequest,
+        ExportTraceServiceResponse as ExportAnswer,
+    },
     common::v1::any_value::Value,
     trace::v1::{Span, status::StatusCode},
 };
@@ -21,15 +24,22 @@ use crate::node::PullTracker;
 
 type Received = Arc<Mutex<Vec<ExportRequest>>>;
 
-/// Answers both protocols: HTTP/1.1 with the plain message, gRPC with the same behind its five bytes.
+/// A collector over HTTP that takes all spans.
 async fn collector() -> (String, Received) {
+    collector_that_answers(&ExportAnswer::default()).await
+}
+
+async fn collector_that_answers(answer: &ExportAnswer) -> (String, Received) {
     let received = Received::default();
-    let plain = async |State(received): State<Received>, headers: HeaderMap, body: Bytes| {
+    let plain = async |State((received, answer)): State<(Received, Vec<u8>)>, headers: HeaderMap, body: Bytes| {
         assert_eq!(headers["content-type"], "application/x-protobuf");
+        let names: std::collections::BTreeSet<&str> = headers.keys().map(http::HeaderName::as_str).collect();
+        assert_eq!(Vec::from_iter(names), ["content-length", "content-type", "host"]);
         received.lock().unwrap().push(ExportRequest::decode(body).unwrap());
-        Vec::<u8>::new()
+        answer
     };
-    let router = Router::new().route("/v1/traces", post(plain)).with_state(Arc::clone(&received));
+    let state = (Arc::clone(&received), answer.encode_to_vec());
+    let router = Router::new().route("/v1/traces", post(plain)).with_state(state);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move { axum_serve(listener, router).await });
@@ -167,6 +177,18 @@ async fn the_request_of_a_pod_fails_with_an_image_of_it() {
     let status = span.status.as_ref().map(|status| (status.code, status.message.as_str()));
     assert_eq!(status, Some((StatusCode::Error as i32, "not-present")));
     assert!(has(&span.attributes, "k8s.pod.name", "web"), "{span:?}");
+}
+
+#[tokio::test]
+async fn spans_that_the_collector_rejects_count_as_failed() {
+    let partial = ExportTracePartialSuccess { rejected_spans: 3, error_message: "too old".to_owned() };
+    let (address, _) = collector_that_answers(&ExportAnswer { partial_success: Some(partial) }).await;
+    let (tracer, metrics) = tracer(TraceTarget::Http(address), 1_000_000);
+    pull_once(&tracer, None).await.unwrap();
+    tracer.close().await;
+    for (outcome, count) in [("exported", 4.0), ("failed", 3.0)] {
+        assert!((metrics.value(&SPANS, &[outcome]) - count).abs() < f64::EPSILON, "{}", metrics.render());
+    }
 }
 
 #[tokio::test]

@@ -73,7 +73,9 @@ impl Table {
         let is_too_wide = |rows: &[Vec<String>]| {
             let mut table = comfy(rows, None);
             table.discover_columns();
-            table.column_max_content_widths().iter().map(|one| one + GAP).sum::<u16>() > width + GAP
+            let widths = table.column_max_content_widths();
+            widths.into_iter().map(|one| u32::from(one) + u32::from(GAP)).sum::<u32>()
+                > u32::from(width) + u32::from(GAP)
         };
         for column in self.optional {
             if is_too_wide(&rows) {
@@ -212,5 +214,16 @@ mod tests {
             table.lines(Some(50)),
             ["NAME                               SIZE   USE", "registry.example.org/team/app:v1   64MB   in use"]
         );
+    }
+
+    #[test]
+    fn cells_of_any_width_are_wrapped() {
+        let length = 33_000;
+        let mut table = Table::new(["NAME", "ID", "USE"]).optional(&["ID"]);
+        table.row(["n".repeat(length), "0123456789ab".to_owned(), "u".repeat(length)]);
+        let lines = table.lines(Some(80));
+        assert!(lines.iter().all(|line| line.len() <= 80));
+        let letters = lines.iter().flat_map(|line| line.bytes()).filter(|byte| b"nu".contains(byte)).count();
+        assert_eq!((letters, lines[0].contains("ID")), (2 * length, false));
     }
 }

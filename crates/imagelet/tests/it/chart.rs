@@ -67,6 +67,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
         r#"node={"role":"between","pullSecrets":[{"namespace":"shop","names":["login"]}]}"#,
         r#"node.nodeSelector={"pool":null}"#,
         r#"node.proxyPasswordSecret={"name":"proxy","key":"word"}"#,
+        r#"removal={"deadlineSeconds":3600}"#,
     ];
     let mut arguments = RENDER[..5].to_vec();
     arguments.extend(values.iter().flat_map(|value| ["--set-json", *value]));

@@ -46,7 +46,7 @@ pub(super) struct PassMemory {
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
     /// Names and uids of reports whose Node is gone.
-    pub(super) orphans: Vec<(String, Option<String>)>,
+    pub(super) orphans: Vec<(String, String)>,
     /// The next pass at the latest, where nothing changes.
     pub(super) wait: Option<Duration>,
     pub(super) sets_known: usize,
@@ -155,10 +155,10 @@ impl PassMemory {
         for (name, uid) in orphans {
             let since = *self.orphans.entry(name.clone()).or_insert(now);
             let passed = now.saturating_duration_since(since);
-            if passed >= ABSENT_FOR {
-                plan.orphans.push((name.clone(), uid.clone()));
-            } else {
+            if passed < ABSENT_FOR {
                 soonest(&mut plan.wait, ABSENT_FOR.saturating_sub(passed));
+            } else if let Some(uid) = uid {
+                plan.orphans.push((name.clone(), uid.clone()));
             }
         }
     }

@@ -185,7 +185,7 @@ impl PrefetchController {
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
-                    delete(&set.name.api(&self.client), &set.name.name, Some(set.uid)).await?;
+                    delete(&set.name.api(&self.client), &set.name.name, set.uid).await?;
                     self.meters.wrote("delete_set");
                 }
             }

@@ -209,10 +209,10 @@ async fn a_cluster_without_the_kinds_is_asked_rarely_and_used_once_it_has_them()
     let agent = tokio::spawn(async move { agent.run().await });
     seconds(3600).await;
     let requests = fake.requests().iter().filter(|request| request.contains("imagesets")).count();
-    assert!((40..=200).contains(&requests), "{requests} requests of two watches in an hour");
+    assert!((40..=100).contains(&requests), "{requests} requests of two watches in an hour");
     fake.install(GROUP);
     fake.put(SETS, json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": {"images": images(&["a:1"])}}));
-    seconds(150).await;
+    seconds(200).await;
     assert_eq!(node.asked(), ["a:1"]);
     agent.abort();
 }
