@@ -163,7 +163,8 @@ async fn guard(
             // A browser asks its user for a name, which does not matter, and for the token as the password.
             // What its page fetches answers the same challenge: the browser may not have sent the login yet.
             let by_page = text_of(request.headers(), "sec-fetch-site") == Some("same-origin");
-            let challenge = if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };
+            let challenge =
+                if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };
             let refused = refused("Unauthenticated", "the request has no valid token");
             ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response()
         }

@@ -315,10 +315,14 @@ mod tests {
     fn an_unreadable_record_that_is_deleted_is_no_record() {
         let root = tempfile::tempdir().unwrap();
         let paths = ["a", "b"].map(|key| root.path().join(file_name(key)));
-        paths.iter().for_each(|path| fs::write(path, "{").unwrap());
+        for path in &paths {
+            fs::write(path, "{").unwrap();
+        }
         let folder = open(root.path());
         assert!(folder.find("a").is_err() && folder.list().1.len() == 2);
-        paths.iter().for_each(|path| fs::remove_file(path).unwrap());
+        for path in &paths {
+            fs::remove_file(path).unwrap();
+        }
         assert!(folder.find("a").unwrap().is_none());
         assert_eq!((folder.list().1.len(), folder.count()), (0, 0));
     }

@@ -113,7 +113,7 @@ fn page() -> String {
     let defaults = defaults.into_iter().map(|one| (one.key, one.value)).collect();
     let mut page = format!(
         "# Configuration\n\n\
-         <!-- Made from the comments in `crates/imagelet/src/config/keys_and_defaults.rs` by a test; \
+         <!-- Made from the comments in `crates/imagelet-node/src/config/keys_and_defaults.rs` by a test; \
          `IMAGELET_UPDATE=1 cargo test -p imagelet reference` writes it anew. -->\n\n\
          `imagelet serve --config FILE` reads YAML:\n\n\
          ```yaml\napiVersion: {API_VERSION}\nkind: {KIND}\nimageGCHighThresholdPercent: 75\nimageGCLowThresholdPercent: 70\n```\n\n\
