@@ -44,6 +44,7 @@ pub enum TraceTarget {
 }
 
 /// The connection to a collector. Nothing of the environment changes what is sent, and no batch is sent twice.
+#[expect(clippy::large_enum_variant, reason = "a daemon has one")]
 enum Exporter {
     Http(HyperClient, Uri),
     Grpc(TraceServiceClient<Channel>),
