@@ -313,7 +313,7 @@ impl Inventory {
         state.dirty = true;
     }
 
-    /// Leases the image that `ask` finds to a pod, by uid or empty, as [`LeaseService::leased`] does. A pod's manager has
+    /// Leases the image that `ask` finds to a pod, by uid or empty, as `LeaseService::leased` does. A pod's manager has
     /// recorded the use itself.
     ///
     /// # Errors

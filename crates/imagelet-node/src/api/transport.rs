@@ -72,7 +72,7 @@ impl Replies {
         drop(self.sender.try_send(Reply::Progress(document)));
     }
 
-    /// Sends a message once the reader has room. `false`: the reader has closed, or reads nothing for [`READ_WITHIN`].
+    /// Sends a message once the reader has room. `false`: the reader has closed, or reads nothing for 30 s.
     pub async fn deliver(&self, document: Vec<u8>) -> bool {
         self.sender.send_timeout(Reply::Progress(document), READ_WITHIN).await.is_ok()
     }
