@@ -38,7 +38,7 @@ const RETRY_MAX: Duration = Duration::from_mins(1);
 /// The longest wait where the API server does not have the kind or forbids it, which may last for ever.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
 /// A failure after this time without one is the first in a row.
-const STEADY_AFTER: Duration = Duration::from_mins(2);
+const HEALTHY_AFTER: Duration = Duration::from_mins(2);
 
 /// Follows the objects, which `name` describes, for as long as this future lives. `take` receives each change, and `Init` where a list
 /// that has begun is worth nothing.
@@ -94,7 +94,7 @@ pub(crate) async fn follow<K>(
                 );
             }
         }
-        if since.elapsed() >= STEADY_AFTER {
+        if since.elapsed() >= HEALTHY_AFTER {
             failures = 0;
         }
         let longest = if matches!(code, Some(403 | 404)) { ABSENT_RETRY_MAX } else { RETRY_MAX };

@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** this file knows no command. It moves documents.
 
-use std::{error::Error as _, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::{
@@ -96,6 +96,8 @@ pub enum CallError {
     Silent,
     Failed(Failure),
     Broken(String),
+    /// The connection ended before an answer.
+    Unanswered(String),
 }
 
 /// Adds the commands to the routes of a socket.
@@ -180,7 +182,9 @@ pub struct Client {
 
 impl Client {
     pub async fn probe(&self) -> Result<(), CallError> {
-        self.send(http::Method::GET, "", Vec::new()).await.map(drop)
+        // A server of gRPC speaks first, or closes at a request of HTTP/1.
+        let probed = self.send(http::Method::GET, "", Vec::new()).await.map(drop);
+        probed.map_err(|error| if let CallError::Unanswered(_) = error { CallError::NotOurs } else { error })
     }
 
     /// Sends a command, and returns the document of its result.
@@ -254,23 +258,14 @@ impl Client {
                 Err(CallError::Broken(format!("the daemon answered {}", answer.status())))
             }
             Ok(_) => Err(CallError::NotOurs),
-            Err(error) if speaks_otherwise(&error) => Err(CallError::NotOurs),
-            Err(error) => Err(CallError::Broken(error.to_string())),
+            Err(error) if error.is_parse() => Err(CallError::NotOurs),
+            Err(error) => Err(CallError::Unanswered(error.to_string())),
         }
     }
 
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
         tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
     }
-}
-
-/// Whether the peer sent what is no answer of HTTP/1, such as a gRPC server's frames: after the request, or before it.
-fn speaks_otherwise(error: &hyper::Error) -> bool {
-    let has_ended = error.is_closed() || error.is_incomplete_message() || error.is_canceled() || error.is_timeout();
-    let source = error.source();
-    let is_unexpected = !has_ended && !error.is_user() && source.is_none();
-    let inner = source.and_then(|source| source.downcast_ref());
-    error.is_parse() || is_unexpected || inner.is_some_and(speaks_otherwise)
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
         }
         let (places, router, stop) = (Arc::clone(&places), router.clone(), stop.clone());
         open.spawn(async move {
-            match places.settle(peer, admission).await {
+            match places.wait_for_place(peer, admission).await {
                 Some(place) => Connection { place, router, stop }.serve(stream).await,
                 None => places.log_refusal(L::NAME, peer),
             }

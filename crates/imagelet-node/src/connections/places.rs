@@ -201,8 +201,8 @@ impl Places {
     }
 
     /// The place of an admission. `None`: refused.
-    pub(super) async fn settle(self: &Arc<Self>, peer: Peer, mut admission: Admission) -> Option<Place> {
-        let settled = async {
+    pub(super) async fn wait_for_place(self: &Arc<Self>, peer: Peer, mut admission: Admission) -> Option<Place> {
+        let waited = async {
             loop {
                 match admission {
                     Admission::Enter(place) => return Some(place),
@@ -214,7 +214,7 @@ impl Places {
                 }
             }
         };
-        tokio::time::timeout(DISPLACED_WITHIN, settled).await.ok().flatten()
+        tokio::time::timeout(DISPLACED_WITHIN, waited).await.ok().flatten()
     }
 
     /// Closes one connection without a call so far.

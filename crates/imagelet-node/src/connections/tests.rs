@@ -64,7 +64,7 @@ fn router() -> Router {
 }
 
 async fn place(places: &Arc<Places>, peer: Peer) -> Option<Place> {
-    places.settle(peer, places.admit(peer)).await
+    places.wait_for_place(peer, places.admit(peer)).await
 }
 
 /// A connection that has a place among these.
@@ -291,7 +291,7 @@ async fn a_connection_enters_when_the_other_one_has_closed_and_a_call_that_began
     assert!(matches!(admission, Admission::After(_)) && called.begin_call());
     assert!(tokio::time::timeout(Duration::from_secs(1), called.displaced()).await.is_err());
     let started = Instant::now();
-    assert!(places.settle(PEER, admission).await.is_none() && started.elapsed().is_zero(), "it is busy");
+    assert!(places.wait_for_place(PEER, admission).await.is_none() && started.elapsed().is_zero(), "it is busy");
 }
 
 #[tokio::test(start_paused = true)]

@@ -127,7 +127,7 @@ impl RemoteNode {
             Err(CallError::NotOurs) => {
                 Err(Failure::new("Unsupported", format!("the server at `{socket}` is not imagelet")))
             }
-            Err(CallError::Broken(why)) => Err(Failure {
+            Err(CallError::Broken(why) | CallError::Unanswered(why)) => Err(Failure {
                 causes: vec![why],
                 ..Failure::new("Unavailable", format!("the daemon at `{socket}` ended the command"))
             }),
