@@ -52,10 +52,10 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// ```no_run
 /// # async fn run(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
 /// use imagelet_runtime::cri::{Handlers, RuntimeServer};
-/// use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
+/// use tokio_stream::wrappers::UnixListenerStream;
 ///
 /// let socket = imagelet_runtime::cri::listen("/run/imagelet/imagelet.sock".as_ref()).await?;
-/// let connections = UnixListenerStream::new(socket).filter_map(Result::ok);
+/// let connections = UnixListenerStream::new(socket);
 /// let routes = imagelet_runtime::cri::routes(images, Handlers::default(), RuntimeServer::without_runtime("0.1.0"));
 /// tonic::transport::Server::builder().add_routes(routes).serve_with_incoming(connections).await.ok();
 /// # Ok(())
