@@ -1,7 +1,16 @@
-//! How much an encoded message may hold, counted before it is decoded.
+//! How much an encoded message may hold, counted before it is decoded, and the codec that counts it.
 //!
 //! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
 //! adapter counts the elements of a message before it decodes them.
+
+use std::marker::PhantomData;
+
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder},
+};
+use tonic_prost::{ProstCodec, ProstEncoder};
 
 /// The limits of one response, over all its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +85,49 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let (taken, rest) = from.split_at_checked(length)?;
     *from = rest;
     Some(taken)
+}
+
+/// Prost's codec, which counts what an answer holds before anything is made of it.
+pub(crate) struct BoundedCodec<Q, A> {
+    left: MessageBounds,
+    messages: PhantomData<(Q, A)>,
+}
+
+impl<Q, A> BoundedCodec<Q, A> {
+    pub(crate) fn new(bounds: MessageBounds) -> Self {
+        Self { left: bounds, messages: PhantomData }
+    }
+}
+
+impl<Q, A> Codec for BoundedCodec<Q, A>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    type Encode = Q;
+    type Decode = A;
+    type Encoder = ProstEncoder<Q>;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<Q, A>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self::new(self.left)
+    }
+}
+
+impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
+    type Item = A;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
+        use prost::bytes::Buf as _;
+        let message = source.copy_to_bytes(source.remaining());
+        self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
+        A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
 }
 
 #[cfg(test)]

@@ -1,63 +1,14 @@
-//! The codec of all calls: Prost's, which counts what an answer holds before anything is made of it.
-
-use std::marker::PhantomData;
+//! What an answer of containerd may hold.
 
 use crate::wire::MessageBounds;
-use prost::Message;
-use tonic::{
-    Status,
-    codec::{Codec, DecodeBuf, Decoder},
-};
-use tonic_prost::{ProstCodec, ProstEncoder};
 
 /// Bounds of one answer over all its messages: many times the size of the largest nodes.
-const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
-
-#[derive(Debug)]
-pub(crate) struct BoundedCodec<Q, A> {
-    left: MessageBounds,
-    messages: PhantomData<(Q, A)>,
-}
-
-impl<Q, A> Default for BoundedCodec<Q, A> {
-    fn default() -> Self {
-        Self { left: ANSWER, messages: PhantomData }
-    }
-}
-
-impl<Q, A> Codec for BoundedCodec<Q, A>
-where
-    Q: Message + 'static,
-    A: Message + Default + 'static,
-{
-    type Encode = Q;
-    type Decode = A;
-    type Encoder = ProstEncoder<Q>;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<Q, A>::default().encoder()
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self::default()
-    }
-}
-
-impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
-    type Item = A;
-    type Error = Status;
-
-    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
-        use prost::bytes::Buf as _;
-        let message = source.copy_to_bytes(source.remaining());
-        self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
-        A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
-    }
-}
+pub(crate) const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
     use crate::containerd::{
         Many,

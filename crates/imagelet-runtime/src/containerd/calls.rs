@@ -15,11 +15,14 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{client::Grpc, transport::Channel};
 
-use crate::containerd::{
-    ContainerdRefusal, LeaseId, Many, One,
-    bounded::BoundedCodec,
-    client::{Answer, ContainerdClient, path},
-    v1::{content, images, introspection, leases, snapshots, types},
+use crate::{
+    containerd::{
+        ContainerdRefusal, LeaseId, Many, One,
+        bounded::ANSWER,
+        client::{Answer, ContainerdClient, path},
+        v1::{content, images, introspection, leases, snapshots, types},
+    },
+    wire::BoundedCodec,
 };
 
 const WRITE_BYTES_MAX: u64 = 1 << 20;
@@ -122,7 +125,7 @@ impl ContainerdClient {
     ) -> Answer<()> {
         let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
         let read = async |mut grpc: Grpc<Channel>, request| {
-            let codec = BoundedCodec::<_, content::WriteContentResponse>::default();
+            let codec = BoundedCodec::<_, content::WriteContentResponse>::new(ANSWER);
             let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
             let mut written = None;
             while let Some(answer) = answers.message().await? {

@@ -16,7 +16,8 @@ use tower::service_fn;
 
 use crate::{
     MESSAGE_BYTES_MAX,
-    containerd::{ContainerdError, ContainerdRefusal, NAMESPACE, bounded::BoundedCodec, lease::LeaseId},
+    containerd::{ContainerdError, ContainerdRefusal, NAMESPACE, bounded::ANSWER, lease::LeaseId},
+    wire::BoundedCodec,
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
@@ -67,7 +68,7 @@ impl ContainerdClient {
         A: Message + Default + 'static,
     {
         let send = async |mut grpc: Grpc<Channel>, request| {
-            grpc.unary(request, path(call), BoundedCodec::<Q, A>::default()).await.map(Response::into_inner)
+            grpc.unary(request, path(call), BoundedCodec::<Q, A>::new(ANSWER)).await.map(Response::into_inner)
         };
         self.read(call, subject, message, send).await
     }
@@ -79,7 +80,7 @@ impl ContainerdClient {
         T: Message + Default + 'static,
     {
         let send = async |mut grpc: Grpc<Channel>, request| {
-            let codec = BoundedCodec::<Q, Many<T>>::default();
+            let codec = BoundedCodec::<Q, Many<T>>::new(ANSWER);
             let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
             let mut all = Vec::new();
             while let Some(page) = pages.message().await? {

@@ -2,67 +2,16 @@
 //!
 //! The parts of a message are counted before it is decoded; those of a stream over all its messages.
 
-use std::marker::PhantomData;
-
-use crate::wire::MessageBounds;
-use prost::Message;
-use tonic::{
-    Status,
-    codec::{Codec, DecodeBuf, Decoder},
-};
-use tonic_prost::{ProstCodec, ProstEncoder};
-
-use crate::MESSAGE_BYTES_MAX;
+use crate::{MESSAGE_BYTES_MAX, wire::MessageBounds};
 
 /// A list: many times the size of the largest nodes.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
-/// Prost's codec, which counts what an answer holds before anything is made of it.
-pub(crate) struct Bounded<Q, A> {
-    left: MessageBounds,
-    messages: PhantomData<(Q, A)>,
-}
-
-impl<Q, A> Bounded<Q, A> {
-    pub(crate) fn new(bounds: MessageBounds) -> Self {
-        Self { left: bounds, messages: PhantomData }
-    }
-}
-
-impl<Q, A> Codec for Bounded<Q, A>
-where
-    Q: Message + 'static,
-    A: Message + Default + 'static,
-{
-    type Encode = Q;
-    type Decode = A;
-    type Encoder = ProstEncoder<Q>;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<Q, A>::default().encoder()
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self::new(self.left)
-    }
-}
-
-impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
-    type Item = A;
-    type Error = Status;
-
-    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
-        use prost::bytes::Buf as _;
-        let message = source.copy_to_bytes(source.remaining());
-        self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
-        A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
     use crate::cri::v1;
 

@@ -32,12 +32,12 @@ use crate::{
     cri::{
         Endpoint,
         backoff::Backoff,
-        bounded::{Bounded, LIST, ONE},
+        bounded::{LIST, ONE},
         convert::{Call, error_from_status},
         stall::Stalled,
         trace,
     },
-    wire::MessageBounds,
+    wire::{BoundedCodec, MessageBounds},
 };
 
 /// The limit of one attempt; the interface's own minimum.
@@ -109,7 +109,7 @@ impl Peer {
         A: Message + Default + 'static,
     {
         let send = |mut grpc: Grpc<Channel>, request| async move {
-            grpc.unary(request, call.path(), Bounded::new(bounds)).await.map(Response::into_inner)
+            grpc.unary(request, call.path(), BoundedCodec::new(bounds)).await.map(Response::into_inner)
         };
         self.until(deadline, call, message, send).await
     }
@@ -121,7 +121,7 @@ impl Peer {
         A: Message + Default + 'static,
     {
         let send = |mut grpc: Grpc<Channel>, request| async move {
-            grpc.unary(request, call.path(), Bounded::new(ONE)).await.map(Response::into_inner)
+            grpc.unary(request, call.path(), BoundedCodec::new(ONE)).await.map(Response::into_inner)
         };
         self.send(call, Request::new(message), send).await
     }
@@ -158,7 +158,7 @@ impl Peer {
         let deadline = self.deadline();
         if self.streams.load(Ordering::Relaxed) {
             let read = |mut grpc: Grpc<Channel>, request: Request<()>| async move {
-                let codec = Bounded::<(), A>::new(LIST);
+                let codec = BoundedCodec::<(), A>::new(LIST);
                 let mut pages = grpc.server_streaming(request, stream.path(), codec).await?.into_inner();
                 let mut all = Vec::new();
                 while let Some(page) = pages.message().await? {

@@ -60,7 +60,7 @@ fn a_secret_belongs_to_its_namespace_and_the_later_of_two_counts() {
     let other = SECRET.replace("{name: reg}", "{name: reg, namespace: ops}");
     let found = read(&pod("imagePullSecrets: [{name: reg}]"), &other);
     assert_eq!(found.pods[0].secrets_unread, ["reg"]);
-    assert_eq!(found.notes.len(), 1, "a secret that no pod names is none to speak of: {:?}", found.notes);
+    assert_eq!(found.notes.len(), 1, "a secret that no pod names gets no note: {:?}", found.notes);
     let later = SECRET.replace("eyJhdXRocyI6e319", "eyJhdXRocyI6e30gfQ==");
     let found = read(&pod("imagePullSecrets: [{name: reg}]"), &format!("{SECRET}---\n{later}"));
     let document = found.pods[0].secrets[0].docker_config.as_ref().expect("its document");

@@ -156,7 +156,7 @@ impl Inventory {
 
 impl ModelDisk {
     pub(crate) fn forget_leases(&self) {
-        // Before the first lease there is none.
+        // The file is absent until the first lease.
         let _ = fs::remove_file(self.folder.path().join(LEASES));
     }
 
