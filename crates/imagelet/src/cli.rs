@@ -528,11 +528,9 @@ impl Cli {
         {
             return conflict(&format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get()));
         }
-        match &mut cli.command {
-            Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) => {
-                serve.ignored = kubelet_options::ignored(&matches);
-            }
-            _ => {}
+        if let Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) = &mut cli.command {
+            serve.kubelet = kubelet_options::given(&matches);
+            serve.ignored = kubelet_options::ignored(&matches);
         }
         if let Command::Serve(serve) = &cli.command {
             if typed("endpoint") {

@@ -4,9 +4,10 @@ use std::{
     fmt::Display,
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use imagelet_core::{image::Percent, printable::is_unprintable};
+use imagelet_core::{image::Percent, printable::is_unprintable, text::GoDuration};
 
 use crate::size::parse_size;
 
@@ -100,16 +101,30 @@ impl Violations {
         Percent::new(i64::from(value.clamp(0, 100))).expect("it is clamped")
     }
 
-    /// One of several words; an unknown word becomes the first.
-    pub(super) fn one_of<T: Copy, const N: usize>(&mut self, key: &str, text: &str, known: [(&str, T); N]) -> T {
-        let found = known.iter().find(|(name, _)| *name == text);
-        self.rule(
-            found.is_some(),
-            key,
-            format!("`{text}`"),
-            format!("must be one of {:?}", known.map(|(name, _)| name)),
-        );
-        found.unwrap_or(&known[0]).1
+    pub(super) fn count(&mut self, key: &str, value: i32, range: RangeInclusive<i32>) -> u64 {
+        self.between(key, &value, range);
+        u64::try_from(value).unwrap_or_default()
+    }
+
+    pub(super) fn not_negative(&mut self, key: &str, duration: GoDuration) -> Duration {
+        self.rule(duration.0 >= 0, key, duration, "must not be negative");
+        duration.to_std()
+    }
+
+    pub(super) fn positive(&mut self, key: &str, duration: GoDuration) -> Duration {
+        self.rule(duration.0 > 0, key, duration, "must be positive");
+        duration.to_std()
+    }
+
+    pub(super) fn at_least(&mut self, key: &str, duration: GoDuration, min: GoDuration) -> Duration {
+        self.rule(duration >= min, key, duration, format!("must be at least {min}"));
+        duration.to_std()
+    }
+
+    pub(super) fn off_or_second(&mut self, key: &str, duration: GoDuration) -> Duration {
+        let is_valid = duration.0 == 0 || duration >= GoDuration::seconds(1);
+        self.rule(is_valid, key, duration, "must be 0, or at least 1s");
+        duration.to_std()
     }
 
     pub(super) fn size(&mut self, key: &str, text: &str) -> Option<u64> {
