@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::Percent, printable::is_unprintable, text::GoDuration};
+use imagelet_core::{
+    image::Percent,
+    printable::{printable, printable_start},
+    text::GoDuration,
+};
 
 use crate::size::parse_size;
 
@@ -40,19 +44,8 @@ impl ConfigError {
 
     /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
-        let message = escaped(message.chars().take(MESSAGE_MAX).collect());
-        Self::Invalid(vec![format!("{}: {message}", place(path, line))])
+        Self::Invalid(vec![format!("{}: {}", place(path, line), printable_start(message, MESSAGE_MAX))])
     }
-}
-
-/// A message without what a file may have in its texts and is not printable.
-fn escaped(message: String) -> String {
-    let is_odd = |letter: char| is_unprintable(letter) && letter != '\n';
-    if !message.contains(is_odd) {
-        return message;
-    }
-    let shown = |letter: char| if is_odd(letter) { letter.escape_default().to_string() } else { letter.to_string() };
-    message.chars().map(shown).collect()
 }
 
 pub(super) fn place(path: &Path, line: Option<usize>) -> String {
@@ -81,7 +74,7 @@ impl Violations {
     /// For the few messages that the kubelet prints without its usual prefix.
     pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        self.0.push(Violation { keys, message: escaped(message) });
+        self.0.push(Violation { keys, message: printable(&message) });
     }
 
     /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.

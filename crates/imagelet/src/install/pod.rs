@@ -66,9 +66,9 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
         (HTTP_TOKEN, &http_token, SECRET_LENGTH_MAX),
         (PROXY_PASSWORD, &proxy_password, SECRET_LENGTH_MAX),
     ];
-    let private = private.into_iter().map(|(name, path, length_max)| {
-        Ok((name, path.as_deref().map(|path| read(path, length_max)).transpose()?))
-    });
+    let private = private
+        .into_iter()
+        .map(|(name, path, length_max)| Ok((name, path.as_deref().map(|path| read(path, length_max)).transpose()?)));
     let private = private.collect::<Result<Vec<PrivateFile>, Failure>>()?;
     enter(&host_namespace)?;
     if !Path::new("/run/systemd/system").is_dir() {
@@ -95,12 +95,7 @@ fn enter(namespace: &Path) -> Result<(), Failure> {
     move_into_link_name_space(link.as_fd(), Some(LinkNameSpaceType::Mount)).map_err(|error| failed(&error.into()))
 }
 
-fn set_up(
-    install: InstallArgs,
-    program: &[u8],
-    private: &[PrivateFile],
-    format: Format,
-) -> Result<ExitCode, Failure> {
+fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format: Format) -> Result<ExitCode, Failure> {
     let is_own = Path::new(PROGRAM).exists();
     let units = [SERVICE_UNIT].into_iter().chain(PACKAGED_UNITS);
     if let Some(unit) = units.into_iter().find(|unit| !is_own && Path::new(unit).exists()) {

@@ -160,11 +160,7 @@ fn a_host_that_its_administrator_has_to_change_first_is_refused() {
         (&node, foreign(None), Some("names no runtime")),
         (&node, foreign(Some(CONTAINERD)), None),
         (&named(CONTAINERD), foreign(Some(CONTAINERD)), None),
-        (
-            &named(other),
-            foreign(Some(CONTAINERD)),
-            Some("containerd.sock`, not `unix:///run/crio/crio.sock`"),
-        ),
+        (&named(other), foreign(Some(CONTAINERD)), Some("containerd.sock`, not `unix:///run/crio/crio.sock`")),
         (&of_pods, foreign(Some(CONTAINERD)), Some("would have no effect")),
         (&of_pods, host(), None),
         (&node, with(host(), SERVICE_UNIT, FileState::Foreign), Some("imagelet.service` exists and was not written")),
@@ -176,7 +172,8 @@ fn a_host_that_its_administrator_has_to_change_first_is_refused() {
         ),
     ] {
         let refusal = plan(request, &host).err().map(|refusal| refusal.message);
-        let is_expected = expected.map_or(refusal.is_none(), |words| refusal.as_ref().is_some_and(|it| it.contains(words)));
+        let is_expected =
+            expected.map_or(refusal.is_none(), |words| refusal.as_ref().is_some_and(|it| it.contains(words)));
         assert!(is_expected, "{request:?} {host:?}: {refusal:?}");
     }
 }
