@@ -32,7 +32,7 @@ macro_rules! families {
             kind: $kind,
             labels: $labels,
         };)*
-        pub(super) static FAMILIES: &[&Family] = &[$(&$name),*];
+        pub(crate) static FAMILIES: &[&Family] = &[$(&$name),*];
     };
 }
 pub(crate) use families;

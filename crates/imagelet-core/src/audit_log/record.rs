@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal, or a refusal of one
-//! {"lost":{"at":…,"count":3,"error":…}}                        so much could not be written
+//! {"lost":{"at":…,"count":3}}                                  so much could not be written
 //! ```
 //!
 //! A line is one JSON document without a line end in it, so a reader that finds damage continues with the next line. A
@@ -16,10 +16,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
-    /// Time of the act.
     #[serde(with = "moment")]
     pub at: SystemTime,
-    /// Kind of the act.
     pub code: ActCode,
     /// The image's key; for a change of pins, all matching images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -56,7 +54,6 @@ pub struct PullHost {
     pub manifest: bool,
     /// Blobs of which it sent bytes.
     pub blobs: u64,
-    /// Bytes of those blobs.
     pub bytes: u64,
     /// Failed requests by class; at most [`PullHost::CLASSES_MAX`] classes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -92,11 +89,9 @@ impl PullHost {
     }
 }
 
-/// The kind of an act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActCode {
-    /// The image was pulled.
     Pulled,
     /// The image came from an archive.
     Imported,
@@ -104,9 +99,7 @@ pub enum ActCode {
     RemovedOnRequest,
     /// One name of the image was removed on request.
     UntaggedOnRequest,
-    /// A pattern was pinned.
     Pinned,
-    /// A pattern was unpinned.
     Unpinned,
     /// Another image manager of the node pulled it, according to its records.
     Adopted,
@@ -131,7 +124,6 @@ impl ActCode {
         matches!(self, Self::Pinned | Self::Unpinned)
     }
 
-    /// The stable code.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
@@ -163,7 +155,6 @@ pub(super) struct LostLine {
     #[serde(with = "moment")]
     pub(super) at: SystemTime,
     pub(super) count: u64,
-    pub(super) error: String,
 }
 
 /// RFC 3339 times, exact to the nanosecond.

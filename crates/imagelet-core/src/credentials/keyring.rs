@@ -210,6 +210,13 @@ impl TrackedCredential {
     }
 }
 
+impl ObjectIdentity {
+    /// The order of objects in a record.
+    pub(crate) fn sorted_by(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.uid)
+    }
+}
+
 impl fmt::Display for ObjectIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

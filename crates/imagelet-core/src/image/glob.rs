@@ -32,7 +32,7 @@ impl Glob {
 
     /// Whether the pattern matches the whole text.
     pub fn matches(&self, text: &str) -> bool {
-        matches(&self.0, text)
+        glob_matches(&self.0, text)
     }
 
     /// Whether the pattern matches the name of an image or repository, in full or in its short form.
@@ -54,7 +54,8 @@ fn spellings(name: &str) -> impl Iterator<Item = &str> {
     [Some(name), hub, library].into_iter().flatten()
 }
 
-fn matches(pattern: &str, text: &str) -> bool {
+/// Whether a pattern matches the whole text.
+pub(crate) fn glob_matches(pattern: &str, text: &str) -> bool {
     let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let (middle, last) = behind.rsplit_once('*').unwrap_or(("", behind));

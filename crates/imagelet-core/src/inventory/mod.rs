@@ -47,19 +47,19 @@ use self::{
     observation_window::ObservationWindow,
     pins::{change::parse_patterns, of_sets},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
-    usage_history::{UsageHistory, image_usage::UseReport},
+    usage_history::UsageHistory,
     waiting_pods::PodLeases,
 };
 pub use self::{
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
-    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
+    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory, UseReport},
     waiting_pods::WaitingPod,
 };
 use crate::{
     durable::{MachineDisk, StateDir},
-    image::{ByteSize, Image, ImageKey},
+    image::{Image, ImageKey},
     leases::{LeaseFile, LeaseService},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
@@ -174,16 +174,6 @@ impl ImageEntry {
     }
 }
 
-/// An image returned to a caller that may start a container from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HandedOut {
-    pub key: ImageKey,
-    /// `NAMESPACE/POD` of the requesting pod, if any.
-    pub user: Option<String>,
-    /// Compressed bytes fetched and the duration, if pulled.
-    pub pulled: Option<(ByteSize, Duration)>,
-}
-
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InventoryError {
@@ -294,22 +284,16 @@ impl Inventory {
 
     /// Records a request for the image by a caller that may start a container, which counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
-        self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
+        self.record(key, UseReport::default(), 1, now);
     }
 
-    /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
-    pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
-        self.record(handed, 1, false, now);
-    }
-
-    /// Records an image that a caller got. A prefetch is no use of it.
-    pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
+    /// Records an image that a caller got, with this number of uses. A prefetch is no use of it.
+    pub fn record(&self, key: &ImageKey, mut report: UseReport, uses: u64, now: SystemTime) {
         let mut state = self.lock();
         let now = state.time(now);
         state.seen_at = state.seen_at.max(Some(now));
-        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at: now });
-        let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
-        state.memory.used(&handed.key, reported, uses, now);
+        report.pulled.iter_mut().for_each(|cost| cost.at = now);
+        state.memory.used(key, report, uses, now);
         state.dirty = true;
     }
 
@@ -329,7 +313,7 @@ impl Inventory {
         F: Future<Output = Result<T, E>>,
     {
         let granted = |key, at| {
-            self.record(&HandedOut { key, user: None, pulled: None }, u64::from(pod.is_empty()), false, at);
+            self.record(&key, UseReport::default(), u64::from(pod.is_empty()), at);
         };
         self.leases.leased(pod, now, ask, key, granted).await
     }

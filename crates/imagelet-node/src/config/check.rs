@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Gates, ProviderOptions, Secret},
+    credentials::{ProviderOptions, Secret},
     gc::{GcMarks, GcOrder, GcPolicy},
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
@@ -453,7 +453,6 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
             binaries,
             limit: timeout.to_std(),
             environment: environment.variables.clone(),
-            gates: Gates { service_account_tokens: true },
         }),
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);

@@ -16,11 +16,12 @@ const GAP_MIN: Duration = Duration::from_mins(2);
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct UseReport {
-    pub(crate) user: Option<String>,
-    pub(crate) pulled: Option<PullCost>,
+pub struct UseReport {
+    /// `NAMESPACE/POD` of the requesting pod, if any.
+    pub user: Option<String>,
+    pub pulled: Option<PullCost>,
     /// A prefetch, which is no use.
-    pub(crate) is_prefetch: bool,
+    pub is_prefetch: bool,
 }
 
 /// The times of a pass, and what its lists are worth.
@@ -238,8 +239,6 @@ pub struct UseHistory {
     pub uses: u64,
     /// Number of uses after an idle time.
     pub returns: u32,
-    /// Number of pulls after its removal.
-    pub comebacks: u32,
     /// Mean seconds between uses with a pause, weighted to the latest. Zero: never used again.
     pub interval: u64,
     /// A newer image of the same repository was used since.

@@ -184,7 +184,6 @@ impl UsageHistory {
         let before = usage.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
             if self.returning != Some(gone) {
-                usage.history.comebacks += 1;
                 // Another manager brought it back, unless a recorded pull is later.
                 if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
                     usage.origin = ImageOrigin::Found;
