@@ -119,18 +119,12 @@ impl AuditLog {
     }
 
     /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
-    ///
-    /// # Errors
-    /// When the directory cannot be read; an absent one is an empty log, and damage is skipped.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
     }
 
     /// The last acts on all images, the latest first. Blocks.
-    ///
-    /// # Errors
-    /// As [`Self::history`].
     pub fn recent(&self, max: usize) -> io::Result<Vec<Act>> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| files::recent(directory, max))

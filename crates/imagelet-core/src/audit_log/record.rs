@@ -30,7 +30,6 @@ pub struct Act {
     /// Bytes fetched or reclaimed, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Duration in milliseconds, where recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// Of a removal by a collection, or its refusal: the stable code of the reason.
@@ -61,9 +60,7 @@ pub struct PullHost {
 }
 
 impl PullHost {
-    /// Hosts reported for one pull.
     pub const REPORTED_MAX: usize = 8;
-    /// Classes of failures reported for one host.
     pub const CLASSES_MAX: usize = 8;
 
     /// Adds what hosts sent in a further attempt of the same pull.
@@ -148,7 +145,6 @@ pub(super) enum Line {
     Lost(LostLine),
 }
 
-/// Records that were lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LostLine {
     /// When writing succeeded again.

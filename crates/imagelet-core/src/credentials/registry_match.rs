@@ -46,8 +46,7 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 }
 
 impl Location {
-    /// # Errors
-    /// Go's text, where this is not a URL.
+    /// The error is Go's text.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {

@@ -5,7 +5,6 @@ use std::fmt;
 /// Longest glob; no image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
-/// A pattern for whole texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Glob(String);
 
@@ -14,10 +13,6 @@ pub struct Glob(String);
 pub struct GlobError(&'static str);
 
 impl Glob {
-    /// Parses a pattern.
-    ///
-    /// # Errors
-    /// When it is empty, too long, or has characters that no name has.
     pub fn new(text: &str) -> Result<Self, GlobError> {
         if text.is_empty() {
             Err(GlobError("an empty pattern covers nothing"))
@@ -30,7 +25,6 @@ impl Glob {
         }
     }
 
-    /// Whether the pattern matches the whole text.
     pub fn matches(&self, text: &str) -> bool {
         glob_matches(&self.0, text)
     }

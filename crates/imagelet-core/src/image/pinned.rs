@@ -43,9 +43,6 @@ impl PinnedNames {
 
     /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
     /// the name, domain included; CRI-O also matches it within.
-    ///
-    /// # Errors
-    /// When a pattern would pin everything or nothing, or has a `*` elsewhere.
     pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PinnedNamesError> {
         let mut pinned = Self::default();
         for text in texts {
@@ -67,7 +64,6 @@ impl PinnedNames {
         Ok(pinned)
     }
 
-    /// The union of both.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -84,13 +80,11 @@ impl PinnedNames {
         self.0.iter().any(|pattern| pattern.glob.matches(if pattern.is_caseless { &small } else { name }))
     }
 
-    /// Whether an unpinned image has a pinned name.
     pub fn marks(&self, image: &Image) -> bool {
         let is_named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
         !image.pinned && !self.is_empty() && is_named()
     }
 
-    /// Marks an image with a pinned name as pinned.
     pub fn mark(&self, image: &mut Image) {
         image.pinned |= self.marks(image);
     }

@@ -45,18 +45,12 @@ impl KubeletRecords {
     }
 
     /// Whether the kubelet pulled an image.
-    ///
-    /// # Errors
-    /// When it did, and its record cannot be read.
     pub fn include(&self, id: &ImageId) -> io::Result<bool> {
         let record = self.read(&file_name(id.as_str()))?;
         Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
     }
 
     /// Reads all records; unreadable ones are listed with their reason.
-    ///
-    /// # Errors
-    /// When the folder exists and cannot be read.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
         let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {

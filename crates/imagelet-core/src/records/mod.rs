@@ -138,9 +138,7 @@ impl PullRecords {
     }
 
     /// Reads the records below a read-only data root. Changes end with the process.
-    ///
-    /// # Errors
-    /// When a folder exists and cannot be read: without its records every client could use the present images.
+    /// An unreadable folder is an error: without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), true)
     }
@@ -166,7 +164,6 @@ impl PullRecords {
         Self::in_memory_with(VerificationPolicy::NeverVerifyPreloadedImages)
     }
 
-    /// As [`Self::in_memory`], with other settings.
     pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
         Self {
             intents: RecordFolder::in_memory(),
@@ -182,7 +179,6 @@ impl PullRecords {
         Self { settings: None, ..Self::in_memory() }
     }
 
-    /// Whether pulls are recorded and verified.
     pub(crate) fn is_on(&self) -> bool {
         self.settings.is_some()
     }
@@ -267,9 +263,6 @@ impl PullRecords {
     }
 
     /// Decides from the evidence of [`Self::evidence`] whether a client may use a present image.
-    ///
-    /// # Errors
-    /// The error of `proof`, which is called only where its result matters.
     pub(crate) fn judge<E>(
         &self,
         image: &str,
@@ -289,9 +282,6 @@ impl PullRecords {
     }
 
     /// Adds the credentials that opened an image; creates a missing record. Durable on return.
-    ///
-    /// # Errors
-    /// When the record cannot be written.
     pub(crate) fn learn(
         &self,
         image: &str,
@@ -425,9 +415,7 @@ pub(crate) struct Intent {
 
 impl Intent {
     /// Records a successful pull and its credentials. Durable on return.
-    ///
-    /// # Errors
-    /// The intent stays, and the image counts as pulled under all its names: a full disk opens no image to a client.
+    /// After an error the intent stays, and the image counts as pulled under all its names: a full disk opens no image.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -442,9 +430,7 @@ impl Intent {
     }
 
     /// Withdraws the intent of a failed pull that brought no image.
-    ///
-    /// # Errors
-    /// The image still counts as being pulled.
+    /// After an error the image still counts as being pulled.
     pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());

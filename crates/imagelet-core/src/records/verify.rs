@@ -162,9 +162,7 @@ impl Verdict {
 }
 
 /// Decides access. `record`: the record of the image id; `intended`: there is an open intent for this spelling.
-///
-/// # Errors
-/// The error of `proof`, which is called only where its result matters.
+/// `proof` is called only where its result matters.
 pub(super) fn judge<E>(
     policy: &VerificationPolicy,
     image: &str,

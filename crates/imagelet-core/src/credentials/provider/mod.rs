@@ -95,9 +95,7 @@ impl Providers {
     /// Reads the configuration and uses it from the next lookup on; `None` removes all providers. Blocks on the disk.
     ///
     /// Running lookups keep the old providers. An unchanged configuration keeps its cache.
-    ///
-    /// # Errors
-    /// The configuration is invalid; the active providers stay.
+    /// After an error the active providers stay.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), ProvidersError> {
         let set = match options {
             None => ProviderSet::default(),

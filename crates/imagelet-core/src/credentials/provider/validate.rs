@@ -16,9 +16,6 @@ const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
 /// Checks every rule. `with_tokens`: the gate `KubeletServiceAccountTokenForCredentialProviders`.
-///
-/// # Errors
-/// All findings: one, or several in brackets.
 pub(super) fn check(config: &ProviderConfig, with_tokens: bool) -> Result<(), String> {
     let mut findings = Vec::new();
     if config.providers.is_empty() {

@@ -22,15 +22,12 @@ pub struct OwnedPin {
 }
 
 impl Inventory {
-    /// The pins of sets, in their order.
     pub fn set_pins(&self) -> Vec<OwnedPin> {
         self.lock().set_pins.clone()
     }
 
     /// Replaces the pins of sets by these: a reference and its owner. They are on disk on return.
-    ///
-    /// # Errors
-    /// When there are too many, or the disk refuses; then the former pins stay.
+    /// After an error the former pins stay.
     pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
         if pins.len() > PATTERNS_MAX {
             let pattern = pins[PATTERNS_MAX].0.clone();
