@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Gates, ProviderOptions, Secret},
+    credentials::{ProviderOptions, Secret},
     gc::{GcMarks, GcOrder, GcPolicy},
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
@@ -394,7 +394,6 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
             binaries,
             limit,
             environment: environment.variables.clone(),
-            gates: Gates { service_account_tokens: true },
         }),
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);
