@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::SystemTime};
 use async_trait::async_trait;
 
 use super::{
-    Freed, ImageDetails, Listing, LocalStore, RuntimeError,
-    pull_request::{Progress, PullRequest, RegistryHost},
+    Freed, ImageDetails, Listing, LocalStore, Progress, PullRequest, RegistryHost, RuntimeError,
 };
 use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
