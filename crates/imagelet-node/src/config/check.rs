@@ -389,12 +389,9 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
     let config = found.path(CONFIG, &own.image_credential_provider_config_path);
     let binaries = found.path(BINARIES, &own.image_credential_provider_bin_dir);
     match (config, binaries) {
-        (Some(config), Some(binaries)) => Some(ProviderOptions {
-            config,
-            binaries,
-            limit,
-            environment: environment.variables.clone(),
-        }),
+        (Some(config), Some(binaries)) => {
+            Some(ProviderOptions { config, binaries, limit, environment: environment.variables.clone() })
+        }
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);
             found.rule(binaries.is_none(), BINARIES, "needs", CONFIG);
