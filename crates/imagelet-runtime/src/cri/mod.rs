@@ -2,7 +2,6 @@
 //!
 //! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
 
-mod address;
 mod backoff;
 pub(crate) mod bounded;
 mod channel;
@@ -14,7 +13,6 @@ pub(crate) mod server;
 mod stall;
 mod trace;
 
-pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
