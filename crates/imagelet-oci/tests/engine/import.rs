@@ -14,7 +14,7 @@ use imagelet_core::{
     runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
-use imagelet_oci::{ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument};
+use imagelet_oci::{EngineImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument};
 
 use crate::{
     content,
@@ -30,7 +30,7 @@ pub(crate) struct Bed {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) sink: FakeSink,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) importer: Arc<dyn ImageImporter>,
+    pub(crate) importer: Arc<EngineImporter>,
 }
 
 impl Bed {
@@ -69,7 +69,7 @@ async fn engine(root: &Path, change: impl FnOnce(&mut EngineConfig)) -> Arc<Engi
 }
 
 pub(crate) async fn import(
-    importer: &Arc<dyn ImageImporter>,
+    importer: &Arc<EngineImporter>,
     name: &str,
     progress: Progress,
 ) -> Result<ImageId, ImportError> {

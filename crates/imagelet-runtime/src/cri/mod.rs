@@ -16,7 +16,7 @@ mod trace;
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
-pub(crate) use runtime_info::SNAPSHOTTER;
+pub(crate) use runtime_info::OVERLAYFS;
 pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
 pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};

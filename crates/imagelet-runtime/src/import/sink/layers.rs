@@ -27,7 +27,7 @@ use crate::{
         calls::COMMITTED,
         v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
     },
-    import::sink::snapshotter_folder::OVERLAYFS,
+    cri::OVERLAYFS,
 };
 
 #[derive(Debug)]
@@ -273,7 +273,7 @@ impl ImportRun {
             match self.client.prepare(message).await {
                 Ok(mounts) => {
                     failpoint!("import.prepared");
-                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.path);
+                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.folder());
                     return match folders {
                         Ok(folders) => Ok(Some((key, folders))),
                         Err(why) => {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::{content::Content, layers::ImportRun, records};
-use crate::import::sink::snapshotter_folder::OVERLAYFS;
+use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
