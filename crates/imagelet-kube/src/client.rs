@@ -18,7 +18,7 @@ use tower::{BoxError, service_fn};
 
 use crate::{
     access::ApiAccess,
-    api_error::{AnswerError, ApiError, LINE_LENGTH_MAX},
+    api_error::{ApiError, LINE_LENGTH_MAX},
 };
 
 /// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
@@ -82,7 +82,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
             sleep_until(last + WATCH_EVERY).await;
         }
         let sent = timeout(ANSWER_MAX, async { Ok::<_, BoxError>(self.client().await?.send(request).await?) });
-        let answer = sent.await.unwrap_or_else(|_| Err(AnswerError::Silent(ANSWER_MAX).into()));
+        let answer = sent.await.unwrap_or_else(|_| Err(ApiError::Silent(ANSWER_MAX).into()));
         let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
         if !is_accepted {
             // The credentials may be newer in their files, and the connection may be broken.
@@ -139,7 +139,7 @@ fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
     let frames = stream::unfold(Some((body, 0)), |state| async move {
         let (mut body, mut length) = state?;
         let frame: Result<Frame<Bytes>, BoxError> = match timeout(SILENCE_MAX, body.frame()).await {
-            Err(_) => Err(AnswerError::Silent(SILENCE_MAX).into()),
+            Err(_) => Err(ApiError::Silent(SILENCE_MAX).into()),
             Ok(frame) => frame?.map_err(Into::into),
         };
         let bytes = frame.as_ref().ok().and_then(Frame::data_ref).map_or(&[][..], |bytes| bytes);
@@ -147,7 +147,7 @@ fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
             Some(end) => bytes.len() - end - 1,
             None => length + bytes.len(),
         };
-        let frame = if length > LINE_LENGTH_MAX { Err(AnswerError::TooLarge.into()) } else { frame };
+        let frame = if length > LINE_LENGTH_MAX { Err(ApiError::TooLarge.into()) } else { frame };
         let rest = frame.is_ok().then_some((body, length));
         Some((frame, rest))
     });

@@ -5,45 +5,25 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::metrics::{Family, MetricKind, Metrics};
+use imagelet_core::metrics::{Family, MetricKind, Metrics, families};
 use tokio::time::Instant;
 
 use crate::client::Answer;
 
-static SYNCED: Family = Family {
-    name: "imagelet_kubernetes_pods_synced",
-    help: "1 while the watch of the node's pods follows the API server, else 0.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static HEARD: Family = Family {
-    name: "imagelet_kubernetes_pods_timestamp_seconds",
-    help: "When the API server last answered about the node's pods.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static RESTARTS: Family = Family {
-    name: "imagelet_kubernetes_watch_restarts_total",
-    help: "Watches of the node's pods that failed, by cause: expired, failed.",
-    kind: MetricKind::Counter,
-    labels: &["cause"],
-};
-static PODS: Family = Family {
-    name: "imagelet_kubernetes_pods",
-    help: "Pods that are bound to the node, without those that are finished or being deleted.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static WAITING: Family = Family {
-    name: "imagelet_kubernetes_pods_waiting",
-    help: "Those of them with containers that do not exist yet: their images are leased.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
+families! {
+    SYNCED = "imagelet_kubernetes_pods_synced",
+        "1 while the watch of the node's pods follows the API server, else 0.", MetricKind::Gauge, &[];
+    HEARD = "imagelet_kubernetes_pods_timestamp_seconds",
+        "When the API server last answered about the node's pods.", MetricKind::Gauge, &[];
+    RESTARTS = "imagelet_kubernetes_watch_restarts_total",
+        "Watches of the node's pods that failed, by cause: expired, failed.", MetricKind::Counter, &["cause"];
+    PODS = "imagelet_kubernetes_pods",
+        "Pods that are bound to the node, without those that are finished or being deleted.", MetricKind::Gauge, &[];
+    WAITING = "imagelet_kubernetes_pods_waiting",
+        "Those of them with containers that do not exist yet: their images are leased.", MetricKind::Gauge, &[];
+}
 
-pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct WatchHealth {
     /// Only the watch of the node's pods has metrics.
     metrics: Option<Arc<Metrics>>,
@@ -80,12 +60,7 @@ impl WatchHealth {
         for family in FAMILIES {
             metrics.declare(family);
         }
-        Self { metrics: Some(metrics), record: Mutex::default() }
-    }
-
-    /// Of another watch, without metrics.
-    pub(crate) fn unmeasured() -> Self {
-        Self { metrics: None, record: Mutex::default() }
+        Self { metrics: Some(metrics), ..Self::default() }
     }
 
     fn set(&self, family: &'static Family, value: f64) {
@@ -129,26 +104,21 @@ impl WatchHealth {
         self.set(&WAITING, waiting as f64);
     }
 
-    /// The API server has forgotten the version at which the watch is, as it does from time to time: a list follows.
-    pub(super) fn expired(&self) {
-        self.restarts("expired");
-    }
-
-    /// A watch, or the attempt to start one, failed. Returns whether the failure is another one than before.
-    pub(super) fn failed(&self, failure: String) -> bool {
-        self.restarts("failed");
+    /// A watch, or the attempt to start one, failed; an expired one only begins anew. Returns whether the failure is another
+    /// one than before.
+    pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
+        if let Some(metrics) = &self.metrics {
+            metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
+        }
         let report = &mut self.lock().report;
+        report.restarts += 1;
+        if is_expired {
+            return false;
+        }
         report.in_sync = false;
         self.set(&SYNCED, 0.0);
         let before = report.failure.replace(failure);
         before != report.failure
-    }
-
-    fn restarts(&self, cause: &'static str) {
-        if let Some(metrics) = &self.metrics {
-            metrics.increment(&RESTARTS, &[cause]);
-        }
-        self.lock().report.restarts += 1;
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchRecord> {

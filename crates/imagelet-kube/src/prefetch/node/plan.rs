@@ -25,7 +25,7 @@ const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 pub(super) struct TaskKey {
     pub(super) uid: String,
     /// Zero unless each generation pulls again.
-    pub(super) generation: u64,
+    pub(super) generation: i64,
     pub(super) image: SetImage,
 }
 
@@ -148,7 +148,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
     // The places of sets change with other sets; the order of the report does not, so that nothing is written for it.
-    reports.sort_by(|(a, _), (b, _)| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+    reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.pins.sort();
     plan.pins.dedup();

@@ -15,7 +15,7 @@ pub(crate) struct NodeImages {
     pub(crate) sets: Vec<SetReport>,
 }
 
-resource!(NodeImages, "NodeImages", "imagelet.dev", "v1alpha1", "nodeimages", ClusterResourceScope);
+resource!(NodeImages, ClusterResourceScope, (), |()| ["imagelet.dev", "v1alpha1", "NodeImages", "nodeimages"]);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -25,7 +25,7 @@ pub(crate) struct SetReport {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    pub(crate) generation: u64,
+    pub(crate) generation: i64,
     pub(crate) phase: SetPhase,
     pub(crate) images: Vec<ImageReport>,
 }

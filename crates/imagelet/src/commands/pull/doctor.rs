@@ -232,11 +232,6 @@ fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, F
 }
 
 impl DiagnosisStep {
-    /// Whether a host failed; the credential for it is the node's own.
-    fn is_of_failed_host(&self) -> bool {
-        !self.ok && !self.host.is_empty() && self.step != "credentials"
-    }
-
     fn of_node(step: &'static str, outcome: Result<String, Failure>) -> Self {
         let (detail, failure) = match outcome {
             Ok(detail) => (detail, None),
@@ -266,7 +261,9 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
         let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
         let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
         let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
-        step.is_of_failed_host() && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
+        // The credential for a host is the node's own.
+        let is_of_host = !step.ok && !step.host.is_empty() && step.step != "credentials";
+        is_of_host && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
     };
     let answered = steps.iter().rev().find(has_answered).filter(|_| !served && !first.host.is_empty());
     let step = answered.unwrap_or(first);
@@ -306,17 +303,13 @@ fn with_short_digests(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-fn conclusion(diagnosis: &Diagnosis) -> String {
-    let Diagnosis { image, served, steps, .. } = diagnosis;
-    let failed: Vec<&DiagnosisStep> = steps.iter().filter(|step| !step.ok).collect();
-    let fails = |name: &str| failed.iter().any(|step| step.step == name);
+fn conclusion(Diagnosis { image, served, steps, .. }: &Diagnosis) -> String {
+    let fails = |name: &str| steps.iter().any(|step| !step.ok && step.step == name);
     if !served || fails("signature") {
         format!("A pull of {image} fails.")
     } else if fails("disk") {
         format!("A pull of {image} fails until the disk has space.")
-    } else if failed.iter().any(|step| step.is_of_failed_host()) {
-        format!("Another host serves {image}, so that a pull may succeed.")
-    } else if !failed.is_empty() {
+    } else if steps.iter().any(|step| !step.ok) {
         format!("A host serves {image} all the same, so that a pull may succeed.")
     } else {
         format!("A pull of {image} finds nothing in its way.")
@@ -370,7 +363,7 @@ mod tests {
         let node = |step| DiagnosisStep::of_node(step, Err(Failure::default()));
         for (served, steps, expected) in [
             (true, vec![DiagnosisStep::of_node("disk", Ok(String::new()))], "A pull of a finds nothing in its way."),
-            (true, vec![host("connect")], "Another host serves a, so that a pull may succeed."),
+            (true, vec![host("connect")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![node("credentials")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![host("credentials")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![node("disk"), host("connect")], "A pull of a fails until the disk has space."),

@@ -22,10 +22,9 @@ pub(super) use self::{
     doctor::doctor,
     registry_login::{log_in, log_out},
 };
-use crate::output::print_failure;
 use crate::{
     cli::{LoginArgs, PullArgs},
-    output::{Format, print},
+    output::{Format, exit_code, print, print_failure},
     progress::{Screen, lock},
 };
 use imagelet_node::{
@@ -98,12 +97,17 @@ pub(super) fn unread(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
-    let mut line = Vec::new();
-    std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', &mut line)?;
-    while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-        line.pop();
+    secret_of(|text| std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', text))
+}
+
+/// A secret without the line end that people and tools write.
+fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::io::Result<Secret> {
+    let mut text = zeroize::Zeroizing::new(Vec::new());
+    read(&mut text)?;
+    while text.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+        text.pop();
     }
-    Ok(Secret::from_bytes(line))
+    Ok(Secret::from_bytes(std::mem::take(&mut *text)))
 }
 
 /// Requests all images; a failed one does not stop the others.
@@ -132,7 +136,7 @@ pub(super) async fn run(
     print(format, &json!({ "images": pulled, "failures": failures }), |out| {
         pulled.iter().try_for_each(|one| writeln!(out, "{}", one.id))
     })?;
-    Ok(ExitCode::from(u8::from(!failures.is_empty())))
+    Ok(exit_code(!failures.is_empty()))
 }
 
 /// A pull that failed, and the images that were removed for it all the same.
