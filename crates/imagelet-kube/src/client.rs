@@ -8,12 +8,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
 use kube::{Client, client::Body};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_stream::StreamExt as _;
 use tower::{BoxError, service_fn};
 
 use crate::{
@@ -136,22 +137,16 @@ fn is_watch(request: &Request<Body>) -> bool {
 
 /// The body, whose lines and whose pauses have a limit.
 fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
-    let frames = stream::unfold(Some((body, 0)), |state| async move {
-        let (mut body, mut length) = state?;
-        let frame: Result<Frame<Bytes>, BoxError> = match timeout(SILENCE_MAX, body.frame()).await {
-            Err(_) => Err(ApiError::Silent(SILENCE_MAX).into()),
-            Ok(frame) => frame?.map_err(Into::into),
-        };
-        let bytes = frame.as_ref().ok().and_then(Frame::data_ref).map_or(&[][..], |bytes| bytes);
+    let mut length = 0;
+    let frames = body.into_data_stream().timeout(SILENCE_MAX).map(move |bytes| {
+        let bytes = bytes.map_err(|_| ApiError::Silent(SILENCE_MAX))??;
         length = match bytes.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => bytes.len() - end - 1,
             None => length + bytes.len(),
         };
-        let frame = if length > LINE_LENGTH_MAX { Err(ApiError::TooLarge.into()) } else { frame };
-        let rest = frame.is_ok().then_some((body, length));
-        Some((frame, rest))
+        if length > LINE_LENGTH_MAX { Err(ApiError::TooLarge.into()) } else { Ok(Frame::data(bytes)) }
     });
-    StreamBody::new(frames.boxed())
+    StreamBody::new(frames)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use imagelet_core::metrics::{Family, MetricKind, Metrics, families};
@@ -27,14 +27,7 @@ families! {
 pub struct WatchHealth {
     /// Only the watch of the node's pods has metrics.
     metrics: Option<Arc<Metrics>>,
-    record: Mutex<WatchRecord>,
-}
-
-#[derive(Debug, Default)]
-struct WatchRecord {
-    /// Without the age.
-    report: WatchReport,
-    heard_at: Option<Instant>,
+    report: Mutex<WatchReport>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,8 +36,8 @@ pub struct WatchReport {
     pub is_listed: bool,
     /// The watch follows the API server.
     pub in_sync: bool,
-    /// Time since the last answer of the API server.
-    pub age: Option<Duration>,
+    /// The last answer of the API server.
+    pub heard_at: Option<Instant>,
     /// Watches, and attempts to begin one, that failed.
     pub restarts: u64,
     /// Pods that are bound to the node and not finished.
@@ -70,21 +63,20 @@ impl WatchHealth {
     }
 
     pub fn report(&self) -> WatchReport {
-        let record = self.lock();
-        WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }
+        self.lock().clone()
     }
 
     /// What becomes of the requests of the watch. Returns the failure that has ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
-        let mut record = self.lock();
+        let mut report = self.lock();
         match answer {
             Answer::Watching => {
-                record.report.in_sync = true;
+                report.in_sync = true;
                 self.set(&SYNCED, 1.0);
-                return record.report.failure.take();
+                return report.failure.take();
             }
             Answer::Heard => {
-                record.heard_at = Some(Instant::now());
+                report.heard_at = Some(Instant::now());
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 self.set(&HEARD, now.as_secs_f64());
             }
@@ -94,11 +86,11 @@ impl WatchHealth {
     }
 
     pub(super) fn listed(&self) {
-        self.lock().report.is_listed = true;
+        self.lock().is_listed = true;
     }
 
     pub(crate) fn counted(&self, pods: usize, waiting: usize) {
-        let report = &mut self.lock().report;
+        let mut report = self.lock();
         (report.pods, report.waiting) = (pods, waiting);
         self.set(&PODS, pods as f64);
         self.set(&WAITING, waiting as f64);
@@ -110,7 +102,7 @@ impl WatchHealth {
         if let Some(metrics) = &self.metrics {
             metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
         }
-        let report = &mut self.lock().report;
+        let mut report = self.lock();
         report.restarts += 1;
         if is_expired {
             return false;
@@ -121,7 +113,7 @@ impl WatchHealth {
         before != report.failure
     }
 
-    fn lock(&self) -> MutexGuard<'_, WatchRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, WatchReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -255,9 +255,9 @@ impl PrefetchAgent {
             // Nothing runs, or the plan has dropped what did: the next pull begins at once.
             let Some(task) = plan.next.take() else { return plan };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
-            let (key, progress) = (task.key.clone(), bytes.progress());
+            let (key, watcher) = (task.key.clone(), bytes.watcher());
             work.last.clone_from(&task.set.namespace);
-            let pull = async move { target.fetch(request(&client, &task).await?, progress).await };
+            let pull = async move { target.fetch(request(&client, &task).await?, watcher).await };
             work.running = Some(RunningPull { key, bytes, task: AbortOnDropHandle::new(tokio::spawn(pull)) });
         }
     }
