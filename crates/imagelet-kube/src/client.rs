@@ -32,7 +32,6 @@ const WATCH_EVERY: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Rejected(StatusCode),
-    /// It did not answer.
     Failed,
     /// It sends the events of a watch.
     Watching,
@@ -40,7 +39,6 @@ pub(crate) enum Answer {
     Heard,
 }
 
-/// The connection that all requests of a client share.
 struct Connection<C> {
     connect: C,
     /// `None`: the next request connects.

@@ -24,7 +24,6 @@ const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 /// The longest life that is believed.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
-/// The service accounts of a cluster, uncached.
 pub struct ClusterTokens {
     client: Client,
 }

@@ -51,7 +51,6 @@ pub(crate) struct Versioned<T> {
 /// What a read led to; a failure is its text.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 
-/// Objects of one kind.
 pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>);
 
 struct Slot<T> {

@@ -43,7 +43,6 @@ pub(crate) struct BoundPod {
     pub(crate) passed_over: Vec<String>,
 }
 
-/// One use of an image in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodImageUse {
     pub(crate) role: PodRole,
@@ -68,7 +67,6 @@ impl PodImageUse {
 }
 
 impl BoundPod {
-    /// `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
@@ -82,9 +80,7 @@ impl BoundPod {
 }
 
 /// The images of a pod; `None` for a pod that is finished or being deleted: it starts no more containers.
-///
-/// # Errors
-/// When the pod has an invalid name, which the API server rejects.
+/// Fails for an invalid name, which the API server rejects.
 pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, String> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =

@@ -80,7 +80,6 @@ pub struct SetRow {
     /// Empty for a set of the cluster.
     pub namespace: String,
     pub name: String,
-    /// Number of images.
     pub images: usize,
     #[serde(flatten)]
     pub nodes: NodeCounts,
@@ -92,7 +91,6 @@ pub struct SetRow {
     pub failures: Vec<String>,
 }
 
-/// The requests of the command line.
 pub struct PrefetchApi {
     client: Client,
 }
@@ -149,7 +147,6 @@ impl PrefetchApi {
     }
 }
 
-/// All objects of a collection, page by page.
 async fn list(api: &Api<SetObject>) -> Result<Vec<SetObject>, ApiError> {
     let (mut objects, mut page) = (Vec::new(), ListParams::default().limit(PAGE_SETS));
     loop {

@@ -36,7 +36,6 @@ pub struct WatchReport {
     pub is_listed: bool,
     /// The watch follows the API server.
     pub in_sync: bool,
-    /// The last answer of the API server.
     pub heard_at: Option<Instant>,
     /// Watches, and attempts to begin one, that failed.
     pub restarts: u64,
@@ -44,7 +43,6 @@ pub struct WatchReport {
     pub pods: usize,
     /// Those with containers that do not exist yet.
     pub waiting: usize,
-    /// The failure that lasts.
     pub failure: Option<String>,
 }
 

@@ -82,7 +82,6 @@ pub struct PrefetchController {
 pub struct ControllerReport {
     /// The API server has answered about the lease.
     pub has_answer: bool,
-    /// This process holds the lease.
     pub leads: bool,
     /// It knows all sets, reports and nodes.
     pub is_listed: bool,
@@ -135,7 +134,6 @@ impl PrefetchController {
         self.metrics.set(&REPORTS, &[], reports as f64);
     }
 
-    /// Acts for as long as this future lives.
     async fn lead(&self) {
         let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
         let view = ClusterView { sets: SharedSets::default(), reports, nodes, changed: Notify::new() };

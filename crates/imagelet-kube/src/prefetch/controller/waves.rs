@@ -5,7 +5,6 @@ use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStat
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,
-    /// Its place in the order of the waves.
     pub(super) place: u64,
     /// What it reports of this spec; `None`: nothing yet.
     pub(super) phase: Option<SetPhase>,

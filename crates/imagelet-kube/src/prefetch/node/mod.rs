@@ -74,7 +74,6 @@ pub struct PrefetchAgent {
 
 type OwnNode = PartialObjectMeta<Node>;
 
-/// What the watches know.
 struct Inputs {
     sets: SharedSets,
     nodes: Store<OwnNode>,
@@ -108,7 +107,6 @@ struct Attempts {
 }
 
 impl PrefetchAgent {
-    /// An agent of this node, which begins with [`Self::run`].
     pub fn new(client: Client, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
         Self { client, node: node.to_owned(), target }
     }

@@ -33,7 +33,6 @@ pub(super) struct TaskKey {
 pub(super) enum TaskState {
     /// With the bytes received and in all; `None`: not known yet.
     Running(Option<(u64, u64)>),
-    /// Fetched at this time.
     Done {
         at: SystemTime,
     },
@@ -91,7 +90,6 @@ pub(super) struct Plan {
 /// Images of other sets than that of the running pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// The next one.
     pub(super) image: String,
     /// Each of their sets is slow, too.
     pub(super) are_all_slow: bool,

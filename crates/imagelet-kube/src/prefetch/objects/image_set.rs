@@ -19,7 +19,6 @@ use crate::{
 /// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
 
-/// Which of the two kinds a set is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) enum SetScope {
     /// Images of one namespace, with its pull secrets.
@@ -45,7 +44,6 @@ impl SetScope {
     }
 }
 
-/// Kind, namespace and name of a set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
@@ -132,7 +130,6 @@ impl SetObject {
 }
 
 impl ImageSet {
-    /// Whether the status is about this spec.
     pub(crate) fn is_observed(&self) -> bool {
         self.status.observed_generation == self.generation
     }

@@ -18,7 +18,6 @@ use super::{
 };
 use crate::watch::follow;
 
-/// Sets of one page of a list.
 const PAGE_SETS: u32 = 100;
 /// Most sets of each kind that are fetched.
 pub(super) const SETS_MAX: usize = 1000;
@@ -27,7 +26,6 @@ pub(super) const SETS_OF_NAMESPACE_MAX: usize = 100;
 /// Sets of each kind that are known, to get a place when one is free.
 const KNOWN_MAX: usize = 4 * SETS_MAX;
 
-/// The limit that a set is beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
     /// Older sets of its namespace have all places of the namespace.
@@ -39,7 +37,6 @@ pub(crate) enum SetLimit {
 }
 
 impl SetLimit {
-    /// The reason of the condition.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::OfNamespace => "NamespaceLimit",
@@ -89,7 +86,6 @@ impl KnownSets {
         placed(&self.sets).take(KNOWN_MAX)
     }
 
-    /// The sets that are fetched, in the order of their places.
     pub(crate) fn fetched(&self) -> impl Iterator<Item = &ImageSet> {
         self.placed().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
     }

@@ -7,7 +7,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SetStatus {
-    /// The generation that all of it is about.
     pub(crate) observed_generation: i64,
     /// When the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]

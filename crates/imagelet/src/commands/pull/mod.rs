@@ -118,16 +118,12 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
-    let outcomes = stream::iter(requests)
-        .map(|request| pull(node, request, screen.clone()))
-        .buffered(REQUESTS_AT_ONCE)
-        .collect::<Vec<Result<Pulled, NotPulled>>>()
-        .await;
+    let outcomes = stream::iter(requests).map(|request| pull(node, request, screen.clone()));
     let (mut pulled, mut failures) = (Vec::new(), Vec::new());
-    for outcome in outcomes {
+    for (image, removed, outcome) in outcomes.buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await {
         match outcome {
-            Ok(one) => pulled.push(one),
-            Err(NotPulled { image, failure, removed }) => {
+            Ok(one) => pulled.push(Pulled { removed, ..one }),
+            Err(failure) => {
                 print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure, "removed": removed }));
             }
@@ -139,14 +135,12 @@ pub(super) async fn run(
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// A pull that failed, and the images that were removed for it all the same.
-struct NotPulled {
-    image: String,
-    failure: Failure,
-    removed: Vec<RemovedForPull>,
-}
-
-async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, NotPulled> {
+/// Returns the image, what was removed for it, also where it failed, and the outcome.
+async fn pull(
+    node: &Node,
+    request: PullRequest,
+    screen: Screen,
+) -> (String, Vec<RemovedForPull>, Result<Pulled, Failure>) {
     let image = request.image.clone();
     let removed = Arc::<Mutex<Vec<RemovedForPull>>>::default();
     let shown = screen.show(&image, None);
@@ -161,15 +155,11 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
     };
     let outcome = Box::pin(node.ask(request, Arc::new(steps))).await;
     drop(shown);
-    let removed = std::mem::take(&mut *lock(&removed));
-    match outcome {
-        Ok(pulled) => {
-            let pulled = Pulled { removed, ..pulled };
-            screen.say(&outcome_line(&pulled));
-            Ok(pulled)
-        }
-        Err(failure) => Err(NotPulled { image, failure, removed }),
+    if let Ok(pulled) = &outcome {
+        screen.say(&outcome_line(pulled));
     }
+    let removed = std::mem::take(&mut *lock(&removed));
+    (image, removed, outcome)
 }
 
 fn outcome_line(pulled: &Pulled) -> String {
