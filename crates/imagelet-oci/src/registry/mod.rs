@@ -39,6 +39,7 @@ mod signatures;
 pub(crate) mod tests;
 
 use std::{
+    collections::BTreeSet,
     num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -79,6 +80,9 @@ const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zer
 
 /// A document is counted when all its bytes are here, so that a slow registry holds none of this.
 const PARSED_BYTES_MAX: usize = 32 << 20;
+
+/// After so many warnings they repeat.
+const SEEN_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
@@ -128,6 +132,15 @@ impl Default for RegistryConfig {
 /// Locks state that is whole between statements: a thread that panicked with the lock left no half change.
 fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a text is new to a set. A full set starts over.
+fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
+    let mut seen = locked(seen);
+    if seen.len() >= SEEN_MAX {
+        seen.clear();
+    }
+    seen.insert(text.to_owned())
 }
 
 /// A client for all registries. Clones share their connections.
