@@ -14,7 +14,7 @@ use imagelet_core::{
 };
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{LayerJob, Place, frames::Frame, pace::Checks, panicked, pull_slots::GivenWay};
+use super::{LayerJob, Place, frames::Frame, pace::Checks, pull_slots::GivenWay};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
@@ -269,7 +269,7 @@ impl LayerJob {
             let purpose = BlobPurpose::Resume(job.unreserved_space);
             job.store.write_blob(&job.partial, 0, (purpose, &job.resumption))
         });
-        let Some(writer) = started.await.map_err(panicked)?? else { return Ok(()) };
+        let Some(writer) = started.await?? else { return Ok(()) };
         let (copy, thread) = BlobCopy::start(writer, self.written_bytes.clone());
         if copy.send(early.freeze()).await.is_ok() {
             intake.inflater.copy = Some(copy);
@@ -327,7 +327,7 @@ impl BlobCopy {
 
     /// Waits for the thread; the sender has to be dropped.
     pub(super) async fn end(self) -> Result<BlobWriter, RuntimeError> {
-        let written = self.0.await.map_err(panicked)?;
+        let written = self.0.await?;
         written.map_err(|error| storage_error("could not keep the compressed blob", error))
     }
 }

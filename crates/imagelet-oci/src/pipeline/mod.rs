@@ -243,8 +243,7 @@ impl LayerJob {
             let copy = if copies { job.store.write_blob(&job.partial, known, purpose)? } else { None };
             Ok((kept, copy))
         })
-        .await
-        .map_err(panicked)?
+        .await?
     }
 
     /// Whether the compressed bytes are written to the disk: a small layer is fetched again as quickly.
@@ -270,7 +269,7 @@ impl LayerJob {
 
     async fn forget<T: Send + 'static>(&self, forget: fn(&Self) -> T) -> Result<T, RuntimeError> {
         let job = self.clone();
-        tokio::task::spawn_blocking(move || forget(&job)).await.map_err(panicked)
+        Ok(tokio::task::spawn_blocking(move || forget(&job)).await?)
     }
 
     async fn attempt(
@@ -284,7 +283,7 @@ impl LayerJob {
     ) -> Result<Attempted, RuntimeError> {
         self.written_bytes.restart();
         let store = Arc::clone(&self.store);
-        let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
+        let staging = tokio::task::spawn_blocking(move || store.stage()).await??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
         let hash = Hash::new(self.content_digest().algorithm());
         let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, self.written_bytes.clone());
@@ -331,7 +330,7 @@ impl LayerJob {
             cancel.0.store(true, Ordering::Relaxed);
             ended.await
         };
-        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
+        let (inflated, unpacked) = (inflated?, unpacked?);
         let mut copied = match copying {
             Some(copying) => Some(copying.end().await?),
             None => None,
@@ -389,10 +388,6 @@ impl LayerJob {
 
 fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
-}
-
-fn panicked(error: tokio::task::JoinError) -> RuntimeError {
-    RuntimeError::defect("a thread of the pull ended early").caused_by(error)
 }
 
 #[derive(Debug)]

@@ -1,22 +1,5 @@
 //! The registry client: manifests and blobs, over mirrors, retries and several connections.
 //!
-//! ```text
-//! blob/{parallel,range_concurrency}  a blob over several connections, and how many
-//! blob/{overtake,straggler}  a second request for what one of them is too slow for
-//! resolve, blob          what is requested, and what of the response is trusted
-//! request              one request to mirrors and registry in order, with retries
-//! attempts, health   which host is next;  retry_budget, rate_limit: when
-//! auth, challenge    answers one 401
-//! transport, origin  one request and its redirects; credentials stay with their origin
-//! reception        time without a byte, and the rate of a pull;  bandwidth: the rate of all pulls
-//! host_slots       requests and connections of one host
-//! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
-//! client_certificate      which one a server gets;  stream: whether it refuses
-//! login              whether a registry accepts a credential
-//! path_check         each step of a pull at each host, for diagnosis
-//! hosts: the hosts to try;  pull_session: the credential;  error: messages
-//! ```
-//!
 //! Only connections outlive a pull: a token of one credential never serves another.
 
 mod attempts;
@@ -33,7 +16,6 @@ mod pull_session;
 mod rate_limit;
 mod request;
 mod resolve;
-mod retry_budget;
 mod signatures;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -2,27 +2,27 @@
 
 use std::{
     error::Error as StdError,
+    fmt,
     io::{self, ErrorKind},
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
+use hyper_util::client::legacy::Error as ClientError;
 use imagelet_core::runtime::{ErrorClass, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
 use super::{
     connector::ConnectError,
     dial::DialError,
-    http_error::HttpError,
     proxy::{Proxy, TunnelError},
     stream::Rejected,
 };
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
-/// Names of a certificate that a message repeats, and their characters.
+/// Names of a certificate that a message repeats.
 const NAMES_MAX: usize = 8;
-const NAME_CHARS_MAX: usize = 256;
 
 pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let cause = HttpError::new(cause);
@@ -45,7 +45,9 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
             Some((format!("could not reach registry `{host}`"), PROXY_CREDENTIAL_HINT.to_owned()))
         }
         _ if fault.1 == Stage::Proxy => None,
-        _ if is_unexplained(&cause) => Some((format!("could not set up TLS with registry `{host}`"), client_hint(host))),
+        _ if is_unexplained(&cause) => {
+            Some((format!("could not set up TLS with registry `{host}`"), client_hint(host)))
+        }
         (_, Some(refusal)) => {
             // The problem says what the cause does.
             if let Some((problem, hint)) = tls_problem(refusal, host) {
@@ -84,9 +86,9 @@ pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
 /// An error and its causes.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {
-        // Both expose their wrapped error by `get_ref`, not by `source`.
+        // Neither exposes its wrapped error by `source`.
         if let Some(error) = error.downcast_ref::<HttpError>() {
-            return Some(error.get_ref());
+            return Some(&*error.0);
         }
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(wrapped) => Some(wrapped),
@@ -195,10 +197,9 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         (NotValidYetContext { not_before, .. }, _) => {
             (format!("is not valid yet, only from {}", date(not_before)), clock)
         }
-        (NotValidForNameContext { presented, .. }, _) => {
+        (NotValidForNameContext { presented, .. }, _) if !presented.is_empty() => {
             // The verifier writes `DnsName("example.com")`.
-            let bare = |name: &String| name.split('"').nth(1).unwrap_or(name).chars().take(NAME_CHARS_MAX).collect();
-            let shown = |name| format!("`{}`", printable::<str>(&bare(name)));
+            let shown = |name: &String| format!("`{}`", printable(name.split('"').nth(1).unwrap_or(name)));
             let names = presented.iter().take(NAMES_MAX).map(shown).collect::<Vec<_>>().join(", ");
             let hint = "the certificate is for other names: ask for one with";
             (format!("is for another name: {names}"), format!("{hint} `{host}` in it, or pull by one of its names"))
@@ -219,4 +220,40 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         (other, None) => (format!("is not trusted: {other}"), trust),
     };
     (format!("its certificate {text}"), hint)
+}
+
+/// An error of the HTTP client that displays the first cause which says what happened: `client error (Connect)` and
+/// `connection error` name a layer of the library.
+#[derive(Debug)]
+pub(crate) struct HttpError(Box<dyn StdError + Send + Sync>);
+
+impl HttpError {
+    pub(crate) fn new(error: impl StdError + Send + Sync + 'static) -> Self {
+        Self(Box::new(error))
+    }
+
+    fn informative(&self) -> &(dyn StdError + 'static) {
+        let mut error: &(dyn StdError + 'static) = &*self.0;
+        while let Some(cause) = error.source().filter(|_| is_layer(error)) {
+            error = cause;
+        }
+        error
+    }
+}
+
+impl fmt::Display for HttpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.informative(), f)
+    }
+}
+
+impl StdError for HttpError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.informative().source()
+    }
+}
+
+/// An error of hyper without a cause says what happened; one with a cause says where in hyper it was noticed.
+fn is_layer(error: &(dyn StdError + 'static)) -> bool {
+    error.is::<ClientError>() || error.is::<hyper::Error>()
 }

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     manifest::printable,
-    registry::connection::{ConnectionSettings, Identity, Proxy, Target},
+    registry::connection::{ConnectionSettings, Identity, Proxy},
 };
 
 const HOSTS_MAX: usize = 32;
@@ -477,9 +477,10 @@ mod tests {
             let error = chain("example.com", text).expect_err(text);
             assert!(!error.contains("hunter2"), "{error}");
         }
-        for (text, key) in
-            [("server = 1", "`server`: line 1"), ("[host.\"https://x\"]\nskip_verify = 1", "`host.https://x.skip_verify`: line 2")]
-        {
+        for (text, key) in [
+            ("server = 1", "`server`: line 1"),
+            ("[host.\"https://x\"]\nskip_verify = 1", "`host.https://x.skip_verify`: line 2"),
+        ] {
             let error = chain("example.com", text).unwrap_err();
             assert!(error.contains(key), "{error}");
         }

@@ -104,11 +104,8 @@ impl Host {
     fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
         let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
-        let names = if authority == DOCKER_HUB_HOST {
-            vec![DOCKER_HUB]
-        } else {
-            vec![authority.as_str(), with_port.as_str()]
-        };
+        let names =
+            if authority == DOCKER_HUB_HOST { vec![DOCKER_HUB] } else { vec![authority.as_str(), with_port.as_str()] };
         let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
         (printable(&authority), repositories)
     }
@@ -130,7 +127,7 @@ pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<Registry
 }
 
 /// Reads a URL; one without a scheme is HTTPS, but for loopback hosts at a port that `is_plain`.
-fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
+pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
     if url.contains("://") {
         return Target::parse(url);
     }
@@ -156,8 +153,11 @@ pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<Configu
             break;
         }
     }
-    let own = || Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem));
-    let mut hosts = hosts.map_or_else(|| Ok(vec![own()?]), Ok)?;
+    let own = |problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem);
+    let mut hosts = match hosts {
+        Some(hosts) => hosts,
+        None => vec![Host::own(registry).map_err(own)?],
+    };
     if has_conf {
         let with_certificates = |host| certs_d::add_certificates(sources, host, &mut warnings);
         hosts = hosts.into_iter().map(with_certificates).collect::<Result<_, _>>()?;
@@ -238,13 +238,13 @@ fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     warnings: &mut Vec<String>,
 ) -> Result<T, (String, D::Error)> {
     // Options are steps of a path, too.
-    let key = |path: String| shown(&path.split('.').filter(|step| !matches!(*step, "?" | "")).collect::<Vec<_>>().join("."));
+    let key =
+        |path: String| shown(&path.split('.').filter(|step| !matches!(*step, "?" | "")).collect::<Vec<_>>().join("."));
     let mut unread = |path: serde_ignored::Path<'_>| {
         warnings.push(format!("`{}` is no key that is read", key(path.to_string())));
     };
     let deserializer = serde_ignored::Deserializer::new(deserializer, &mut unread);
-    serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| (key(error.path().to_string()), error.into_inner()))
+    serde_path_to_error::deserialize(deserializer).map_err(|error| (key(error.path().to_string()), error.into_inner()))
 }
 
 fn parse_toml<'de, T: Deserialize<'de>>(text: &'de str, warnings: &mut Vec<String>) -> Result<T, String> {

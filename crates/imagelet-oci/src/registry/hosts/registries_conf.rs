@@ -403,10 +403,7 @@ mod tests {
         std::fs::write(&drop_in, "[[registry]]\nprefix = \"b.example\"\nlocation = \"https://u:hunter2@b\"\n").unwrap();
         let check = || crate::registry::hosts::check_registry_files(std::slice::from_ref(&file));
         let found = check();
-        assert!(
-            found[0].ends_with("registries.conf`: `registry.0.locaton` is no key that is read"),
-            "{found:?}"
-        );
+        assert!(found[0].ends_with("registries.conf`: `registry.0.locaton` is no key that is read"), "{found:?}");
         assert!(found[1].contains("a.conf` cannot be used: a location is written as") && found.len() == 2, "{found:?}");
         assert!(!found[1].contains("hunter2"), "{found:?}");
         std::fs::write(&drop_in, "[[registry]\n").unwrap();
