@@ -19,9 +19,7 @@ pub(crate) struct MountUses(pub(crate) Arc<Store>);
 impl ContainerService for MountUses {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
         let store = Arc::clone(&self.0);
-        let mounted = tokio::task::spawn_blocking(move || mounts(&store))
-            .await
-            .map_err(|error| RuntimeError::defect("could not list mounts").caused_by(error))??;
+        let mounted = tokio::task::spawn_blocking(move || mounts(&store)).await??;
         Ok(mounted.into_iter().map(container).collect())
     }
 
