@@ -27,7 +27,7 @@ pub use self::{
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcPolicyError, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, RunTrigger},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes, RunTrigger},
     run_health::{GcRuns, RunMessage},
 };
 use crate::{

@@ -105,11 +105,11 @@ impl Inventory {
         // A concurrent pass may have seen the container and ended its lease.
         let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
-        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.in_use_by.is_empty()) {
-            return Err(RemovalBlocker::InUse(entry.in_use_by.clone()));
+        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.usage.used_by.is_empty()) {
+            return Err(RemovalBlocker::InUse(entry.usage.used_by.clone()));
         }
         // A release that is too recent to trust.
-        let released_at = state.memory.images.get(key).and_then(|usage| usage.released_at);
+        let released_at = state.memory.images.get(key).and_then(|usage| usage.times.released_at);
         let settling = settling(self.leases.lock().lasts);
         if let Some(released_at) = released_at.filter(|at| now.duration_since(*at).unwrap_or_default() < settling) {
             return Err(RemovalBlocker::Released(released_at));
@@ -122,7 +122,7 @@ impl Inventory {
         if !awaited_by.is_empty() {
             return Err(RemovalBlocker::Awaited(awaited_by));
         }
-        if state.memory.requested_at(key) > entry.leased_at {
+        if state.memory.requested_at(key) > entry.usage.times.requested_at {
             return Err(RemovalBlocker::Touched);
         }
         self.leases.begin_removal(key.id(), now)

@@ -52,10 +52,10 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
     let field = Field::new(input, old);
     let possible = field.most(candidates);
     let Some(wanted) = wanted else {
-        let chosen = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
+        let chosen = if input.request.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
         return Selection { chosen, possible, ..Selection::default() };
     };
-    if !input.policy.is_planned() {
+    if !input.request.policy.is_planned() {
         let mut listed = ByteSize::ZERO;
         let is_last = |place: &usize| {
             listed = listed + input.size(*place);
@@ -87,8 +87,11 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
     // An image of several handlers is as idle as its last used entry.
-    let recent: BTreeSet<&ImageId> =
-        candidates.iter().filter(|place| !is_idle(&field.input.entries[**place], field.input)).map(id).collect();
+    let recent: BTreeSet<&ImageId> = candidates
+        .iter()
+        .filter(|place| !is_idle(&field.input.snapshot.entries[**place], field.input))
+        .map(id)
+        .collect();
     let idle: Vec<usize> = candidates.iter().copied().filter(|place| !recent.contains(id(place))).collect();
     let mut chosen = field.choose(&idle, field.most(&idle));
     let freed = chosen.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
@@ -138,7 +141,7 @@ impl<'a> Field<'a> {
     /// The candidates that free the wanted amount, in removal order; the amount must be possible.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
-        match (&self.graph, input.policy.order) {
+        match (&self.graph, input.request.policy.order) {
             (Some(graph), GcOrder::Cost) => {
                 let costs = retention_score::costs(input, candidates);
                 let of_image = by_image(input, candidates);
@@ -207,7 +210,7 @@ fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     while of_image.start > 0 && input.id(of_image.start - 1) == id {
         of_image.start -= 1;
     }
-    while of_image.end < input.entries.len() && input.id(of_image.end) == id {
+    while of_image.end < input.snapshot.entries.len() && input.id(of_image.end) == id {
         of_image.end += 1;
     }
     of_image
