@@ -15,6 +15,17 @@ use serde::{
 };
 use zeroize::Zeroizing;
 
+/// An error that its text says in full, and that holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlainError(pub String);
+
+impl PlainError {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
 /// A text in double quotes with Go's escapes.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);

@@ -11,12 +11,12 @@ use zeroize::Zeroizing;
 
 use super::{
     Credential, CredentialKind, Secret,
-    docker_config::{DockerConfig, DockerConfigError, PullSecretKind},
+    docker_config::{DockerConfig, PullSecretKind},
     registry_match::{Location, is_default_registry, is_read_as_docker_hub, matches, registry_key},
 };
 use crate::{
     image::{DOCKER_HUB, Digest, is_docker_hub, shown_name},
-    text::json_text,
+    text::{PlainError, json_text},
 };
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
@@ -91,7 +91,7 @@ pub(crate) struct KeyringError {
     pub(crate) namespace: String,
     pub(crate) name: String,
     #[source]
-    pub(crate) source: DockerConfigError,
+    pub(crate) source: PlainError,
 }
 
 impl Keyring {

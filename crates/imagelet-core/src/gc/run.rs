@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
             return Err(self.abort(GcError::ContainersVanished));
         }
         let gc = self.gc;
-        let cleared = gc.inventory.clear(entry, self.containers, self.clock()).await;
+        let cleared = gc.inventory.check_removable(entry, self.containers, self.clock()).await;
         cleared.map_err(|error| self.abort(GcError::Recheck(error)))?.map_err(|blocker| match blocker {
             RemovalBlocker::Gone => Reason::Gone,
             RemovalBlocker::InUse(by) => Reason::InUse(by),

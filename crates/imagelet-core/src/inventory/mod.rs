@@ -10,8 +10,8 @@ mod ledger;
 mod node_status;
 mod observation_window;
 mod pins;
-mod recheck;
 mod reference_match;
+mod removal_check;
 mod sandboxes;
 #[cfg(test)]
 mod testing;
@@ -45,7 +45,7 @@ use self::{
     ledger::{Ledger, LedgerFile},
     node_status::ImageCache,
     observation_window::ObservationWindow,
-    pins::{change::parse_patterns, of_sets},
+    pins::{change::parse_patterns, set_pins},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::UsageHistory,
     waiting_pods::PodLeases,
@@ -53,7 +53,7 @@ use self::{
 pub use self::{
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
-    pins::{PinError, PinPattern, of_sets::OwnedPin},
+    pins::{PinError, PinPattern, set_pins::OwnedPin},
     usage_history::image_usage::{ImageOrigin, ImageUsage, PullCost, UseHistory, UseReport, UseTimes},
     waiting_pods::WaitingPod,
 };
@@ -202,7 +202,7 @@ impl Inventory {
             let (file, content) = LedgerFile::open(opened.clone()).map_err(failed)?;
             state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
-            state.set_pins = of_sets::read(opened).map_err(failed)?;
+            state.set_pins = set_pins::read(opened).map_err(failed)?;
             ledger = Some(Arc::new(Mutex::new(file)));
         }
         Ok(Self {

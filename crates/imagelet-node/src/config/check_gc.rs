@@ -55,8 +55,8 @@ pub(super) fn check(
     };
     let order = found.one_of("gc.policy", &keys.policy, orders);
     let critical = found.percent("gc.critical", keys.critical, 0);
-    let relief = Some(ReliefMarks { idle_min: idle_min.to_std(), critical });
-    let own = GcPolicy { order, inodes: inodes(keys, found), relief, ..policy };
+    let pressure_relief = Some(ReliefMarks { idle_min: idle_min.to_std(), critical });
+    let own = GcPolicy { order, inodes: inodes(keys, found), pressure_relief, ..policy };
     let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
     (if file.own.is_like_kubelet() { of_kubelet } else { own }, collection)
 }

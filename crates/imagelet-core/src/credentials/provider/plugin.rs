@@ -23,9 +23,10 @@ use super::{
 use crate::{
     credentials::{
         CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
-        TokenSourceError, registry_match::matches,
+        registry_match::matches,
     },
     metrics::Metrics,
+    text::PlainError,
 };
 
 /// The part of an invalid cache key type or version that is shown.
@@ -67,9 +68,9 @@ pub(super) enum ProviderError {
     )]
     TokenReturned,
     #[error("failed to get service account: {0}")]
-    ServiceAccount(TokenSourceError),
+    ServiceAccount(PlainError),
     #[error("failed to get service account token: {0}")]
-    Token(TokenSourceError),
+    Token(PlainError),
 }
 
 impl ProviderError {

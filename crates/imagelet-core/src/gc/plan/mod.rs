@@ -145,11 +145,12 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         unreachable_goal::shortfall(input, places, removed, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
-        let relief = input.request.policy.relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
+        let relief =
+            input.request.policy.pressure_relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
         for place in candidates {
             let recent = relief.filter(|_| !is_idle(&input.snapshot.entries[place], input));
             let recent = recent.map(|it| Reason::Recent { idle: input.idle(place), idle_min: it.idle_min });
-            kept[place] = Some(recent.unwrap_or(Reason::InVain));
+            kept[place] = Some(recent.unwrap_or(Reason::NotEnough));
         }
     }
     for step in &steps {
@@ -211,7 +212,7 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
 /// Whether the image was idle long enough to be removed although the goal is out of reach.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.usage.times.last_used.max(entry.usage.times.first_seen).max(entry.usage.times.requested_at);
-    input.request.policy.relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
+    input.request.policy.pressure_relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
 }
 
 fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {

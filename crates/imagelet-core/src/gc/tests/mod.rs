@@ -221,7 +221,7 @@ async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
     node.fake.run("web", "app", "run:1", &used, ContainerState::Running);
     let report = node.collect(GcGoal::Threshold).await;
     assert_eq!(node.removals(), [""; 0]);
-    assert_eq!(reason(&report, &free), Reason::InVain.to_string());
+    assert_eq!(reason(&report, &free), Reason::NotEnough.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
     assert!(report.events[0].message.contains("(100% of 1kB used). 110B must go"), "{}", report.events[0].message);
     let GcError::OutOfReach { shortfall, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };

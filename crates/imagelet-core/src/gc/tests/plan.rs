@@ -305,7 +305,7 @@ fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'sta
     let mut input = input(GcGoal::Threshold, images);
     let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
     // At least 410 bytes must be free; the images have 200.
-    input.policy = GcPolicy { relief: Some(marks), ..GcPolicy::new(60, 50, AGE_MIN, None).unwrap() };
+    input.policy = GcPolicy { pressure_relief: Some(marks), ..GcPolicy::new(60, 50, AGE_MIN, None).unwrap() };
     input.disk = DiskUse::of(ByteSize(1000), ByteSize(available));
     change(&mut input);
     let (plan, entries) = planned(&input);
@@ -360,24 +360,24 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
         // 140 bytes must be freed to get below 85 percent: one more is removed.
         let lower = |input: &mut Case| {
-            let relief = input.policy.relief;
-            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
+            let relief = input.policy.pressure_relief;
+            input.policy.pressure_relief = relief.map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
         };
         let (gone, kept, _) = planned(20, &lower);
         assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
         // More than all of them: all are removed.
         let (gone, kept, shortfall) = planned(0, &|input: &mut Case| {
             lower(input);
-            let relief = input.policy.relief;
-            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it });
+            let relief = input.policy.pressure_relief;
+            input.policy.pressure_relief = relief.map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it });
         });
         assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
         assert_eq!(shortfall.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
         // The kubelet's algorithm has no such marks; a goal in bytes is all or nothing.
-        let without = |input: &mut Case| input.policy.relief = None;
-        assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
+        let without = |input: &mut Case| input.policy.pressure_relief = None;
+        assert_eq!(planned(0, &without).1, ["not_enough"; 4], "{case}");
         let asked = |input: &mut Case| input.goal = GcGoal::Free(ByteSize(201));
-        assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
+        assert_eq!(planned(0, &asked).1, ["not_enough"; 4], "{case}");
         // With a reachable goal the marks have no effect.
         assert_eq!(planned(250, &asis).0.len(), 4, "{case}: the low threshold alone is out of reach");
     }
@@ -429,5 +429,5 @@ fn an_image_of_two_handlers_is_as_idle_as_the_one_that_used_it_last() {
     let (gone, kept, _) = relief(100, |input| {
         input.entries.push(twin.clone());
     });
-    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "in_vain", "recent"]));
+    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "not_enough", "recent"]));
 }

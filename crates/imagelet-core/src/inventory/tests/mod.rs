@@ -145,7 +145,7 @@ async fn every_vector_of_detection_holds_in_both_ways() {
         while let Some(case) = run.next_case() {
             let scripted = Arc::new(Scripted::default());
             let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-            let is_forgetful = !way.node_policy().remembers_absent_images;
+            let is_forgetful = !way.node_policy().inventory.remembers_absent_images;
             let inventory = Inventory::open(runtime, None).unwrap().forgetful(is_forgetful);
             let mut passes = Vec::new();
             for pass in case.input["passes"].as_array().unwrap() {
@@ -420,7 +420,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let restarted = leasing(over(&fake, Some(directory.path())), 30);
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
-    let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
+    let kept = restarted.check_removable(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
     assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
@@ -435,7 +435,7 @@ async fn a_lease_of_another_process_that_comes_after_the_plan_keeps_the_image() 
     let spec = ImageSpec::new("app:v1");
     let found = command.leased("", seconds(2), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
     assert!(found.unwrap().is_some());
-    let kept = inventory.clear(&planned, 0, seconds(3)).await.unwrap();
+    let kept = inventory.check_removable(&planned, 0, seconds(3)).await.unwrap();
     assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
@@ -484,7 +484,7 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     let inventory = Arc::new(leasing(inventory, 0));
     let id = fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-    let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
+    let cleared = inventory.check_removable(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
     let Ok(removal) = cleared else { panic!("{cleared:?}") };
     let spec = ImageSpec::new("app:v1");
     let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
@@ -515,11 +515,11 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
     for inventory in [&inventory, &leasing(over(&fake, Some(directory.path())), 0)] {
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).usage.times.released_at, Some(snapshot.taken_at));
-        let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
+        let kept = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
         assert!(matches!(kept, Err(RemovalBlocker::Released(_))), "{kept:?}");
         let snapshot = inventory.refresh(seconds(361)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).usage.times.released_at, None);
-        let cleared = inventory.clear(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
+        let cleared = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
         assert!(cleared.is_ok(), "{cleared:?}");
     }
 }
@@ -536,5 +536,5 @@ async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     fake.report_gone_containers();
     let snapshot = inventory.refresh(seconds(300)).await.unwrap();
     assert_eq!(entry(&snapshot, &id).usage.times.released_at, None);
-    assert!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap().is_ok());
+    assert!(inventory.check_removable(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap().is_ok());
 }

@@ -76,7 +76,7 @@ async fn each_of_250_sandboxes_is_asked_about_once() {
     run(&fake, "new", true, PAUSE);
     let snapshot = inventory.refresh(seconds(2)).await.unwrap();
     assert_eq!((entry(&snapshot, &pause).usage.used_by.len(), asked(&fake)), (251, 1));
-    drop(inventory.clear(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap());
+    drop(inventory.check_removable(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap());
     assert_eq!(asked(&fake), 0, "nor before a removal");
 }
 
@@ -150,11 +150,11 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
     let pause = fake.preload(PAUSE, "pause", 1);
     let found = entry(&inventory.refresh(seconds(0)).await.unwrap(), &pause);
     run(&fake, "web", true, PAUSE);
-    let cleared = inventory.clear(&found, 0, seconds(1)).await.unwrap();
+    let cleared = inventory.check_removable(&found, 0, seconds(1)).await.unwrap();
     let user = vec!["default/web (sandbox)".to_owned()];
     assert!(matches!(cleared, Err(RemovalBlocker::InUse(users)) if users == user));
     fake.fail("sandbox", RuntimeErrorKind::Unavailable, "down");
-    assert!(inventory.clear(&found, 0, seconds(2)).await.is_err());
+    assert!(inventory.check_removable(&found, 0, seconds(2)).await.is_err());
 }
 
 #[tokio::test]

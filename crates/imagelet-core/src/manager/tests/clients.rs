@@ -75,7 +75,7 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
         }
         assert_eq!(remaining("", "reg.test/app:latest"), None, "a command waits for nothing itself");
         let open: Vec<String> = node.manager.status().open_circuits.into_iter().map(|open| open.registry).collect();
-        assert_eq!(open, if !node_policy.circuit_breaker { vec![] } else { vec!["reg.test".to_owned()] });
+        assert_eq!(open, if !node_policy.pulls.circuit_breaker { vec![] } else { vec!["reg.test".to_owned()] });
 
         runtime.heal();
         runtime.offer("reg.test/app:latest", "app", 10);

@@ -201,7 +201,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     // Removed images first, in order of removal; kept images after them, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
-    decisions.sort_by_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
+    decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
     let images = decisions.into_iter().map(|decision| {
         let (verdict, frees) = match decision.outcome {
             GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
@@ -323,9 +323,9 @@ mod tests {
     #[test]
     fn the_configuration_says_whose_way_of_collecting_is_gone() {
         let kubelet = configured("kubelet").gc;
-        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::ListedSizes, None));
+        assert_eq!((kubelet.order, kubelet.pressure_relief), (GcOrder::ListedSizes, None));
         let own = configured("imagelet").gc;
-        let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
+        let relief = own.pressure_relief.map(|it| (it.idle_min, it.critical.get()));
         assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
     }
 

@@ -99,7 +99,7 @@ impl LocalNode {
         for decision in &report.decisions {
             let goes = !matches!(decision.outcome, GcOutcome::Kept | GcOutcome::Spared);
             let code = decision.reason.code();
-            candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain" | "recent"));
+            candidates += u64::from(goes || matches!(code, "not_needed" | "not_enough" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
         }
         metrics.set(&CANDIDATES, &[], candidates as f64);

@@ -18,7 +18,7 @@ use std::{
 
 use self::{
     greedy::Moves,
-    set_cover::{CoverState, Item, Problem, Weight, place},
+    set_cover::{CoverState, Problem, Weight, place},
 };
 use super::{PlanInput, is_idle, retention_score};
 use crate::{
@@ -119,9 +119,8 @@ impl<'a> Field<'a> {
 
     fn most(&self, candidates: &[usize]) -> Freed {
         let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| self.input.size(*it)).sum()) };
-        let items: Vec<Item> =
-            by_image(self.input, candidates).into_keys().map(|id| Item { image: id.clone(), cost: 0 }).collect();
-        most(graph, &items)
+        let images = by_image(self.input, candidates).into_keys().map(|id| (id, 0)).collect();
+        Problem::new(graph, images).all().narrowed()
     }
 
     fn in_order(&self, candidates: &[usize]) -> Vec<(usize, Freed)> {
@@ -146,9 +145,8 @@ impl<'a> Field<'a> {
                 let costs = retention_score::costs(input, candidates);
                 let of_image = by_image(input, candidates);
                 let cost = |at: &Vec<usize>| at.iter().fold(0_u64, |sum, at| sum.saturating_add(costs[*at]));
-                let item = |(id, at): (&&ImageId, &Vec<usize>)| Item { image: (*id).clone(), cost: cost(at) };
-                let items: Vec<Item> = of_image.iter().map(item).collect();
-                let cover = choose(graph, &items, wanted).unwrap_or_default();
+                let images = of_image.iter().map(|(id, at)| (*id, cost(at))).collect();
+                let cover = choose(graph, images, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
                     // The last entry of a multi-handler image frees its bytes.
@@ -256,11 +254,11 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
 }
 
 /// The images in removal order, most freed for its cost first, with the bytes freed after the previous ones, which are
-/// often zero until the last image of a shared layer. `None`: all items together do not free enough.
+/// often zero until the last image of a shared layer. `None`: all together do not free enough.
 ///
-/// The order of the items does not matter; a duplicate counts once, and an image outside the graph frees zero.
-fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
-    let problem = Problem::new(graph, items);
+/// The order of the images does not matter; a duplicate counts once, and one outside the graph frees zero.
+fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
+    let problem = Problem::new(graph, images);
     let target = Weight::of(wanted);
     if !problem.all().meets(target) {
         return None;
@@ -273,10 +271,6 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
     };
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
-}
-
-fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
-    Problem::new(graph, items).all().narrowed()
 }
 
 /// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free

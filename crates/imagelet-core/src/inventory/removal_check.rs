@@ -1,4 +1,4 @@
-//! The recheck of an image right before its removal.
+//! The check of an image right before its removal.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -63,20 +63,20 @@ impl Inventory {
     ///
     /// For an unused image the removal starts with the result: later requests wait for its end, and earlier ones are
     /// part of the result.
-    pub(crate) async fn clear(
+    pub(crate) async fn check_removable(
         &self,
         entry: &ImageEntry,
         containers: usize,
         now: SystemTime,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         let began = Instant::now();
-        let found = self.recheck(entry, containers).await?;
+        let found = self.found_removable(entry, containers).await?;
         self.leases.reload(now + began.elapsed()).await;
         Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
     /// The current image, if the runtime reports no obstacle to its removal.
-    async fn recheck(
+    async fn found_removable(
         &self,
         entry: &ImageEntry,
         containers: usize,
