@@ -125,7 +125,7 @@ fn attach(
         image: id.to_string(),
         writable: options.writable,
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
-        boot: store.boot().map(str::to_owned),
+        boot: store.boot.clone(),
         device: format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)),
     };
     note::write(folder, &note)?;
@@ -233,7 +233,7 @@ fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMoun
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
-    state::judge(noted, store.boot(), rows, || is_in_use(noted))
+    state::judge(noted, store.boot.as_deref(), rows, || is_in_use(noted))
 }
 
 /// Whether the kernel has the overlay anywhere; `None`: it does not say.

@@ -128,7 +128,7 @@ impl LayerJob {
             allocated: DiskUsage::default(),
             root_opaque: report.root_opaque,
             unsettled: self.store.unsettled_mark(self.end),
-            for_sink: self.end == LayerEnd::Sink,
+            end: self.end,
             sums,
         };
         let layer = StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.view))?;

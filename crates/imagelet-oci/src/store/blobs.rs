@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
+    ops::RangeInclusive,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{
@@ -83,21 +84,18 @@ impl Store {
 
     /// A blob that is kept with an image.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
-        let kept = if self.has_blob(digest) { KeptBytes::open(&self.blob_path(digest))? } else { return None };
-        (kept.length == size).then_some(kept)
+        self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
 
     /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
-        let kept = KeptBytes::open(&self.layer_tree(layer).join(path))?;
-        (kept.length == size).then_some(kept)
+        KeptBytes::open(&self.layer_tree(layer).join(path), size..=size)
     }
 
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
-        let kept = KeptBytes::open(&self.partial_path(key))?;
-        (1..=size).contains(&kept.length).then_some(KeptBytes { is_in_copy: true, ..kept })
+        Some(KeptBytes { is_in_copy: true, ..KeptBytes::open(&self.partial_path(key), 1..=size)? })
     }
 
     pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
@@ -195,21 +193,12 @@ impl Store {
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
-            let is_written = partial.key.as_ref().is_some_and(|key| index.written.contains_key(&key.digest));
-            if !is_written && is_removed(&partial) {
+            if !partial.is_written(&index) && is_removed(&partial) {
                 self.move_to_trash(&partial.path)?;
                 freed += partial.size;
             }
         }
         Ok(freed)
-    }
-
-    /// The partial blobs without a writer, with size and time.
-    pub(super) fn unused_partials(&self) -> Vec<(PartialKey, u64, SystemTime)> {
-        let index = self.index();
-        let partials =
-            self.partials().into_iter().filter_map(|Partial { key, size, modified, .. }| Some((key?, size, modified)));
-        partials.filter(|(key, ..)| !index.written.contains_key(&key.digest)).collect()
     }
 
     /// Empties the partial blobs that running pulls write for a resumption alone. Returns the bytes freed.
@@ -234,7 +223,7 @@ impl Store {
         self.root.join("ingest").join(key.file_name())
     }
 
-    fn partials(&self) -> Vec<Partial> {
+    pub(super) fn partials(&self) -> Vec<Partial> {
         let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
         let partial = |entry: fs::DirEntry| {
             let metadata = entry.metadata().ok()?;
@@ -246,13 +235,17 @@ impl Store {
 }
 
 pub(crate) struct Partial {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     key: Option<PartialKey>,
-    size: u64,
-    modified: SystemTime,
+    pub(super) size: u64,
+    pub(super) modified: SystemTime,
 }
 
 impl Partial {
+    pub(super) fn is_written(&self, index: &Index) -> bool {
+        self.key.as_ref().is_some_and(|key| index.written.contains_key(&key.digest))
+    }
+
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
@@ -393,10 +386,10 @@ pub(crate) struct KeptBytes {
 }
 
 impl KeptBytes {
-    fn open(path: &Path) -> Option<Self> {
+    fn open(path: &Path, lengths: RangeInclusive<u64>) -> Option<Self> {
         let file = File::open(path).ok()?;
-        let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
-        Some(Self { file, length: metadata.len(), is_in_copy: false })
+        let length = file.metadata().ok().filter(fs::Metadata::is_file)?.len();
+        lengths.contains(&length).then_some(Self { file, length, is_in_copy: false })
     }
 }
 

@@ -24,6 +24,7 @@ use super::{
     index::{Index, Spare},
     record::{ImageRecord, LayerRecord, SpareRecord, checksum},
     resumption::Resumption,
+    spare_layers::LayerEnd,
     staging::{DocumentBytes, Staging, discard},
     storage_error,
 };
@@ -47,7 +48,7 @@ impl StagedLayer {
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
         let failed = not_recorded(&record);
-        let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
+        let record = if record.end == LayerEnd::Sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
             .map_err(failed)?;
@@ -80,7 +81,7 @@ impl StagedLayer {
         resumption: &Resumption,
     ) -> Result<Self, RuntimeError> {
         // Without a boot id, a record proves nothing after a power cut.
-        let Some(boot) = store.boot().filter(|_| resumption.is_allowed()) else { return Ok(self) };
+        let Some(boot) = store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
         let Spare { folder, record, origin, .. } = &mut self.unpacked;
         (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
         origin.write(folder).map_err(not_recorded(record))?;

@@ -61,8 +61,11 @@ pub(crate) use self::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},
     },
-    index::{DamagedImage, load::digest_named},
-    record::{ImageRecord, LayerRecord, disk_usage::DiskUsage, write_implicit},
+    index::{
+        StoredImage,
+        load::{digest_named, read_json},
+    },
+    record::{ImageRecord, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
     sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
@@ -108,8 +111,9 @@ pub(crate) struct Store {
     in_background: bool,
     resume_for: Duration,
     /// The boot id; `None` where the kernel reports none.
-    boot: Option<String>,
-    holds: Holds,
+    pub(crate) boot: Option<String>,
+    /// `None`: the store is only read.
+    lock: Option<Lock>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,12 +145,6 @@ impl StoreOptions {
     }
 }
 
-enum Holds {
-    All(Lock),
-    ReadOnlyDisk,
-    Nothing,
-}
-
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
@@ -157,48 +155,47 @@ impl Store {
     /// Opens a store. An owner also removes what an interrupted pull or removal left.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
-        let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
-        let in_background = durability == Durability::Background && boot.is_some();
-        let store = |root: PathBuf, mut index: Index, holds| {
+        let store = |root: PathBuf, mut index: Index, lock| {
             index.block = block_size(&root).unwrap_or(BLOCK_USUAL);
             Self {
                 index: Mutex::new(index),
                 root,
                 sequence: AtomicU64::new(first_number()),
-                trash: Mutex::new(()),
+                trash: Mutex::default(),
                 views: Mutex::default(),
                 pull_view: Mutex::default(),
-                syncing: Mutex::new(()),
-                mounting: Mutex::new(()),
-                in_background,
+                syncing: Mutex::default(),
+                mounting: Mutex::default(),
+                in_background: durability == Durability::Background && boot.is_some(),
                 resume_for,
                 boot: boot.clone(),
-                holds,
+                lock,
             }
         };
+        let makes = matches!(access, Access::Write { or_create: true });
         let place = match Place::find(root, makes)? {
             Some(place) if makes || place.is_store() => place,
             None if access == (Access::Read { or_empty: true }) => {
-                return Ok(store(root.to_owned(), Index::default(), Holds::Nothing));
+                return Ok(store(root.to_owned(), Index::default(), None));
             }
             _ => return Err(no_store(root)),
         };
         index::refuse_newer(&place.path)?;
-        let holds = match access {
-            Access::Read { .. } => Holds::Nothing,
+        let lock = match access {
+            Access::Read { .. } => None,
             Access::Write { .. } => match place.make_folders() {
                 // Existing folders pass even on a read-only file system.
-                Ok(()) if place.is_writable => Holds::All(Lock::take(&place)?),
+                Ok(()) if place.is_writable => Some(Lock::take(&place)?),
                 Err(error) if place.is_writable => return Err(could_not("create the store", root)(error)),
-                _ => Holds::ReadOnlyDisk,
+                _ => None,
             },
         };
         failpoint!("open.locked");
         let view = SyncView::open(&place.path).map_err(could_not("open the store", &place.path))?;
-        let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
+        let index = Index::load(&place.path, lock.is_some(), boot.as_deref())?;
         failpoint!("open.loaded");
-        let store = store(place.path, index, holds);
+        let store = store(place.path, index, lock);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
             // A leftover that cannot be removed is harmless: the images are usable.
@@ -220,17 +217,13 @@ impl Store {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
     }
 
-    pub(crate) fn boot(&self) -> Option<&str> {
-        self.boot.as_deref()
-    }
-
     pub(crate) fn is_read_only(&self) -> bool {
-        !matches!(self.holds, Holds::All(_))
+        self.lock.is_none()
     }
 
     /// Records that a pull received bytes, for processes that wait for the store.
     pub(crate) fn record_progress(&self) {
-        if let Holds::All(lock) = &self.holds {
+        if let Some(lock) = &self.lock {
             lock.record_progress();
         }
     }
@@ -251,22 +244,11 @@ impl Store {
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
-        let root = self.root.display();
-        match self.holds {
-            Holds::All(_) => Ok(()),
-            Holds::ReadOnlyDisk => {
-                let message = format!("the store `{root}` is on a read-only file system");
-                Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(MOUNT_WRITABLE))
-            }
-            Holds::Nothing => Err(RuntimeError::defect(format!("the store `{root}` was opened for reading alone"))),
+        if self.lock.is_some() {
+            return Ok(());
         }
-    }
-
-    pub(crate) fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
-        let index = self.index();
-        let names = index.names_by_image();
-        let names_of = |id| names.get(id).into_iter().flatten().map(|name| (*name).to_owned()).collect();
-        index.images.iter().map(|(id, record)| (record.clone(), names_of(id))).collect()
+        let message = format!("the store `{}` is open for reading, or on a read-only file system", self.root.display());
+        Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(MOUNT_WRITABLE))
     }
 
     pub(crate) fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {

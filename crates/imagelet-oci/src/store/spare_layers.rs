@@ -14,9 +14,10 @@ use std::{
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    SinkLayer, StagedLayer, Store,
+    StagedLayer, Store,
     index::{Index, Spare, load::read_json},
     record::{LayerRecord, SpareRecord},
     resumption::{Resumption, is_outdated},
@@ -27,9 +28,10 @@ use super::{
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LayerEnd {
     /// Stays in the store, with a list of its files.
+    #[default]
     Store,
     /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
     Sink,
@@ -46,8 +48,7 @@ pub(crate) struct SpareWanted<'a> {
 
 impl SpareWanted<'_> {
     fn accepts(&self, spare: &Spare) -> bool {
-        spare.record.for_sink == (self.end == LayerEnd::Sink)
-            && self.repository.is_none_or(|repository| repository == spare.origin.repository)
+        spare.record.end == self.end && self.repository.is_none_or(|repository| repository == spare.origin.repository)
     }
 }
 
@@ -67,15 +68,6 @@ impl Store {
         Some(StagedLayer::of_spare(self, spare, resumption))
     }
 
-    pub(crate) fn take_sink_spare(
-        self: &Arc<Self>,
-        wanted: &SpareWanted<'_>,
-        resumption: &Resumption,
-    ) -> Option<SinkLayer> {
-        let layer = SinkLayer::new(self, self.take_spare(wanted, resumption)?);
-        layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
-    }
-
     /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
     pub(super) fn add_spare(&self, spare: Spare) {
         let surplus = {
@@ -93,20 +85,14 @@ impl Store {
 
     /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
-        let (age_max, bytes_max) = (self.resume_for, u64::MAX);
-        let freed = self.discard_spares(false, age_max, bytes_max)?;
-        Ok(freed + self.discard_spares(true, age_max.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
+        let freed = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
+        Ok(freed + self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
     }
 
-    pub(super) fn remove_spare(&self, diff_id: &Digest) -> Result<(), RuntimeError> {
-        let spare = self.index().spares.remove(diff_id);
-        spare.map_or(Ok(()), |spare| self.move_to_trash(&spare.folder))
-    }
-
-    fn discard_spares(&self, for_sink: bool, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
+    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
-        let spares = index.unused_spares().filter(|spare| spare.record.for_sink == for_sink);
+        let spares = index.unused_spares().filter(|spare| spare.record.end == end);
         let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
         let mut freed = 0;
         for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
@@ -141,9 +127,8 @@ impl Store {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
         let origin: SpareRecord = SpareRecord::read(folder).ok()?;
-        let end = if record.for_sink { LayerEnd::Sink } else { LayerEnd::Store };
-        let is_whole = self.boot() == Some(&origin.boot)
-            && record.unsettled == self.unsettled_mark(end)
+        let is_whole = self.boot.as_ref() == Some(&origin.boot)
+            && record.unsettled == self.unsettled_mark(record.end)
             && record.diff_id == origin.entry.diff_id
             && folder.join("fs").is_dir()
             && record
@@ -187,7 +172,7 @@ mod tests {
     use super::*;
     use crate::{
         manifest::Descriptor,
-        store::{StoreOptions, record::checksum},
+        store::{SinkLayer, StoreOptions, record::checksum},
     };
 
     fn open(root: &Path) -> Arc<Store> {
@@ -201,7 +186,7 @@ mod tests {
         let sum = crate::store::write_implicit(staging.path(), implicit).unwrap();
         let diff_id = Digest::of(name.as_bytes());
         let record = serde_json::json!({
-            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "for_sink": true,
+            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "end": "Sink",
             "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum },
         });
         let blob = Descriptor::new("", diff_id.clone(), 1);
@@ -223,7 +208,7 @@ mod tests {
 
     fn taken(store: &Arc<Store>, name: &str) -> Option<SinkLayer> {
         let wanted = SpareWanted { diff_id: &Digest::of(name.as_bytes()), repository: None, end: LayerEnd::Sink };
-        store.take_sink_spare(&wanted, &Resumption::new(true))
+        SinkLayer::new(store, store.take_spare(&wanted, &Resumption::new(true))?).ok()
     }
 
     #[test]

@@ -4,28 +4,17 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 
 use super::{
-    Store,
-    blobs::PartialKey,
-    could_not,
+    Store, could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
     storage_error,
 };
 use crate::overlay::OverlayFolder;
-
-enum Unfinished {
-    Layer(Digest),
-    Blob(PartialKey),
-}
-
-/// Something to remove, its bytes and its time.
-type Removable = (Unfinished, u64, SystemTime);
 
 impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
@@ -127,19 +116,24 @@ impl Store {
     /// Removes what no running pull uses, the oldest first, until `wanted` bytes are free. Returns the bytes freed.
     pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
-        let layer =
-            |spare: &Spare| (Unfinished::Layer(spare.record.diff_id.clone()), spare.record.disk_bytes, spare.since);
-        let mut removable: Vec<Removable> = self.index().unused_spares().map(layer).collect();
-        let blobs = self.unused_partials().into_iter();
-        removable.extend(blobs.map(|(blob, bytes, since)| (Unfinished::Blob(blob), bytes, since)));
+        let mut index = self.index();
+        let spare = |spare: &Spare| {
+            (spare.since, spare.record.disk_bytes, spare.folder.clone(), Some(spare.record.diff_id.clone()))
+        };
+        let mut unfinished: Vec<_> = index.unused_spares().map(spare).collect();
+        let partials = self.partials().into_iter().filter(|partial| !partial.is_written(&index));
+        unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
+        unfinished.sort_by_key(|(since, ..)| *since);
         let mut freed = 0;
-        for (what, bytes, _) in oldest(removable, wanted) {
-            match what {
-                Unfinished::Layer(layer) => self.remove_spare(&layer)?,
-                Unfinished::Blob(blob) => self.discard_partial(&blob),
+        for (_, bytes, path, spare) in unfinished {
+            if freed >= wanted {
+                break;
             }
+            self.move_to_trash(&path)?;
+            spare.map(|layer| index.spares.remove(&layer));
             freed += bytes;
         }
+        drop(index);
         if freed > 0 {
             self.empty_trash()?;
         }
@@ -196,35 +190,28 @@ fn is_ours(folder: &str, name: &str) -> bool {
     }
 }
 
-/// The oldest whose sizes add up to `wanted`, or all.
-fn oldest(mut removable: Vec<Removable>, wanted: u64) -> Vec<Removable> {
-    removable.sort_by_key(|(.., since)| *since);
-    let mut freed = 0_u64;
-    let is_needed = |(_, bytes, _): &Removable| {
-        let is_needed = freed < wanted;
-        freed = freed.saturating_add(*bytes);
-        is_needed
-    };
-    removable.into_iter().take_while(is_needed).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
+    use crate::store::{PartialKey, StoreOptions};
 
     #[test]
     fn the_oldest_go_first_and_no_more_than_is_wanted() {
-        let ago = |minutes| SystemTime::UNIX_EPOCH + Duration::from_hours(10) - Duration::from_mins(minutes);
-        let layer = |name: &str, bytes, minutes| -> Removable {
-            (Unfinished::Layer(Digest::of(name.as_bytes())), bytes, ago(minutes))
-        };
-        for (wanted, removed) in [(0, 0), (1, 1), (5, 1), (6, 2), (9, 3), (u64::MAX, 3)] {
-            let all = vec![layer("young", 7, 1), layer("old", 5, 9), layer("middle", 3, 5)];
-            let gone = oldest(all, wanted);
-            assert_eq!(gone.len(), removed, "{wanted}");
-            assert!(gone.iter().map(|(.., since)| *since).eq([ago(9), ago(5), ago(1)].into_iter().take(removed)));
+        let ago = |minutes| SystemTime::now() - Duration::from_mins(minutes);
+        for (wanted, left) in [(0, 3), (1, 2), (5, 2), (6, 1), (9, 0), (u64::MAX, 0)] {
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap();
+            let partials = [("young", 7, 1), ("old", 5, 9), ("middle", 3, 5)].map(|(name, bytes, minutes)| {
+                let path = store.partial_path(&PartialKey::new(&Digest::of(name.as_bytes()), None));
+                fs::write(&path, vec![0; bytes]).unwrap();
+                fs::File::open(&path).unwrap().set_modified(ago(minutes)).unwrap();
+                path
+            });
+            store.free_unfinished(wanted).unwrap();
+            let [young, old, middle] = partials.map(|path| path.exists());
+            assert_eq!([young, middle, old], [left > 0, left > 1, left > 2], "{wanted}");
         }
     }
 }

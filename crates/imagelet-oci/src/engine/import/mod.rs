@@ -11,7 +11,7 @@ pub(super) mod layer_turns;
 use crate::layer_sink::{
     ImageImporter, ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken,
 };
-use std::{cmp::Reverse, collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
@@ -20,26 +20,22 @@ use imagelet_core::{
     image::{Digest, ImageId, Platform, Reference},
     runtime::{Freed, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind},
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
-    time::Instant,
-};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     Engine,
     admit::Wanted,
     blocking,
-    layer_single_flight::{FetchGuard, LayerCaller, RaceOutcome},
+    layer_single_flight::{FetchGuard, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
 };
 use crate::{
     manifest::{Index, ManifestDocument},
-    pipeline::{LayerPace, Place},
     registry::{ImageDocument, Resolved, about},
     scarce,
-    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    store::{LayerEnd, SinkLayer, SpareWanted, SyncView},
     tenant::Tenant,
 };
 
@@ -102,24 +98,6 @@ impl Engine {
                 }
             }
         }))
-    }
-
-    async fn take_spares(
-        &self,
-        described: &Described,
-        present: usize,
-        resumption: &Resumption,
-    ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
-        let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
-        self.on_disk(move |store| {
-            let missing = image.layers.iter().enumerate().skip(present);
-            let spare = |diff_id| {
-                let wanted = SpareWanted { diff_id, repository: None, end: LayerEnd::Sink };
-                store.take_sink_spare(&wanted, &resumption)
-            };
-            Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
-        })
-        .await
     }
 }
 
@@ -257,14 +235,15 @@ impl EngineImporter {
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
-        let resumption = engine.resumption();
-        let mut spares = engine.take_spares(described, present, &resumption).await.map_err(fetch)?;
-        let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
+        let has_spare = |index: usize| {
+            engine.has_spare(&SpareWanted { diff_id: &layers[index].diff_id, repository: None, end: LayerEnd::Sink })
+        };
+        let missing = (present..layers.len()).filter(|index| !has_spare(*index));
         let (manifest, chains) = (&described.resolved.manifest, &described.chains);
         let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
         let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant), progress);
-        let fetches = fetches.await.map_err(fetch)?;
+        let fetches = fetches.await?;
         let attempt = Attempt {
             engine,
             described,
@@ -276,8 +255,7 @@ impl EngineImporter {
             unsynced,
         };
         let order = fetch_order(layers, present).into_iter();
-        let mut bringing: FuturesUnordered<_> =
-            order.map(|index| attempt.bring(index, spares.remove(&index))).collect();
+        let mut bringing: FuturesUnordered<_> = order.map(|index| attempt.bring(index)).collect();
         let mut views = vec![Arc::clone(&fetches.view)];
         let brings = async {
             while let Some(brought) = bringing.next().await {
@@ -285,17 +263,17 @@ impl EngineImporter {
             }
             Ok(())
         };
-        engine.with_space((&fetches.reservation, &fetches.resumption), progress, fetch, brings).await?;
+        engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings).await?;
         failpoint!("import.layers-taken");
         Ok(views)
     }
 }
 
 impl Attempt<'_> {
-    async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
+    async fn bring(&self, index: usize) -> Result<Vec<Arc<SyncView>>, Ended> {
         let chain = &self.described.chains[index];
         let turns = &self.engine.turns;
-        let Some((mut layer, guard)) = self.fetched(index, spare).await? else {
+        let Some((mut layer, guard)) = self.fetched(index).await? else {
             return Ok(self.is_present(index));
         };
         self.fetches.reservation.release(chain);
@@ -331,48 +309,25 @@ impl Attempt<'_> {
     }
 
     /// The layer, by a spare or a fetch. `None`: the sink has it.
-    async fn fetched(
-        &self,
-        index: usize,
-        spare: Option<SinkLayer>,
-    ) -> Result<Option<(SinkLayer, FetchGuard<Infallible>)>, Ended> {
+    async fn fetched(&self, index: usize) -> Result<Option<(SinkLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        let present = async |_| Ok(self.import.holds(index).await.map_err(handover)?.then_some(()));
-        let has_spare = spare.is_some();
-        let enter = async || {
-            if has_spare {
-                return (None, Arc::new(LayerPace::new(0, Instant::now())));
-            }
-            let window = self.window.acquire().await.expect("the window is never closed");
-            let place = engine.places.place(job.claim.clone(), &job.descriptor, self.progress).await;
-            let pace = Arc::clone(&place.pace);
-            (Some((window, place)), pace)
-        };
-        let fetched = async |entered: Option<(SemaphorePermit<'_>, Place)>| {
-            let Some((_window, place)) = entered else {
-                report_present(self.progress, &job.descriptor.digest);
-                return spare.ok_or_else(|| handover(RuntimeError::defect("a layer has no place and no spare")));
-            };
-            let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
-            let unpacked = unpacked
-                .inspect_err(|error| self.fetches.resumption.heed(error))
-                .map_err(|error| fetch(job.descriptor.not_fetched(error)))?;
-            SinkLayer::new(&engine.store, unpacked).map_err(fetch)
-        };
-        let caller = LayerCaller::of(&job, self.progress);
-        let raced = engine.turns.fetching.race((chain.clone(), None), &caller, present, enter, fetched);
-        Ok(match Box::pin(raced).await? {
+        let present = async |_| Ok::<_, Ended>(self.import.holds(index).await.map_err(handover)?.then_some(()));
+        let (turns, key, window) = (&engine.turns.fetching, (chain.clone(), None), Some(&self.window));
+        Ok(match engine.brought(turns, key, &job, window, self.progress, present).await? {
             RaceOutcome::Present(()) => None,
-            RaceOutcome::Own(layer, guard) => Some((layer, guard)),
+            RaceOutcome::Own(layer, guard) => Some((SinkLayer::new(&engine.store, layer)?, guard)),
         })
     }
 }
 
-fn fetch(error: RuntimeError) -> Ended {
-    Ended::Failed(ImportStage::Fetch.failed(error))
+/// An error of a fetch.
+impl From<RuntimeError> for Ended {
+    fn from(error: RuntimeError) -> Self {
+        Self::Failed(ImportStage::Fetch.failed(error))
+    }
 }
 
 fn handover(error: RuntimeError) -> Ended {

@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{Digest, ImageId, shown_name},
+    image::{Digest, shown_name},
     runtime::{
         BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, RuntimeError, RuntimeErrorKind, VerifyProgress,
         VerifyReport,
@@ -21,16 +21,10 @@ use imagelet_core::{
 };
 
 use super::{CancelOnDrop, Engine};
-use crate::store::{DamagedImage, Watch, storage_error};
+use crate::store::{StoredImage, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
 const PROGRESS_STEP: u64 = 4 << 20;
-
-struct Target {
-    id: ImageId,
-    names: Vec<String>,
-    image: DamagedImage,
-}
 
 impl Engine {
     pub(super) async fn verified(
@@ -65,14 +59,8 @@ impl Engine {
         Ok(VerifyReport { images, store: names, blobs })
     }
 
-    fn targets(&self, image: Option<&str>) -> Result<Vec<Target>, RuntimeError> {
-        let whole = self.store.images().into_iter().map(|(record, names)| Target {
-            id: record.image_id(),
-            names,
-            image: DamagedImage::new(record, None),
-        });
-        let damaged = self.store.damaged_images().into_iter().map(|(id, image, names)| Target { id, names, image });
-        let mut targets: Vec<Target> = whole.chain(damaged).collect();
+    fn targets(&self, image: Option<&str>) -> Result<Vec<StoredImage>, RuntimeError> {
+        let mut targets = self.store.all_images();
         if let Some(image) = image {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
                 RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image `{}`", shown_name(image)))
@@ -101,7 +89,7 @@ impl Engine {
         .await
     }
 
-    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<Findings, RuntimeError> {
+    async fn check_documents(&self, target: &StoredImage, watch: &Watch) -> Result<Findings, RuntimeError> {
         let image = &target.image;
         let Some(record) = image.record.clone().filter(|_| image.documents.is_none()) else {
             return Ok(image.documents.clone().unwrap_or_default());

@@ -66,6 +66,14 @@ impl DamagedImage {
     }
 }
 
+/// An image of the store, with what is known of it.
+pub(crate) struct StoredImage {
+    pub(crate) id: ImageId,
+    pub(crate) names: Vec<String>,
+    pub(crate) is_damaged: bool,
+    pub(crate) image: DamagedImage,
+}
+
 #[derive(Clone)]
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,

@@ -19,6 +19,8 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
 use self::disk_usage::DiskUsage;
+use super::spare_layers::LayerEnd;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
@@ -56,9 +58,9 @@ pub(crate) struct LayerRecord {
     /// The boot that wrote it unsynced; for any other boot it does not exist. `None`: durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// Unpacked for a sink; it stays in `tmp/` until the sink takes it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub for_sink: bool,
+    /// One for a sink stays in `tmp/` until the sink takes it.
+    #[serde(default)]
+    pub end: LayerEnd,
     /// Digests of the files beside it.
     #[serde(default)]
     pub sums: BTreeMap<String, Digest>,
