@@ -131,12 +131,12 @@ impl LayerJob {
             end: self.end,
             sums,
         };
-        let layer = StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.view))?;
+        let layer = StagedLayer::new(&self.store, staging, &self.descriptor, record, Arc::clone(&self.view))?;
         // A kept blob resumes by itself, and a spare would lack it.
         if self.keep_blobs {
             return Ok(layer);
         }
-        layer.resumable(&self.store, self.session.reference().repository(), &self.resumption)
+        layer.resumable(self.session.reference().repository(), &self.resumption)
     }
 }
 

@@ -30,8 +30,8 @@ mod files;
 mod index;
 mod record;
 mod resumption;
-mod sink_layer;
 mod spare_layers;
+mod staged_layer;
 mod staging;
 mod sweep;
 mod verify;
@@ -55,7 +55,7 @@ use imagelet_core::{
 
 pub(crate) use self::{
     blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
-    commit::{NewImage, StagedLayer},
+    commit::NewImage,
     file_manifest::{FileManifestWriter, LIST},
     files::{
         durable::{SyncView, remove_tree, replace_file},
@@ -67,8 +67,8 @@ pub(crate) use self::{
     },
     record::{ImageRecord, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
-    sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
+    staged_layer::{StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
     verify::Watch,
 };

@@ -65,7 +65,7 @@ impl Store {
         let mut index = self.index();
         index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
         let spare = index.spares.remove(wanted.diff_id)?;
-        Some(StagedLayer::of_spare(self, spare, resumption))
+        Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
     /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
@@ -171,15 +171,16 @@ mod tests {
 
     use super::*;
     use crate::{
+        layer_sink::StagedTree,
         manifest::Descriptor,
-        store::{SinkLayer, StoreOptions, record::checksum},
+        store::{StoreOptions, record::checksum},
     };
 
     fn open(root: &Path) -> Arc<Store> {
         Arc::new(Store::open(root, StoreOptions::for_tests()).unwrap())
     }
 
-    fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> SinkLayer {
+    fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> StagedLayer {
         let staging = store.stage().unwrap();
         fs::create_dir(staging.path().join("fs")).unwrap();
         fs::write(staging.path().join("fs/file"), name).unwrap();
@@ -191,9 +192,13 @@ mod tests {
         });
         let blob = Descriptor::new("", diff_id.clone(), 1);
         let view = store.sync_view().unwrap();
-        let layer = StagedLayer::new(staging, &blob, serde_json::from_value(record).unwrap(), view);
-        let layer = layer.unwrap().resumable(store, "registry.example/app", &Resumption::new(true)).unwrap();
-        SinkLayer::new(store, layer).unwrap()
+        let layer = StagedLayer::new(store, staging, &blob, serde_json::from_value(record).unwrap(), view);
+        layer.unwrap().resumable("registry.example/app", &Resumption::new(true)).unwrap()
+    }
+
+    fn tree(layer: &mut StagedLayer) -> Result<StagedTree, RuntimeError> {
+        let implicit = layer.implicit()?;
+        layer.tree(implicit)
     }
 
     type Spoil = fn(&Path);
@@ -206,9 +211,9 @@ mod tests {
         taken(store, name).is_some()
     }
 
-    fn taken(store: &Arc<Store>, name: &str) -> Option<SinkLayer> {
+    fn taken(store: &Arc<Store>, name: &str) -> Option<StagedLayer> {
         let wanted = SpareWanted { diff_id: &Digest::of(name.as_bytes()), repository: None, end: LayerEnd::Sink };
-        SinkLayer::new(store, store.take_spare(&wanted, &Resumption::new(true))?).ok()
+        store.take_spare(&wanted, &Resumption::new(true))
     }
 
     #[test]
@@ -251,16 +256,16 @@ mod tests {
         let root = folder.path().join("staging");
         let store = open(&root);
         let mut flat = unpacked(&store, "flat", &[Vec::new()]);
-        let before = flat.tree().unwrap().folder;
+        let before = tree(&mut flat).unwrap().folder;
         drop(flat);
         assert!(!before.exists(), "a move that comes late finds nothing");
         assert!(has(&store, "flat"));
         let mut moved = taken(&store, "flat").unwrap();
-        fs::rename(moved.tree().unwrap().folder, folder.path().join("sink")).unwrap();
+        fs::rename(tree(&mut moved).unwrap().folder, folder.path().join("sink")).unwrap();
         drop(moved);
         assert!(!has(&store, "flat"));
         let mut changed = unpacked(&store, "deep", &[b"dir".to_vec()]);
-        changed.tree().unwrap();
+        tree(&mut changed).unwrap();
         // As if the process ended here.
         std::mem::forget(changed);
         let store = open_beside(store, &root);

@@ -14,7 +14,7 @@ use crate::layer_sink::{
 use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::future::try_join_all;
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId, Platform, Reference},
@@ -35,7 +35,7 @@ use crate::{
     manifest::{Index, ManifestDocument},
     registry::{ImageDocument, Resolved, about},
     scarce,
-    store::{LayerEnd, SinkLayer, SpareWanted, SyncView},
+    store::{LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
     tenant::Tenant,
 };
 
@@ -184,66 +184,55 @@ impl EngineImporter {
     }
 
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
-        let import = self.sink.begin(Arc::clone(&described.image)).await;
-        let import = import.map_err(handover)?;
+        let import = self.sink.begin(Arc::clone(&described.image)).await.map_err(handover)?;
         failpoint!("import.begun");
-        let imported = self.bring_and_finish(described, &import, progress).await;
+        let imported = async {
+            // Dropped after the sync: until then other imports may build on these layers.
+            let unsynced = Arc::new(());
+            let views = self.bring(described, &import, &unsynced, progress).await?;
+            progress(PullEvent::Committing);
+            if !views.is_empty() {
+                let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
+                let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
+                synced.map_err(handover)?;
+            }
+            drop(unsynced);
+            failpoint!("import.synced");
+            let id = import.finish().await.map_err(Ended::Failed)?;
+            failpoint!("import.finished");
+            Ok(id)
+        };
+        let imported = imported.await;
         if imported.is_err() {
             import.abandon().await;
         }
         imported
     }
 
-    async fn bring_and_finish(
-        &self,
-        described: &Described,
-        import: &Arc<dyn LayerImport>,
-        progress: &Progress,
-    ) -> Result<ImageId, Ended> {
-        let (engine, layers) = (&*self.engine, &described.image.layers);
-        let present = import.present().min(layers.len());
-        for layer in &layers[..present] {
-            report_present(progress, &layer.digest);
-        }
-        // Dropped after the sync: until then other imports may build on these layers.
-        let unsynced = Arc::new(());
-        let mut views: Vec<_> =
-            described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
-        if present < layers.len() {
-            views.append(&mut self.bring(described, import, present, &unsynced, progress).await?);
-        }
-        progress(PullEvent::Committing);
-        if !views.is_empty() {
-            let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
-            let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
-            synced.map_err(handover)?;
-        }
-        drop(unsynced);
-        failpoint!("import.synced");
-        let id = import.finish().await.map_err(Ended::Failed)?;
-        failpoint!("import.finished");
-        Ok(id)
-    }
-
-    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of their files.
+    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of all layers' files.
     async fn bring(
         &self,
         described: &Described,
         import: &Arc<dyn LayerImport>,
-        present: usize,
         unsynced: &Arc<()>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let (engine, layers) = (&*self.engine, &described.image.layers);
-        let has_spare = |index: usize| {
-            engine.has_spare(&SpareWanted { diff_id: &layers[index].diff_id, repository: None, end: LayerEnd::Sink })
+        let Described { resolved, image, chains, tenant } = described;
+        let (engine, layers) = (&*self.engine, &image.layers);
+        let present = import.present().min(layers.len());
+        layers[..present].iter().for_each(|layer| report_present(progress, &layer.digest));
+        let mut views: Vec<_> = chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
+        if present == layers.len() {
+            return Ok(views);
+        }
+        let has_spare = |index: &usize| {
+            engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
         };
-        let missing = (present..layers.len()).filter(|index| !has_spare(*index));
-        let (manifest, chains) = (&described.resolved.manifest, &described.chains);
+        let missing = (present..layers.len()).filter(|index| !has_spare(index));
+        let manifest = &resolved.manifest;
         let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
-        let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant), progress);
-        let fetches = fetches.await?;
+        let fetches = engine.begin_fetches(resolved, &wanted, Arc::clone(tenant), progress).await?;
         let attempt = Attempt {
             engine,
             described,
@@ -254,16 +243,10 @@ impl EngineImporter {
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
-        let order = fetch_order(layers, present).into_iter();
-        let mut bringing: FuturesUnordered<_> = order.map(|index| attempt.bring(index)).collect();
-        let mut views = vec![Arc::clone(&fetches.view)];
-        let brings = async {
-            while let Some(brought) = bringing.next().await {
-                views.extend(brought?);
-            }
-            Ok(())
-        };
-        engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings).await?;
+        let brings = try_join_all(fetch_order(layers, present).into_iter().map(|index| attempt.bring(index)));
+        let brought = engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings);
+        views.extend(brought.await?.into_iter().flatten());
+        views.push(Arc::clone(&fetches.view));
         failpoint!("import.layers-taken");
         Ok(views)
     }
@@ -278,7 +261,8 @@ impl Attempt<'_> {
         };
         self.fetches.reservation.release(chain);
         failpoint!("import.layer-whole");
-        if layer.has_implicit() {
+        let implicit = layer.implicit()?;
+        if has_folders(&implicit) {
             let mut taken = self.taken.subscribe();
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
@@ -286,7 +270,7 @@ impl Attempt<'_> {
         if self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
-        let tree = layer.tree().map_err(handover)?;
+        let tree = layer.tree(implicit).map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
         let view = Arc::clone(layer.view());
         turns.add(self.unsynced, chain, &view);
@@ -309,7 +293,7 @@ impl Attempt<'_> {
     }
 
     /// The layer, by a spare or a fetch. `None`: the sink has it.
-    async fn fetched(&self, index: usize) -> Result<Option<(SinkLayer, FetchGuard<Infallible>)>, Ended> {
+    async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
@@ -318,7 +302,7 @@ impl Attempt<'_> {
         let (turns, key, window) = (&engine.turns.fetching, (chain.clone(), None), Some(&self.window));
         Ok(match engine.brought(turns, key, &job, window, self.progress, present).await? {
             RaceOutcome::Present(()) => None,
-            RaceOutcome::Own(layer, guard) => Some((SinkLayer::new(&engine.store, layer)?, guard)),
+            RaceOutcome::Own(layer, guard) => Some((layer, guard)),
         })
     }
 }
