@@ -5,15 +5,14 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use imagelet_core::{
-    hold::{CHECK_PERIOD, HoldPolicy, PullWait, SharedThing},
+    hold::{CHECK_PERIOD, HoldPolicy, SharedThing},
     image::Digest,
-    runtime::{Progress, PullEvent, RuntimeError},
+    runtime::{Progress, RuntimeError},
 };
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},
@@ -23,7 +22,7 @@ use tokio::{
 use super::{Engine, report_present};
 use crate::{
     confine::Confinement,
-    pipeline::{LayerJob, LayerPace, Place},
+    pipeline::{LayerJob, LayerPace, Place, WaitReport},
     scarce,
     store::{SpareWanted, StagedLayer},
     tenant::Tenant,
@@ -66,13 +65,13 @@ pub(crate) struct LayerCaller {
     pub(crate) hold: HoldPolicy,
     /// Bytes per second of the pull's own registry, where it is known.
     pub(crate) rate: Box<dyn Fn() -> Option<u64> + Send + Sync>,
-    /// Is notified of the pull that is waited for.
-    pub(crate) waits: Box<dyn Fn(Option<String>) + Send + Sync>,
+    pub(crate) layer: Digest,
+    pub(crate) progress: Progress,
 }
 
 impl LayerCaller {
     pub(crate) fn of(job: &LayerJob, progress: &Progress) -> Arc<Self> {
-        let (session, progress, layer) = (job.session.clone(), Arc::clone(progress), job.descriptor.digest.clone());
+        let session = job.session.clone();
         Arc::new(Self {
             tenant: Arc::clone(&job.claim.tenant),
             repository: session.reference().repository().to_owned(),
@@ -80,10 +79,8 @@ impl LayerCaller {
             size: job.descriptor.size,
             hold: job.hold,
             rate: Box::new(move || session.usual_rate()),
-            waits: Box::new(move |holder| {
-                let wait = holder.map(|holder| PullWait { thing: SharedThing::Layer, holder: Some(holder) });
-                progress(PullEvent::Waits { layer: layer.clone(), wait });
-            }),
+            layer: job.descriptor.digest.clone(),
+            progress: Arc::clone(progress),
         })
     }
 
@@ -98,20 +95,6 @@ impl LayerCaller {
                 Some(time) => self.hold.waits_for_whole(time, self.size, (self.rate)()),
                 None => self.hold.waits_for(&pace.wall, pace.left(), self.size, (self.rate)(), now),
             }
-    }
-
-    /// Reports the wait until the guard is dropped.
-    fn waits_for_holder(self: &Arc<Self>, holder: String) -> WaitReport {
-        (self.waits)(Some(holder));
-        WaitReport(Arc::clone(self))
-    }
-}
-
-struct WaitReport(Arc<LayerCaller>);
-
-impl Drop for WaitReport {
-    fn drop(&mut self) {
-        (self.0.waits)(None);
     }
 }
 
@@ -209,12 +192,6 @@ impl<T> Default for LayerSingleFlight<T> {
     }
 }
 
-impl<T> fmt::Debug for LayerSingleFlight<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerSingleFlight").finish_non_exhaustive()
-    }
-}
-
 impl<T> LayerSingleFlight<T> {
     /// Waits for other fetches that are worth it; else enters, and fetches beside them until the first one is whole.
     ///
@@ -244,7 +221,9 @@ impl<T> LayerSingleFlight<T> {
             // A row of fetches that bring nothing is no reason to wait on.
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
-                waits.get_or_insert_with(|| caller.waits_for_holder(holder));
+                waits.get_or_insert_with(|| {
+                    WaitReport::begin((SharedThing::Layer, &caller.layer, &caller.progress), Some(holder))
+                });
                 let ended = slot.ended_since(seen);
                 failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
                 seen = slot.lock().ended;

@@ -15,6 +15,7 @@ mod trust;
 mod verify;
 
 use std::{
+    fmt,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -109,7 +110,6 @@ impl EngineConfig {
 }
 
 /// The embedded image service: registry client, pipeline and store.
-#[derive(Debug)]
 pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
@@ -126,6 +126,12 @@ pub struct Engine {
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
     resolutions: Resolutions,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("root", &self.root()).finish_non_exhaustive()
+    }
 }
 
 impl Engine {
@@ -205,9 +211,7 @@ impl Engine {
     pub fn container_service(&self) -> Arc<dyn ContainerService> {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
-}
 
-impl Engine {
     /// Runs blocking work on the store.
     async fn on_disk<T: Send + 'static>(
         &self,
@@ -235,9 +239,7 @@ impl Engine {
         let id = self.store.resolve(&spec.image)?;
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
-}
 
-impl Engine {
     /// Records what a pull fetches for processes that wait for the store, too.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);

@@ -35,7 +35,7 @@ use tokio::{
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    pace::{LayerPace, reported},
+    pace::{LayerPace, WaitReport, reported},
     pull_slots::{Place, PullSlots, SlotRequest},
 };
 use self::{

@@ -19,7 +19,6 @@ use super::{
         load::{MARK, ReadRecord, open_regular, read_whole},
     },
     record::{ImageRecord, checksum},
-    storage_error,
 };
 use crate::{
     hash::Hash,
@@ -136,8 +135,7 @@ impl Store {
         self.check_writable()?;
         // The file must not name unsynced content.
         self.sync_background()?;
-        let written = self.replace_names(&mut self.index());
-        written.map_err(|error| storage_error("could not write the store's names", error))
+        self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }
 }
 

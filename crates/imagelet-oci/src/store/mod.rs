@@ -38,7 +38,7 @@ mod verify;
 
 use std::{
     collections::HashSet,
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, Weak,
@@ -142,12 +142,6 @@ impl StoreOptions {
     pub(crate) fn for_tests() -> Self {
         let access = Access::Write { or_create: true };
         Self { access, durability: Durability::Commit, resume_for: Duration::from_hours(24) }
-    }
-}
-
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
     }
 }
 

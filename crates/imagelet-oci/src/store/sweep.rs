@@ -12,7 +12,6 @@ use super::{
     Store, could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
-    storage_error,
 };
 use crate::overlay::OverlayFolder;
 
@@ -155,9 +154,7 @@ impl Store {
     pub(super) fn move_to_trash(&self, path: &Path) -> Result<(), RuntimeError> {
         failpoint!("trash.before");
         match fs::rename(path, self.fresh_path("trash")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(storage_error(format!("could not move `{}` to the trash", path.display()), error))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(could_not("move to the trash", path)(error)),
             _ => {
                 failpoint!("trash.moved");
                 Ok(())

@@ -26,7 +26,6 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is that of the
 /// owner's last progress.
-#[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
     recorded: Mutex<Option<Instant>>,
@@ -91,7 +90,6 @@ fn is_daemon(holder: &str) -> bool {
 }
 
 /// The wait for a store that another process owns: it ends after `wait_max` without a progress of that process.
-#[derive(Debug)]
 pub(crate) struct LockWait {
     wait_max: Duration,
     begun: Instant,

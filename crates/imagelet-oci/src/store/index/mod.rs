@@ -26,7 +26,6 @@ use super::{
     could_not,
     files::durable::{SyncView, replace_file},
     record::{ImageRecord, LayerRecord, SpareRecord, checksum},
-    storage_error,
 };
 
 #[derive(Default)]
@@ -202,7 +201,7 @@ impl Index {
         }
         if found.names_rebuilt && writable {
             replace_file(&root.join("names.json"), &index.names_file(None))
-                .map_err(|error| storage_error("could not write the store's names", error))?;
+                .map_err(could_not("write the names of", root))?;
         }
         Ok(index)
     }
@@ -363,16 +362,10 @@ fn load_names(
         Err(error) => return Err(could_not("read", &path)(error)),
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        // An earlier set-aside file is not overwritten, even within the same second.
-        let mut names = (0..).map(|number| match number {
-            0 => root.join(format!("names.json.corrupt-{seconds}")),
-            _ => root.join(format!("names.json.corrupt-{seconds}-{number}")),
-        });
-        let aside = names.find(|path| fs::symlink_metadata(path).is_err()).expect("there is no end of numbers");
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let aside = root.join(format!("names.json.corrupt-{}", since.as_nanos()));
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
-        fs::rename(&path, &aside)
-            .map_err(|error| storage_error(format!("could not set `{}` aside", path.display()), error))?;
+        fs::rename(&path, &aside).map_err(could_not("set aside", &path))?;
         failpoint!("open.set-aside");
     }
     let rebuilt = records.flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
