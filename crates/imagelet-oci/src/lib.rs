@@ -30,7 +30,7 @@ mod unpack;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{Engine, EngineConfig, check_signature_policy};
+pub use engine::{Engine, EngineConfig, StorePlace, check_signature_policy};
 pub use layer_sink::{
     ImageImporter, ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };

@@ -30,8 +30,7 @@ use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
     environment::Environment,
     keys_and_defaults::{
-        API_VERSION, File, ImportFolder, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys,
-        StoreKeys,
+        API_VERSION, File, ImportFolder, KIND, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
     },
     settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
@@ -304,17 +303,16 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
         format!("must be at least {}Mi", UNPACK_MEMORY_MIN >> 20),
     );
     EngineConfig {
-        layers_in_flight: usize::try_from(keys.layers_in_flight).unwrap_or(1),
         durability,
         keep_blobs: keys.keep_blobs,
         admission,
-        unpack_memory: unpack_memory.unwrap_or(UNPACK_MEMORY_MIN),
-        limits: layer_limits(&keys.limits, found),
+        limits: layer_limits(keys, unpack_memory, found),
         ..EngineConfig::new(&keys.directory)
     }
 }
 
-fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
+fn layer_limits(store: &StoreKeys, memory: Option<u64>, found: &mut Violations) -> LayerLimits {
+    let keys = &store.limits;
     let mut count = |key: &str, value: i32, range: RangeInclusive<i32>| {
         found.between(key, &value, range);
         u64::try_from(value).unwrap_or_default()
@@ -328,6 +326,8 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
         free_inodes_floor,
         expansion_free: found.size("store.limits.expansionFree", &keys.expansion_free).unwrap_or_default(),
         free_bytes_floor: found.size("store.limits.freeBytesFloor", &keys.free_bytes_floor).unwrap_or_default(),
+        layers_in_flight: usize::try_from(store.layers_in_flight).unwrap_or(1),
+        memory: memory.unwrap_or(UNPACK_MEMORY_MIN),
     }
 }
 

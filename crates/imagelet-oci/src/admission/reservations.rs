@@ -283,7 +283,7 @@ impl Drop for Reservation {
 }
 
 /// Counts the bytes of a layer that a pull reads and writes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
     /// `None`: the layer is not reserved.

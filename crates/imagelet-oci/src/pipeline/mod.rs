@@ -85,6 +85,10 @@ pub struct LayerLimits {
     pub free_bytes_floor: u64,
     /// Inodes that stay free on it.
     pub free_inodes_floor: u64,
+    /// Layers of one image that are fetched and unpacked concurrently.
+    pub layers_in_flight: usize,
+    /// Memory for unpacking all layers, in bytes.
+    pub memory: u64,
 }
 
 #[derive(Clone)]

@@ -16,8 +16,7 @@ use super::{
     Store, could_not,
     files::durable::{SyncView, remove_tree, replace_file},
     index::{Index, NAMES_UNSETTLED},
-    record::{LayerRecord, checksum},
-    spare_layers::LayerEnd,
+    record::{LayerEnd, LayerRecord, checksum},
 };
 
 /// After this many rounds that met new pulls, the next round blocks commits until it is done.
@@ -49,9 +48,7 @@ impl Store {
                 self.drop_unsettled_content(&mut index);
                 // Unlinking takes long, and a full disk may be why the sync failed.
                 drop(index);
-                if let Err(error) = self.empty_trash() {
-                    tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
-                }
+                self.try_empty_trash();
                 return Err(failed(error));
             }
             for layer in &layers {

@@ -84,10 +84,8 @@ impl Store {
             Err(_) => self.take_back(&mut index, &placed, &id),
         }
         drop(index);
-        if (placed.trashed || shown.is_err())
-            && let Err(error) = self.empty_trash()
-        {
-            tracing::warn!(error = error.chain(), "could not empty the trash");
+        if placed.trashed || shown.is_err() {
+            self.try_empty_trash();
         }
         shown.map(|()| id)
     }

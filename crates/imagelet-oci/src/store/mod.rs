@@ -31,14 +31,13 @@ mod index;
 mod record;
 mod resumption;
 mod spare_layers;
-mod staged_layer;
 mod staging;
 mod sweep;
 mod verify;
 
 use std::{
     collections::HashSet,
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, Weak,
@@ -65,10 +64,9 @@ pub(crate) use self::{
         StoredImage,
         load::{digest_named, read_json},
     },
-    record::{ImageRecord, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
+    record::{ImageRecord, LayerEnd, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
-    spare_layers::{LayerEnd, SpareWanted},
-    staged_layer::{StagedLayer, has_folders},
+    spare_layers::{SpareWanted, StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
     verify::Watch,
 };
@@ -142,6 +140,12 @@ impl StoreOptions {
     pub(crate) fn for_tests() -> Self {
         let access = Access::Write { or_create: true };
         Self { access, durability: Durability::Commit, resume_for: Duration::from_hours(24) }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
     }
 }
 

@@ -93,6 +93,13 @@ impl Store {
         Ok(())
     }
 
+    /// Empties the trash where a failure is only logged.
+    pub(crate) fn try_empty_trash(&self) {
+        if let Err(error) = self.empty_trash() {
+            tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
+        }
+    }
+
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("no thread panics while it holds the lock");
         let mut errors = Vec::new();

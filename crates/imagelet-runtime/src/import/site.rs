@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::runtime::{ForwardReason, ImageService, MakeRoom, RuntimeError};
-use imagelet_oci::{Access, Engine, EngineConfig};
+use imagelet_oci::{Access, Engine, EngineConfig, StorePlace};
 
 use super::{
     service::{ImportSite, OpenedSite},
@@ -103,7 +103,8 @@ impl ImportSite for RuntimeSite {
         };
         let containerd = Containerd::connect(config).await?;
         let (root, access) = (containerd.staging().to_owned(), Access::Write { or_create: true });
-        let mut config = EngineConfig { root, access, lock_wait: LOCK_WAIT, ..self.engine.clone() };
+        let place = StorePlace { root, access, lock_wait: LOCK_WAIT };
+        let mut config = EngineConfig { place, ..self.engine.clone() };
         if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
             config.registry.hosts_dirs.clone_from(folders);
         }

@@ -239,7 +239,7 @@ impl EngineImporter {
             import,
             progress,
             fetches: &fetches,
-            window: Semaphore::new(engine.config.layers_in_flight.max(1)),
+            window: Semaphore::new(engine.config.limits.layers_in_flight.max(1)),
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };

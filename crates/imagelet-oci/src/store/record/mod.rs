@@ -19,7 +19,6 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
 use self::disk_usage::DiskUsage;
-use super::spare_layers::LayerEnd;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -41,6 +40,15 @@ pub(crate) struct ImageRecord {
     /// Its first names, to rebuild a lost `names.json`.
     #[serde(default)]
     pub names: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LayerEnd {
+    /// Stays in the store, with a list of its files.
+    #[default]
+    Store,
+    /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
+    Sink,
 }
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
