@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{Family, MetricKind, Metrics},
-    runtime::{ErrorClass, Patience, RuntimeManager, no_progress},
+    runtime::{ErrorClass, Patience, RuntimeManager, unwatched},
 };
 use kube::Client;
 use tokio::{
@@ -152,7 +152,7 @@ impl LookAhead {
             patience: Patience::ONE_RETRY,
             ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
-        self.parts.manager.ensure(&request, no_progress()).await.map(|_| "pulled")
+        self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }
 
     /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.

@@ -47,7 +47,6 @@ pub use images::{
 pub use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;
 pub use prefetch::PrefetchTarget;
-pub use pulls::PullTracker;
 pub use remote::{Probed, RemoteNode, socket_hint};
 
 #[derive(Clone, Debug)]

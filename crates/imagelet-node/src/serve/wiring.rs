@@ -40,7 +40,7 @@ use imagelet_runtime::{ImportSite, ImportingImages};
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
-    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
+    node::{LocalNode, NodeParts, SpaceByCollection, declare_metrics},
     traces::Tracer,
 };
 
@@ -73,10 +73,8 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     };
     let traces = settings.traces.as_ref().filter(|_| role == Role::Daemon);
     let tracer = Tracer::new(traces, &metrics);
-    let pulls = PullTracker::new(store.engine.is_none(), Arc::clone(&metrics), tracer.clone());
     let runtime = RuntimeManager {
         pinned: Arc::new(settings.pinned.clone()),
-        observer: Some(Arc::new(pulls.clone())),
         layers: store.layers,
         usable: store.usable,
         names: store.names,
@@ -143,7 +141,6 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         runtime,
         inventory,
         manager,
-        pulls,
         tracer,
         pod_starts,
         events,

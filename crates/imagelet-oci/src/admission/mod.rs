@@ -23,7 +23,8 @@ const MEASURED_MIN: u64 = 4 << 20;
 const PART_MIN: u64 = 4 << 20;
 
 /// When a pull is rejected for lack of space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Admission {
     /// When its estimated unpacked size does not fit.
     Strict,

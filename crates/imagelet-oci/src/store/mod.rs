@@ -85,7 +85,8 @@ const BLOCK_USUAL: u64 = 4096;
 const MOUNT_WRITABLE: &str = "mount it read-write, or name another place with --store DIR";
 
 /// When a pull may return.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// After every file of the image is durable.
     #[default]

@@ -249,12 +249,12 @@ impl PrefetchAgent {
 
     fn begin(&self, work: &mut AgentWork, task: Task, finished: mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>) {
         let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(Instant::now()));
-        let (key, progress) = (task.key.clone(), bytes.progress());
+        let (key, watcher) = (task.key.clone(), bytes.watcher());
         work.last.clone_from(&task.set.namespace);
         work.states.insert(key.clone(), TaskState::Running(None));
         let pull = tokio::spawn(async move {
             let outcome = match request(&client, &task).await {
-                Ok(request) => target.fetch(request, progress).await,
+                Ok(request) => target.fetch(request, watcher).await,
                 Err(failure) => Err(failure),
             };
             // The agent ended.

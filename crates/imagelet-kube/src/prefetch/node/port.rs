@@ -7,7 +7,7 @@ use imagelet_core::{
     events::Event,
     hold::HoldPolicy,
     manager::EnsureRequest,
-    runtime::{ErrorClass, Progress, Stage},
+    runtime::{ErrorClass, PullWatcher, Stage},
 };
 
 /// The image manager of a node, as far as prefetch needs it.
@@ -18,7 +18,7 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 
     /// Pulls one image, where the request's policy asks for it, if the disk has space for it below its watermark. Dropping
     /// the future cancels the pull.
-    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure>;
+    async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure>;
 
     /// What decides whether a pull of [`Self::fetch`] is slow, at this moment.
     fn conditions(&self) -> FetchConditions;
