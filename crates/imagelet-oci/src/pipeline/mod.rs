@@ -218,7 +218,7 @@ impl LayerJob {
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
-        while self.copies() && patience > 0 && self.store.is_written(&self.descriptor.digest) {
+        while self.copies() && patience > 0 && self.store.is_written(&self.partial) {
             tokio::time::sleep(WRITER_LOOK).await;
             patience -= 1;
         }
@@ -233,7 +233,7 @@ impl LayerJob {
                     let whole = if job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
                     // The bytes of a running pull may turn out to be wrong.
                     let partial = || job.store.open_partial(&job.partial, *size);
-                    whole.or_else(|| if job.store.is_written(digest) { None } else { partial() })
+                    whole.or_else(|| if job.store.is_written(&job.partial) { None } else { partial() })
                 }
                 None => None,
             };

@@ -37,30 +37,18 @@ const MEASURE_PERIOD: u64 = 16 << 20;
 const PARTIAL_SUFFIX: &str = ".partial";
 
 /// The pulls that may continue a blob: those of its digest, from all repositories or from one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// The digest of the repository's name for a file of an artifact; `None`: all repositories share.
-    pub(crate) repository: Option<Digest>,
+    /// With the digest of the repository's name for a file of an artifact; else all repositories share.
+    file_name: String,
 }
 
 impl PartialKey {
     pub(crate) fn new(digest: &Digest, repository: Option<&str>) -> Self {
-        let repository = repository.map(|repository| Digest::of(repository.as_bytes()));
-        Self { digest: digest.clone(), repository }
-    }
-
-    fn file_name(&self) -> String {
-        let (algorithm, hex) = (self.digest.algorithm().name(), self.digest.hex());
-        let repository = self.repository.as_ref().map(|repository| format!("-{}", repository.hex()));
-        format!("{algorithm}-{hex}{}{PARTIAL_SUFFIX}", repository.unwrap_or_default())
-    }
-
-    fn of_file_name(name: &str) -> Option<Self> {
-        let (algorithm, rest) = name.strip_suffix(PARTIAL_SUFFIX)?.split_once('-')?;
-        let (hex, repository) = rest.split_once('-').map_or((rest, None), |(hex, other)| (hex, Some(other)));
-        let repository = repository.map(|hex| format!("sha256:{hex}").parse()).transpose().ok()?;
-        Some(Self { digest: format!("{algorithm}:{hex}").parse().ok()?, repository })
+        let repository = repository.map(|repository| format!("-{}", Digest::of(repository.as_bytes()).hex()));
+        let (algorithm, hex, repository) = (digest.algorithm().name(), digest.hex(), repository.unwrap_or_default());
+        Self { digest: digest.clone(), file_name: format!("{algorithm}-{hex}{repository}{PARTIAL_SUFFIX}") }
     }
 }
 
@@ -131,15 +119,15 @@ impl Store {
     }
 
     pub(crate) fn discard_partial(&self, key: &PartialKey) {
-        if !self.is_written(&key.digest)
+        if !self.is_written(key)
             && let Err(error) = remove_tree(&self.partial_path(key))
         {
             tracing::warn!(digest = %key.digest, %error, "could not remove a partial blob");
         }
     }
 
-    pub(crate) fn is_written(&self, digest: &Digest) -> bool {
-        self.index().written.contains_key(digest)
+    pub(crate) fn is_written(&self, key: &PartialKey) -> bool {
+        self.index().unfinished.written.contains_key(&key.file_name)
     }
 
     /// Starts to append to the first `known` bytes of a blob; other bytes are removed. `None`: another writer has the
@@ -154,16 +142,16 @@ impl Store {
         let revoked = Arc::new(AtomicBool::new(false));
         {
             let mut index = self.index();
-            if index.written.contains_key(&key.digest) {
+            if index.unfinished.written.contains_key(&key.file_name) {
                 return Ok(None);
             }
             let revocable = matches!(purpose, BlobPurpose::Resume(_)).then(|| Arc::clone(&revoked));
-            index.written.insert(key.digest.clone(), revocable);
+            index.unfinished.written.insert(key.file_name.clone(), revocable);
         }
         // From here on, dropping the writer releases the digest.
         let mut writer = BlobWriter {
             store: Arc::clone(self),
-            digest: key.digest.clone(),
+            key: key.clone(),
             path: self.partial_path(key),
             file: None,
             length: known,
@@ -207,9 +195,7 @@ impl Store {
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
-            let Some(Some(revoked)) = partial.key.as_ref().and_then(|key| index.written.get(&key.digest)) else {
-                continue;
-            };
+            let Some(Some(revoked)) = index.unfinished.written.get(&partial.file_name) else { continue };
             revoked.store(true, Ordering::Relaxed);
             // The writer has it open: emptied, it takes no space at once.
             let emptied = OpenOptions::new().write(true).open(&partial.path).and_then(|file| file.set_len(0));
@@ -220,15 +206,15 @@ impl Store {
     }
 
     pub(super) fn partial_path(&self, key: &PartialKey) -> PathBuf {
-        self.root.join("ingest").join(key.file_name())
+        self.root.join("ingest").join(&key.file_name)
     }
 
     pub(super) fn partials(&self) -> Vec<Partial> {
         let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
         let partial = |entry: fs::DirEntry| {
             let metadata = entry.metadata().ok()?;
-            let key = entry.file_name().to_str().and_then(PartialKey::of_file_name);
-            Some(Partial { path: entry.path(), key, size: metadata.len(), modified: metadata.modified().ok()? })
+            let file_name = entry.file_name().to_str()?.to_owned();
+            Some(Partial { path: entry.path(), file_name, size: metadata.len(), modified: metadata.modified().ok()? })
         };
         entries.filter_map(Result::ok).filter_map(partial).collect()
     }
@@ -236,14 +222,14 @@ impl Store {
 
 pub(crate) struct Partial {
     pub(super) path: PathBuf,
-    key: Option<PartialKey>,
+    file_name: String,
     pub(super) size: u64,
     pub(super) modified: SystemTime,
 }
 
 impl Partial {
     pub(super) fn is_written(&self, index: &Index) -> bool {
-        self.key.as_ref().is_some_and(|key| index.written.contains_key(&key.digest))
+        index.unfinished.written.contains_key(&self.file_name)
     }
 
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
@@ -252,14 +238,14 @@ impl Partial {
 
     /// At start, when nothing is written: one too short to resume and an unknown file, too.
     pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
-        self.key.is_none() || self.size < RESUME_MIN || self.is_expired(age_max)
+        !self.file_name.ends_with(PARTIAL_SUFFIX) || self.size < RESUME_MIN || self.is_expired(age_max)
     }
 }
 
 /// A blob being written. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
-    digest: Digest,
+    key: PartialKey,
     path: PathBuf,
     file: Option<File>,
     length: u64,
@@ -303,7 +289,7 @@ impl BlobWriter {
     fn give_up(&mut self) {
         self.is_wanted = false;
         if self.file.take().is_some() {
-            tracing::debug!(blob = %self.digest, "its first bytes no longer stay for a resumption");
+            tracing::debug!(blob = %self.key.digest, "its first bytes no longer stay for a resumption");
             self.remove_file();
         }
     }
@@ -331,7 +317,7 @@ impl Drop for BlobWriter {
         if !is_kept {
             self.remove_file();
         }
-        self.store.index().written.remove(&self.digest);
+        self.store.index().unfinished.written.remove(&self.key.file_name);
     }
 }
 
@@ -360,7 +346,7 @@ impl StagedBlob {
 
     /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
-        let BlobWriter { store, digest, path, length, .. } = &self.0;
+        let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
             return Ok(());
         }
@@ -374,7 +360,7 @@ impl StagedBlob {
 
     pub(super) fn folders(&self) -> [PathBuf; 2] {
         let blobs = Path::new("blobs");
-        [blobs.join(self.0.digest.algorithm().name()), blobs.to_owned()]
+        [blobs.join(self.0.key.digest.algorithm().name()), blobs.to_owned()]
     }
 }
 
@@ -465,12 +451,6 @@ mod tests {
         let digest = Digest::of(b"blob");
         let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
         let keys = keys.map(|repository| PartialKey::new(&digest, repository));
-        for key in &keys {
-            assert_eq!(PartialKey::of_file_name(&key.file_name()).as_ref(), Some(key));
-            assert_eq!(keys.iter().filter(|other| other.file_name() == key.file_name()).count(), 1);
-        }
-        for name in ["x.partial", "sha256-12.partial", "sha256-zz-zz.partial", "a"] {
-            assert!(PartialKey::of_file_name(name).is_none(), "{name}");
-        }
+        assert!(keys.iter().all(|key| keys.iter().filter(|other| other.file_name == key.file_name).count() == 1));
     }
 }

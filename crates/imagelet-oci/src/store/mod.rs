@@ -74,13 +74,9 @@ pub use self::{files::lock::command_of_owner, staging::DocumentBytes};
 use self::{
     files::{lock::Lock, root::Place},
     index::{Index, listing::Locked},
-    record::disk_usage::block_size,
 };
 
 use crate::scarce;
-
-/// Block size of most file systems, for those that report none.
-const BLOCK_USUAL: u64 = 4096;
 
 const MOUNT_WRITABLE: &str = "mount it read-write, or name another place with --store DIR";
 
@@ -155,22 +151,19 @@ impl Store {
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
         let boot = boot_id();
-        let store = |root: PathBuf, mut index: Index, lock| {
-            index.block = block_size(&root).unwrap_or(BLOCK_USUAL);
-            Self {
-                index: Mutex::new(index),
-                root,
-                sequence: AtomicU64::new(first_number()),
-                trash: Mutex::default(),
-                views: Mutex::default(),
-                pull_view: Mutex::default(),
-                syncing: Mutex::default(),
-                mounting: Mutex::default(),
-                in_background: durability == Durability::Background && boot.is_some(),
-                resume_for,
-                boot: boot.clone(),
-                lock,
-            }
+        let store = |root: PathBuf, index: Index, lock| Self {
+            index: Mutex::new(index),
+            root,
+            sequence: AtomicU64::new(first_number()),
+            trash: Mutex::default(),
+            views: Mutex::default(),
+            pull_view: Mutex::default(),
+            syncing: Mutex::default(),
+            mounting: Mutex::default(),
+            in_background: durability == Durability::Background && boot.is_some(),
+            resume_for,
+            boot: boot.clone(),
+            lock,
         };
         let makes = matches!(access, Access::Write { or_create: true });
         let place = match Place::find(root, makes)? {
@@ -292,7 +285,7 @@ impl Store {
     pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
-            *index.leases.entry(layer.clone()).or_default() += 1;
+            *index.unfinished.leases.entry(layer.clone()).or_default() += 1;
         }
         Lease { store: Arc::clone(self), layers: layers.to_vec() }
     }
@@ -345,11 +338,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut index = self.store.index();
         for layer in &self.layers {
-            if let Some(count) = index.leases.get_mut(layer) {
+            if let Some(count) = index.unfinished.leases.get_mut(layer) {
                 *count -= 1;
             }
         }
-        index.leases.retain(|_, count| *count > 0);
+        index.unfinished.leases.retain(|_, count| *count > 0);
     }
 }
 

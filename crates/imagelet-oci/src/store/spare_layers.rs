@@ -194,7 +194,7 @@ impl SpareWanted<'_> {
 
 impl Store {
     pub(crate) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
-        self.index().spares.get(wanted.diff_id).is_some_and(|spare| wanted.accepts(spare))
+        self.index().unfinished.spares.get(wanted.diff_id).is_some_and(|spare| wanted.accepts(spare))
     }
 
     pub(crate) fn take_spare(
@@ -203,8 +203,8 @@ impl Store {
         resumption: &Resumption,
     ) -> Option<StagedLayer> {
         let mut index = self.index();
-        index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
-        let spare = index.spares.remove(wanted.diff_id)?;
+        index.unfinished.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
+        let spare = index.unfinished.spares.remove(wanted.diff_id)?;
         Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
@@ -215,7 +215,7 @@ impl Store {
             if index.layers.contains_key(&spare.record.diff_id) {
                 Some(spare)
             } else {
-                index.spares.insert(spare.record.diff_id.clone(), spare)
+                index.unfinished.spares.insert(spare.record.diff_id.clone(), spare)
             }
         };
         if let Some(surplus) = surplus {
@@ -236,7 +236,7 @@ impl Store {
         let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
         let mut freed = 0;
         for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
-            let Some(spare) = index.spares.remove(&diff_id) else { continue };
+            let Some(spare) = index.unfinished.spares.remove(&diff_id) else { continue };
             self.move_to_trash(&spare.folder)?;
             freed += spare.record.disk_bytes;
         }
@@ -255,10 +255,10 @@ impl Store {
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
-        let is_new =
-            !index.spares.contains_key(&spare.record.diff_id) && !index.layers.contains_key(&spare.record.diff_id);
+        let is_new = !index.unfinished.spares.contains_key(&spare.record.diff_id)
+            && !index.layers.contains_key(&spare.record.diff_id);
         if is_new {
-            index.spares.insert(spare.record.diff_id.clone(), spare);
+            index.unfinished.spares.insert(spare.record.diff_id.clone(), spare);
         }
         is_new
     }
@@ -284,7 +284,7 @@ impl Store {
 impl Index {
     /// The spares that no running pull wants.
     pub(super) fn unused_spares(&self) -> impl Iterator<Item = &Spare> {
-        self.spares.values().filter(|spare| !self.leases.contains_key(&spare.record.diff_id))
+        self.unfinished.spares.values().filter(|spare| !self.unfinished.leases.contains_key(&spare.record.diff_id))
     }
 }
 

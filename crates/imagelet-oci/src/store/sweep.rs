@@ -136,7 +136,7 @@ impl Store {
                 break;
             }
             self.move_to_trash(&path)?;
-            spare.map(|layer| index.spares.remove(&layer));
+            spare.map(|layer| index.unfinished.spares.remove(&layer));
             freed += bytes;
         }
         drop(index);

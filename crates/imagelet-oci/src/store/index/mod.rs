@@ -25,7 +25,7 @@ use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     could_not,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, SpareRecord, checksum},
+    record::{ImageRecord, LayerRecord, SpareRecord, checksum, disk_usage::block_size},
 };
 
 #[derive(Default)]
@@ -33,21 +33,27 @@ pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
-    pub(crate) leases: HashMap<Digest, usize>,
     /// Number of writes of the names; the file with the higher number is the newer.
     generation: u64,
     /// The names on disk are valid for this boot only.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Blobs that have a writer; `Some`: one that ends when its flag is set.
-    pub(crate) written: HashMap<Digest, Option<Arc<AtomicBool>>>,
     /// Damaged images that have a name; their names are in `names` too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
-    pub(crate) spares: HashMap<Digest, Spare>,
-    pub(crate) block: u64,
+    pub(crate) unfinished: Unfinished,
+    block: u64,
     /// The images sorted by id; `None`: the index may have changed since (see [`listing::Locked`]).
     list: Option<Listing>,
+}
+
+/// What running pulls need, and what earlier ones left.
+#[derive(Default)]
+pub(crate) struct Unfinished {
+    pub(crate) leases: HashMap<Digest, usize>,
+    /// The partial blobs that have a writer, by file name; `Some`: one that ends when its flag is set.
+    pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
+    pub(crate) spares: HashMap<Digest, Spare>,
 }
 
 #[derive(Clone, Debug)]
@@ -97,6 +103,8 @@ struct NamesFile {
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 const NAMES_VERSION: u32 = 1;
 
+/// Block size of most file systems, for those that report none.
+const BLOCK_USUAL: u64 = 4096;
 /// Maximum reads of a store that another process keeps changing.
 const READS_MAX: usize = 8;
 
@@ -161,6 +169,7 @@ impl Index {
             blobs: found.blobs,
             generation: found.names.generation,
             names_unsettled: found.names_unsettled,
+            block: block_size(root).unwrap_or(BLOCK_USUAL),
             ..Self::default()
         };
         for (layer, read) in found.layers {
@@ -267,7 +276,7 @@ impl Index {
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
         let layers = self.layers.keys().chain(self.marked.keys());
-        let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer));
+        let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.unfinished.leases.contains_key(*layer));
         let mut unneeded: Vec<Digest> = unneeded.cloned().collect();
         unneeded.sort();
         unneeded
