@@ -102,18 +102,6 @@ impl Store {
         }
     }
 
-    pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
-        let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
-            Err(_) => vec![folder.to_owned()],
-        };
-        for path in entries.into_iter().filter(|path| !known.contains(path)) {
-            self.move_to_trash(&path)?;
-        }
-        Ok(())
-    }
-
     pub(crate) fn partial_bytes(&self) -> u64 {
         self.partials().iter().map(|partial| partial.size).sum()
     }

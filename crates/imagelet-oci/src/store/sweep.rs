@@ -16,7 +16,7 @@ use super::{
 use crate::overlay::OverlayFolder;
 
 impl Store {
-    /// Removes layers and image folders that no name and no running pull needs.
+    /// Removes what no name and no running pull needs.
     ///
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed removal does
     /// not stop the others; the first error is returned, and the next sweep retries.
@@ -24,32 +24,11 @@ impl Store {
         self.check_writable()?;
         // The image that a tag meant before a pull may be removed only after the pull is durable.
         self.sync_background()?;
-        let mut errors = Vec::new();
-        {
-            let mut index = self.index();
-            for layer in index.unneeded_layers() {
-                match self.move_to_trash(&self.layer_folder(&layer)) {
-                    Ok(()) => index.forget_layer(&layer),
-                    Err(error) => errors.push(error),
-                }
-            }
-            failpoint!("sweep.layers");
-            for blob in index.unneeded_blobs() {
-                match self.move_to_trash(&self.blob_path(&blob)) {
-                    Ok(()) => drop(index.blobs.remove(&blob)),
-                    Err(error) => errors.push(error),
-                }
-            }
-            let images = index.image_folders();
-            for folder in self.unknown_folders("images", |name| images.contains(name))? {
-                errors.extend(self.move_to_trash(&folder).err());
-            }
-            failpoint!("sweep.images");
-        }
+        let discarded = self.discard_unneeded();
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
         self.trim_spares()?;
-        errors.extend(self.empty_trash().err());
-        errors.into_iter().next().map_or(Ok(()), Err)
+        let emptied = self.empty_trash();
+        discarded.and(emptied)
     }
 
     /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
@@ -62,22 +41,7 @@ impl Store {
         self.trim_spares()?;
         self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
         failpoint!("open.tmp");
-        let mut index = self.index();
-        for layer in index.unneeded_layers() {
-            index.forget_layer(&layer);
-        }
-        let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
-        self.discard_unknown("layers", |name| layers.contains(name))?;
-        failpoint!("open.layers");
-        for blob in index.unneeded_blobs() {
-            index.blobs.remove(&blob);
-        }
-        for folder in self.unknown_folders("blobs", |_| false)? {
-            self.discard_unknown_blobs(&folder, &index)?;
-        }
-        let images = index.image_folders();
-        self.discard_unknown("images", |name| images.contains(name))?;
-        failpoint!("open.images");
+        self.discard_unneeded()?;
         // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
@@ -91,6 +55,32 @@ impl Store {
         }
         failpoint!("open.mounts");
         Ok(())
+    }
+
+    /// Renames layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
+    /// error.
+    fn discard_unneeded(&self) -> Result<(), RuntimeError> {
+        let mut index = self.index();
+        for layer in index.unneeded_layers() {
+            index.layers.remove(&layer);
+            index.marked.remove(&layer);
+        }
+        for blob in index.unneeded_blobs() {
+            index.blobs.remove(&blob);
+        }
+        let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
+        let mut unknown = self.unknown_folders("layers", |name| layers.contains(name))?;
+        let blobs: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
+        for folder in self.unknown_folders("blobs", |_| false)? {
+            let files =
+                fs::read_dir(&folder).map(|files| files.filter_map(Result::ok).map(|file| file.path()).collect());
+            unknown.extend(files.unwrap_or_else(|_| vec![folder]).into_iter().filter(|path| !blobs.contains(path)));
+        }
+        let images = index.image_folders();
+        unknown.extend(self.unknown_folders("images", |name| images.contains(name))?);
+        let moved: Vec<_> = unknown.iter().map(|path| self.move_to_trash(path)).collect();
+        failpoint!("store.discarded");
+        moved.into_iter().collect()
     }
 
     /// Empties the trash where a failure is only logged.
@@ -109,10 +99,6 @@ impl Store {
             failpoint!("trash.unlinked");
         }
         errors.into_iter().next().map_or(Ok(()), Err)
-    }
-
-    fn discard_unknown(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
-        self.unknown_folders(folder, known)?.iter().try_for_each(|folder| self.move_to_trash(folder))
     }
 
     pub(crate) fn unfinished_bytes(&self) -> u64 {

@@ -277,14 +277,7 @@ impl Index {
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
         let layers = self.layers.keys().chain(self.marked.keys());
         let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.unfinished.leases.contains_key(*layer));
-        let mut unneeded: Vec<Digest> = unneeded.cloned().collect();
-        unneeded.sort();
-        unneeded
-    }
-
-    pub(crate) fn forget_layer(&mut self, layer: &Digest) {
-        self.layers.remove(layer);
-        self.marked.remove(layer);
+        unneeded.cloned().collect()
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
