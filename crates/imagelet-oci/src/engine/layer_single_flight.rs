@@ -77,7 +77,7 @@ impl LayerCaller {
             repository: session.reference().repository().to_owned(),
             reference: session.reference().to_string(),
             size: job.descriptor.size,
-            hold: job.hold,
+            hold: job.terms.hold,
             rate: Box::new(move || session.usual_rate()),
             layer: job.descriptor.digest.clone(),
             progress: Arc::clone(progress),
@@ -324,7 +324,7 @@ impl Engine {
         Present: Future<Output = Result<Option<P>, E>>,
     {
         let (caller, repository) = (LayerCaller::of(job, progress), key.1.clone());
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: repository.as_deref(), end: job.end };
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: repository.as_deref(), end: job.staging.end };
         let spare_pace = Arc::new(LayerPace::new(0, Instant::now()));
         let place = async || {
             let window = match window {
@@ -343,7 +343,7 @@ impl Engine {
             (Some(place), pace)
         };
         let fetch = async |entered: Option<(Option<SemaphorePermit<'_>>, Place)>| {
-            let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
+            let spare = if job.blob.is_kept { None } else { self.store.take_spare(&wanted, &job.blob.resumption) };
             if let Some(spare) = spare {
                 tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked");
                 report_present(progress, &job.descriptor.digest);
@@ -358,7 +358,7 @@ impl Engine {
             };
             let staged = scarce::retried(|| job.run(&place, progress)).await;
             Ok(staged
-                .inspect_err(|error| job.resumption.heed(error))
+                .inspect_err(|error| job.blob.resumption.heed(error))
                 .map_err(|error| job.descriptor.not_fetched(error))?)
         };
         Box::pin(flight.race(key, &caller, present, enter, fetch)).await
