@@ -30,7 +30,7 @@ pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
     throttle::PullRate,
 };
-pub use request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings};
+pub use request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy, PullPolicyError, PullSettings};
 pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
@@ -134,7 +134,7 @@ impl ImageManager {
         };
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
         let ask = || self.ensure_once(request, Arc::clone(&watcher));
-        inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
+        inventory.leased(&request.pull.pod.uid, SystemTime::now(), ask, key).await
     }
 
     /// Estimates the pull of a request with its first credential; fetches manifests only. `None`: the store does not know,

@@ -9,9 +9,9 @@ use futures_util::{StreamExt as _, stream};
 
 use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
-    events::{Event, EventKind},
-    image::Reference,
-    runtime::PullWatcher,
+    events::{Event, EventKind, EventSubject},
+    image::{ImageSpec, Reference},
+    runtime::{PullRequest, PullWatcher},
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
@@ -138,8 +138,9 @@ impl ImageManager {
 
     async fn ensure_one(&self, request: &PodRequest, image: usize, watcher: PullWatcher) -> PodOutcome {
         let wanted = &request.images[image];
+        let image = ImageSpec { image: wanted.image.clone(), ..request.common.pull.image.clone() };
         let asked = EnsureRequest {
-            image: wanted.image.clone(),
+            pull: PullRequest { image, ..request.common.pull.clone() },
             policy: wanted.policy.clone(),
             container: wanted.subject_field().into(),
             // Images that containers wait for have a higher priority.
@@ -153,7 +154,7 @@ impl ImageManager {
     }
 
     fn report(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
-        let subject = request.common.pod.subject(field_path.into());
+        let subject = EventSubject::Pod { pod: request.common.pull.pod.clone(), field_path: field_path.into() };
         let kind = EventKind::Warning;
         self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }

@@ -36,7 +36,7 @@ pub use pull_progress::{
     LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullWatcher, PulledLayerProgress, no_progress,
     unwatched,
 };
-pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost, SandboxConfig};
+pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost};
 pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};

@@ -64,7 +64,8 @@ fn tracer(target: TraceTarget, rate_per_million: u32) -> (Tracer, Arc<Metrics>) 
 /// One pull with two layers, one of them present.
 async fn pull_once(tracer: &Tracer, failure: Option<RuntimeError>) -> Result<(), EnsureError> {
     let pull = |watcher: PullWatcher| async move {
-        let (mut progress, now) = (PullProgress { began: Some(Instant::now()), ..PullProgress::default() }, Instant::now);
+        let (mut progress, now) =
+            (PullProgress { began: Some(Instant::now()), ..PullProgress::default() }, Instant::now);
         let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
         let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
         let service = "auth.test".to_owned();

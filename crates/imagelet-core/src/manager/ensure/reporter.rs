@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    events::{Event, EventCause, EventKind, EventSink, EventSubject},
-    manager::{EnsureRequest, ImageEnd, ImageManager, PodIdentity, PullRecorder},
+    events::{Event, EventCause, EventKind, EventSink, EventSubject, PodIdentity},
+    manager::{EnsureRequest, ImageEnd, ImageManager, PullRecorder},
     runtime::Fault,
 };
 
@@ -21,8 +21,8 @@ impl Reporter {
         Self {
             events: Arc::clone(&manager.parts.events),
             recorder: manager.parts.recorder.clone(),
-            pod: request.pod.clone(),
-            subject: request.pod.subject(Arc::clone(&request.container)),
+            pod: request.pull.pod.clone(),
+            subject: request.subject(),
         }
     }
 

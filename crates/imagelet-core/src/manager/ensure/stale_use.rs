@@ -40,7 +40,7 @@ impl StaleUse {
 impl Ensuring<'_> {
     pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
         let Some(stale) = &self.manager.parts.stale else { return };
-        let subject = subject(reference, spec, self.request.platform.as_ref());
+        let subject = subject(reference, spec, self.request.pull.platform.as_ref());
         if !stale.names.put(subject, image.clone(), SystemTime::now()) {
             return;
         }
@@ -61,13 +61,13 @@ impl Ensuring<'_> {
         let stale = self.manager.parts.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
         let found = self.manager.parts.runtime.usable(spec).await;
         let found = found.inspect_err(|error| {
-            tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
+            tracing::warn!(image = self.request.image(), error = error.chain(), "could not look for a present image");
         });
         let found = found.ok()?;
-        let resolved = stale.names.get(&subject(reference, spec, self.request.platform.as_ref()));
+        let resolved = stale.names.get(&subject(reference, spec, self.request.pull.platform.as_ref()));
         let age = age(resolved.as_ref(), found.as_ref().map(|image| &image.id), stale.age_max, SystemTime::now());
         let age = age.inspect_err(|why| {
-            tracing::info!(image = self.request.image, %why, "no present image is used while its registry is away");
+            tracing::info!(image = self.request.image(), %why, "no present image is used while its registry is away");
         });
         let (age, found) = (age.ok()?, found?);
         // A client without access gets the registry's error, which does not reveal that the image is present.
@@ -77,11 +77,11 @@ impl Ensuring<'_> {
         let message = format!(
             "Container image {} already present on machine, used although its registry is unavailable: {} was last \
              verified {} ago",
-            quoted(&self.request.image),
+            quoted(self.request.image()),
             found.id,
             whole_milliseconds(Duration::from_secs(age.as_secs()))
         );
-        tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
+        tracing::warn!(image = self.request.image(), id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
         self.manager.parts.metrics.increment(&meters::STALE_USED, &[]);
         self.reporter.finished(ImageEnd::Pulled);

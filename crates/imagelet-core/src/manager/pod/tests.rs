@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    events::{EventSink, LogEvents},
-    manager::{ManagerParts, PodIdentity, PullSettings},
+    events::{EventSink, LogEvents, PodIdentity},
+    manager::{ManagerParts, PullSettings},
     node_policy::NodePolicy,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, unwatched},
@@ -40,7 +40,8 @@ impl TestNode {
 
     async fn ensure(&self, images: Vec<PodImage>) -> Vec<String> {
         let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "u".into() };
-        let common = EnsureRequest { pod, ..EnsureRequest::new("", PullPolicy::Never) };
+        let mut common = EnsureRequest::new("", PullPolicy::Never);
+        common.pull.pod = pod;
         let request = PodRequest { common, images, secrets_unread: Vec::new() };
         let outcomes = self.manager.ensure_pod(&request, &|_| unwatched(), &|_, _| {}).await;
         outcomes.iter().map(word).collect()

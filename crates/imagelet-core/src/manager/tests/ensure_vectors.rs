@@ -179,7 +179,8 @@ impl Bed {
         };
         let pod = PodIdentity { uid: input["pod_uid"].as_str().expect("a uid").into(), ..PodIdentity::default() };
         let policy = PullPolicy::as_written(input["pull_policy"].as_str().expect("a policy"));
-        let request = EnsureRequest { pod, secrets, ..EnsureRequest::new(image, policy) };
+        let mut request = EnsureRequest { secrets, ..EnsureRequest::new(image, policy) };
+        request.pull.pod = pod;
         Self {
             store,
             manager: ImageManager::new(parts),
@@ -239,7 +240,7 @@ impl Bed {
         checks: f64,
         reported: &[(Event, usize)],
     ) -> Vec<String> {
-        let image = &self.request.image;
+        let image = self.request.image();
         let id = default_tag(image).unwrap_or_default();
         let mut calls = Vec::new();
         if checks > 0.5 {

@@ -16,8 +16,9 @@ use std::{
 use imagelet_core::{
     events::Event,
     hold::CHECK_PERIOD,
+    image::ImageSpec,
     manager::{Caller, EnsureRequest},
-    runtime::{ErrorClass, Stage},
+    runtime::{ErrorClass, PullRequest, Stage},
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -386,10 +387,11 @@ async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFai
     })?;
     Ok(EnsureRequest {
         caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
+        pull: PullRequest { image: ImageSpec::new(image.reference.clone()), platform, ..PullRequest::default() },
+        policy: task.policy.for_pull(),
         secrets,
-        platform,
         priority: PREFETCH_PRIORITY,
-        ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
+        ..EnsureRequest::default()
     })
 }
 

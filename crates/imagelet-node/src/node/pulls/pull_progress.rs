@@ -21,7 +21,13 @@ fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
         _ if progress.resolved.is_some() => "fetching",
         (None, Some(PullRoute::Imported)) => "asking",
         (None, Some(PullRoute::Forwarded(_))) => "pulling",
-        (None, None) => if is_silent { "pulling" } else { "asking" },
+        (None, None) => {
+            if is_silent {
+                "pulling"
+            } else {
+                "asking"
+            }
+        }
     }
 }
 
@@ -79,8 +85,8 @@ mod tests {
     use std::sync::Arc;
 
     use imagelet_core::{
+        events::PodIdentity,
         image::{ByteSize, Digest},
-        manager::PodIdentity,
         runtime::{ForwardReason, PullEvent, RemovedImage, RuntimeError},
     };
 
@@ -139,7 +145,8 @@ mod tests {
 
     #[test]
     fn a_waiting_pull_has_its_place_and_no_number() {
-        let waiting = PullStatus { position: Some(3), state: PullState::WaitingForSlot, ..running("a", PullProgress::default()) };
+        let waiting =
+            PullStatus { position: Some(3), state: PullState::WaitingForSlot, ..running("a", PullProgress::default()) };
         let row = progress_row(waiting, false, Instant::now());
         assert_eq!((row.phase.as_str(), row.position, row.pull), ("waiting", Some(3), 0));
     }
