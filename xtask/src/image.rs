@@ -68,15 +68,15 @@ impl ProgramImage {
             "manifests": [image],
         });
         let mut tar = Archive::new(self.created);
-        tar.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        tar.file("index.json", 0o644, index.to_string().as_bytes())?;
+        tar.add("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        tar.add("index.json", 0o644, index.to_string().as_bytes())?;
         for folder in ["blobs/", "blobs/sha256/"] {
-            tar.folder(folder, 0o755)?;
+            tar.add(folder, 0o755, &[])?;
         }
         for blob in [manifest.as_bytes(), config.as_bytes(), &packed] {
-            tar.file(&format!("blobs/{}", sha256(blob).replace(':', "/")), 0o644, blob)?;
+            tar.add(&format!("blobs/{}", sha256(blob).replace(':', "/")), 0o644, blob)?;
         }
-        tar.finish()
+        Ok(tar.tar.into_inner()?)
     }
 
     /// The one layer: the program, the authorities, and an empty `/tmp`.
@@ -84,12 +84,12 @@ impl ProgramImage {
         let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read `{}`", path.display()));
         let mut tar = Archive::new(self.created);
         for folder in ["etc/", "etc/ssl/", "etc/ssl/certs/", "usr/", "usr/bin/"] {
-            tar.folder(folder, 0o755)?;
+            tar.add(folder, 0o755, &[])?;
         }
-        tar.folder("tmp/", 0o1777)?;
-        tar.file("etc/ssl/certs/ca-certificates.crt", 0o644, &read(&self.authorities)?)?;
-        tar.file("usr/bin/imagelet", 0o755, &read(&self.program)?)?;
-        tar.finish()
+        tar.add("tmp/", 0o1777, &[])?;
+        tar.add("etc/ssl/certs/ca-certificates.crt", 0o644, &read(&self.authorities)?)?;
+        tar.add("usr/bin/imagelet", 0o755, &read(&self.program)?)?;
+        Ok(tar.tar.into_inner()?)
     }
 }
 
@@ -104,27 +104,16 @@ impl Archive {
         Self { tar: Builder::new(Vec::new()), created }
     }
 
-    fn folder(&mut self, path: &str, mode: u32) -> Result<()> {
-        self.entry(path, mode, EntryType::Directory, &[])
-    }
-
-    fn file(&mut self, path: &str, mode: u32, bytes: &[u8]) -> Result<()> {
-        self.entry(path, mode, EntryType::Regular, bytes)
-    }
-
-    fn entry(&mut self, path: &str, mode: u32, kind: EntryType, bytes: &[u8]) -> Result<()> {
+    /// Adds a file, or a folder, whose path ends with a slash.
+    fn add(&mut self, path: &str, mode: u32, bytes: &[u8]) -> Result<()> {
         let mut header = Header::new_ustar();
-        header.set_entry_type(kind);
+        header.set_entry_type(if path.ends_with('/') { EntryType::Directory } else { EntryType::Regular });
         header.set_mode(mode);
         header.set_uid(0);
         header.set_gid(0);
         header.set_mtime(self.created);
         header.set_size(bytes.len() as u64);
         self.tar.append_data(&mut header, path, bytes).with_context(|| format!("cannot pack `{path}`"))
-    }
-
-    fn finish(self) -> Result<Vec<u8>> {
-        Ok(self.tar.into_inner()?)
     }
 }
 

@@ -92,27 +92,19 @@ fn array(value: &Value) -> &[Value] {
 /// The files of a crate with a licence or a notice: at its top, and at that of the C library it brings along.
 fn files(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot read `{}`", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            found.extend(files_of(&path)?);
-        }
+    let mut folders = entries(folder)?;
+    folders.retain(|path| path.is_dir());
+    for folder in folders.iter().map(PathBuf::as_path).chain([folder]) {
+        let is_wanted = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
+            path.is_file() && NAMES.iter().any(|start| name.starts_with(start)) && !name.ends_with(".RS")
+        };
+        found.extend(entries(folder)?.into_iter().filter(is_wanted));
     }
-    found.extend(files_of(folder)?);
     Ok(found)
 }
 
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
-        if path.is_file()
-            && NAMES.iter().any(|start| name.starts_with(start))
-            && path.extension().is_none_or(|one| one != "rs")
-        {
-            found.push(path);
-        }
-    }
-    Ok(found)
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read `{}`", folder.display()))?;
+    Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
 }

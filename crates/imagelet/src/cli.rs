@@ -508,14 +508,13 @@ impl Cli {
         let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         cli.global.is_store_typed = typed("store");
         let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
-        match (typed("endpoint"), typed("store")) {
-            (true, true) => {
-                return conflict("the argument '--endpoint <URI>' cannot be used with '--store <DIR>'");
-            }
-            (true, false) => cli.global.store = None,
-            (false, true) => cli.global.endpoint = None,
-            (false, false) if cli.global.endpoint.is_some() => cli.global.store = None,
-            (false, false) => {}
+        if typed("endpoint") && typed("store") {
+            return conflict("the argument '--endpoint <URI>' cannot be used with '--store <DIR>'");
+        }
+        if typed("store") {
+            cli.global.endpoint = None;
+        } else if cli.global.endpoint.is_some() {
+            cli.global.store = None;
         }
         if let Command::Help { topic } = &cli.command
             && !help::is_topic(topic)
@@ -528,25 +527,27 @@ impl Cli {
         {
             return conflict(&format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get()));
         }
-        match &mut cli.command {
-            Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) => {
-                serve.ignored = kubelet_options::ignored(&matches);
-            }
-            _ => {}
+        if let Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) = &mut cli.command {
+            serve.kubelet = kubelet_options::given(&matches);
+            serve.ignored = kubelet_options::ignored(&matches);
         }
         if let Command::Serve(serve) = &cli.command {
-            if typed("endpoint") {
-                return conflict(
+            let refusals = [
+                (
+                    typed("endpoint"),
                     "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'",
-                );
-            }
-            if typed("timeout") {
-                return conflict(
+                ),
+                (
+                    typed("timeout"),
                     "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime",
-                );
-            }
-            if serve.runtime_endpoint.is_some() && typed("store") {
-                return conflict("the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'");
+                ),
+                (
+                    serve.runtime_endpoint.is_some() && typed("store"),
+                    "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'",
+                ),
+            ];
+            if let Some((_, message)) = refusals.iter().find(|(is_given, _)| *is_given) {
+                return conflict(message);
             }
         }
         Ok(cli)

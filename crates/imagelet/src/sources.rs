@@ -51,7 +51,7 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
         ("--node-name", "kubernetes.nodeName", arguments.node_name.clone()),
     ];
     let own = own.into_iter().filter_map(|(flag, key, value)| Some((flag, key, value?.into())));
-    for (flag, key, value) in own.chain(arguments.kubelet.given()) {
+    for (flag, key, value) in own.chain(arguments.kubelet.iter().cloned()) {
         sources.add_flag(flag, key, value);
     }
     // A kubelet's unit has it, and the kubelet asks its host for the name.

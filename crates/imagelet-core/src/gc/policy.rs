@@ -25,7 +25,8 @@ pub struct GcPolicy {
     pub rules: GcRules,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum GcOrder {
     /// Least recently used first; the whole plan is made before the first removal.
     #[default]
@@ -34,6 +35,7 @@ pub enum GcOrder {
     Cost,
     /// Least recently used first, removal by removal, until the listed sizes are enough; the next one follows a failed one
     /// (`docs/spec/gc.md §6-§8`). Inodes and relief do not count.
+    #[serde(skip)]
     ListedSizes,
 }
 

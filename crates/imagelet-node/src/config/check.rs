@@ -2,13 +2,12 @@
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
-    ops::RangeInclusive,
     path::PathBuf,
     time::Duration,
 };
 
 use imagelet_core::{
-    credentials::{Gates, ProviderOptions, Secret},
+    credentials::{ProviderOptions, Secret},
     gc::{GcMarks, GcOrder, GcPolicy},
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
@@ -20,11 +19,9 @@ use imagelet_core::{
     trusted_files,
 };
 use imagelet_oci::{
-    Admission, Bandwidth, Durability, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
-    UNPACK_MEMORY_MIN,
+    Bandwidth, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig, UNPACK_MEMORY_MIN,
 };
-use imagelet_runtime::ImportMode;
-use imagelet_runtime::cri::Endpoint;
+use imagelet_runtime::{ImportMode, cri::Endpoint};
 
 use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
@@ -58,48 +55,33 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     let found = &mut violations;
     let File { kubelet, own, .. } = file;
     for (key, given, wanted) in [("apiVersion", &file.api_version, API_VERSION), ("kind", &file.kind, KIND)] {
-        if given != wanted {
-            found.add(key, format!("{key} is `{given}`, this program reads `{wanted}`"));
-        }
+        found.rule(given == wanted, key, format!("is `{given}`,"), format!("this program reads `{wanted}`"));
     }
     let gc = thresholds(file, found);
-    let presets = [("kubelet", NodePolicy::KUBELET), ("imagelet", NodePolicy::IMAGELET)];
-    let node_policy = found.one_of("compatibility", &own.compatibility, presets);
+    let node_policy = if own.is_like_kubelet() { NodePolicy::KUBELET } else { NodePolicy::IMAGELET };
     let pulls = pulls(file, node_policy, found);
     let node = check_kubelet::check(kubelet, found);
     let verification = verification(file, found);
-    let timeout = kubelet.runtime_request_timeout;
-    found.rule(timeout.0 > 0, "runtimeRequestTimeout", timeout, "must be positive");
+    found.positive("runtimeRequestTimeout", kubelet.runtime_request_timeout);
     found.absolute("socket", &own.socket);
     let length = own.socket.as_os_str().len();
-    if own.socket.is_absolute() && length > SOCKET_LENGTH_MAX {
-        found.add(
-            "socket",
-            format!("socket has {length} bytes; the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}"),
-        );
-    }
+    let limit = format!("the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}");
+    found.rule(length <= SOCKET_LENGTH_MAX, "socket", format!("has {length} bytes;"), limit);
     let http = check_http::check(&own.http, found);
-    let record_age_max = own.credential_record_max_age;
-    found.rule(record_age_max.0 >= 0, "credentialRecordMaxAge", record_age_max, "must not be negative");
+    let record_age_max = found.not_negative("credentialRecordMaxAge", own.credential_record_max_age);
     let backend = backend(file, found);
     let pinned = pinned(&own.image_service.pinned_images, found);
     let sandbox_images = sandbox_images(file, found);
-    at_least_second("detection.period", own.detection.period, found);
+    let detection_period = found.at_least("detection.period", own.detection.period, SECOND);
     let (gc, collection) = check_gc::check(file, gc, node_policy, found);
-    let look = own.detection.period.to_std().min(collection.period.unwrap_or(Duration::MAX));
+    let look = detection_period.min(collection.period.unwrap_or(Duration::MAX));
     if gc.age_max.is_some() && look >= WATCH_GAP_MAX {
         found.add_of(
             &["detection.period", "gc.period", "imageMaximumGCAge"],
             "imageMaximumGCAge needs detection.period or gc.period to be shorter than 1h",
         );
     }
-    let stale = &own.stale_on_outage;
-    found.rule(
-        stale.max_age >= STALE_MIN,
-        "staleOnOutage.maxAge",
-        stale.max_age,
-        format!("must be at least {STALE_MIN}"),
-    );
+    let stale_max = found.at_least("staleOnOutage.maxAge", own.stale_on_outage.max_age, STALE_MIN);
     let registry = registry(own, environment, found);
     let import_folder = import_folder(own, &backend, found);
     let kubernetes = check_kubernetes::check(&own.kubernetes, environment, found);
@@ -115,7 +97,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         node_policy,
         verification,
         record_age_max: positive(record_age_max),
-        runtime_request_timeout: timeout.to_std(),
+        runtime_request_timeout: kubelet.runtime_request_timeout.to_std(),
         socket: own.socket.clone(),
         callers: own.cri,
         http,
@@ -127,10 +109,10 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         docker_config: own.credentials.docker_config.clone(),
         providers: providers(own, environment, found),
         environment: environment.clone(),
-        detection_period: own.detection.period.to_std(),
+        detection_period,
         import_folder,
         kubernetes,
-        stale_max: stale.enabled.then(|| stale.max_age.to_std()),
+        stale_max: own.stale_on_outage.enabled.then_some(stale_max),
     };
     if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
 }
@@ -146,16 +128,8 @@ fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Op
 }
 
 /// `None` for 0, which disables a feature.
-fn positive(duration: GoDuration) -> Option<Duration> {
-    (duration.0 > 0).then(|| duration.to_std())
-}
-
-fn at_least_second(key: &str, duration: GoDuration, found: &mut Violations) {
-    found.rule(duration >= SECOND, key, duration, format!("must be at least {SECOND}"));
-}
-
-fn off_or_at_least_second(key: &str, duration: GoDuration, found: &mut Violations) {
-    found.rule(duration.0 == 0 || duration >= SECOND, key, duration, format!("must be 0, or at least {SECOND}"));
+fn positive(duration: Duration) -> Option<Duration> {
+    (!duration.is_zero()).then_some(duration)
 }
 
 fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
@@ -169,8 +143,8 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
         let keys = ["imageGCLowThresholdPercent", "imageGCHighThresholdPercent"];
         found.add_of(&keys, format!("{LOW} {low} must be less than {HIGH} {high}"));
     }
-    found.rule(age_min.0 >= 0, "imageMinimumGCAge", age_min, "must not be negative");
-    found.rule(age_max.0 >= 0, "imageMaximumGCAge", age_max, "must not be negative");
+    found.not_negative("imageMinimumGCAge", age_min);
+    found.not_negative("imageMaximumGCAge", age_max);
     if age_max.0 > 0 && age_max <= age_min {
         let keys = ["imageMaximumGCAge", "imageMinimumGCAge"];
         found.add_of(&keys, format!("imageMaximumGCAge {age_max} must be greater than imageMinimumGCAge {age_min}"));
@@ -179,7 +153,7 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
         bytes: GcMarks::new(marks.0, marks.1),
         inodes: None,
         age_min: age_min.to_std(),
-        age_max: positive(age_max),
+        age_max: positive(age_max.to_std()),
         order: GcOrder::default(),
         relief: None,
         rules: NodePolicy::IMAGELET.gc,
@@ -187,17 +161,13 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
 }
 
 fn pulls(file: &File, node_policy: NodePolicy, found: &mut Violations) -> PullSettings {
-    let (keys, PullsKeys { grace, .. }) = (&file.kubelet, &file.own.pulls);
+    let (keys, parallel) = (&file.kubelet, file.kubelet.max_parallel_image_pulls);
     let (burst, rate) = (keys.registry_burst, keys.registry_pull_qps);
     found.rule(burst >= 0, "registryBurst (--registry-burst)", burst, "must not be a negative number");
     found.rule(rate >= 0, "registryPullQPS (--registry-qps)", rate, "must not be a negative number");
-    let parallel = keys.max_parallel_image_pulls;
-    found.rule(
-        parallel.is_none_or(|parallel| parallel > 0),
-        "maxParallelImagePulls",
-        parallel.unwrap_or_default(),
-        "must be a positive number",
-    );
+    if let Some(parallel) = parallel {
+        found.rule(parallel > 0, "maxParallelImagePulls", parallel, "must be a positive number");
+    }
     if keys.serialize_image_pulls && parallel > Some(1) {
         found.add_of(
             &["maxParallelImagePulls", "serializeImagePulls"],
@@ -205,13 +175,12 @@ fn pulls(file: &File, node_policy: NodePolicy, found: &mut Violations) -> PullSe
              set to false",
         );
     }
-    found.rule(grace.0 >= 0, "pulls.grace", grace, "must not be negative");
-    let slots = parallel.and_then(|parallel| NonZeroUsize::new(usize::try_from(parallel).ok()?));
+    let slots = if keys.serialize_image_pulls { Some(1) } else { parallel };
     let rate = u32::try_from(rate).ok().and_then(NonZeroU32::new);
     PullSettings {
-        slots: if keys.serialize_image_pulls { Some(NonZeroUsize::MIN) } else { slots },
+        slots: slots.and_then(|slots| NonZeroUsize::new(usize::try_from(slots).ok()?)),
         rate: rate.map(|rate| PullRate { qps: rate.get() as f32, burst: u32::try_from(burst).unwrap_or_default() }),
-        grace: grace.to_std(),
+        grace: found.not_negative("pulls.grace", file.own.pulls.grace),
         node_policy,
         ..PullSettings::default()
     }
@@ -260,72 +229,54 @@ fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolic
 }
 
 fn backend(file: &File, found: &mut Violations) -> Backend {
-    let (store, cri) = (&file.own.store, &file.own.image_service.cri);
-    let resume_for = file.own.pulls.resume_for;
-    off_or_at_least_second("pulls.resumeFor", resume_for, found);
-    let hold = HoldPolicy { rate_min: found.size("pulls.rateMin", &file.own.pulls.rate_min).unwrap_or_default() };
-    let engine = EngineConfig { resume_for: resume_for.to_std(), hold, ..engine(store, found) };
-    let stall = cri.pull_stall_timeout;
-    off_or_at_least_second("imageService.cri.pullStallTimeout", stall, found);
-    let mut endpoint = |key: &str, endpoint: &str| {
-        if endpoint.is_empty() {
-            return None;
-        }
-        if let Err(error) = endpoint.parse::<Endpoint>() {
+    let (store, cri, pulls) = (&file.own.store, &file.own.image_service.cri, &file.own.pulls);
+    let engine = EngineConfig {
+        resume_for: found.off_or_second("pulls.resumeFor", pulls.resume_for),
+        hold: HoldPolicy { rate_min: found.size("pulls.rateMin", &pulls.rate_min).unwrap_or_default() },
+        ..engine(store, found)
+    };
+    let stall_max = positive(found.off_or_second("imageService.cri.pullStallTimeout", cri.pull_stall_timeout));
+    for (key, endpoint) in
+        [("imageService.cri.endpoint", &cri.endpoint), ("store.runtimeEndpoint", &store.runtime_endpoint)]
+    {
+        if let Some(Err(error)) = (!endpoint.is_empty()).then(|| endpoint.parse::<Endpoint>()) {
             found.add(key, format!("{key}: {error}"));
         }
-        Some(endpoint.to_owned())
-    };
-    let images = endpoint("imageService.cri.endpoint", &cri.endpoint);
-    let containers = endpoint("store.runtimeEndpoint", &store.runtime_endpoint);
-    let import = [("auto", ImportMode::Auto), ("never", ImportMode::Never), ("require", ImportMode::Require)];
-    let import = found.one_of("runtimeImport", &file.own.runtime_import, import);
-    if let Some(endpoint) = images {
-        return Backend::Cri(RuntimeSettings { endpoint, stall_max: positive(stall), import, engine });
     }
-    let timeout = file.kubelet.runtime_request_timeout.to_std();
-    Backend::Embedded(StoreSettings { engine, runtime: containers.map(|endpoint| (endpoint, timeout)) })
+    if !cri.endpoint.is_empty() {
+        let (endpoint, import) = (cri.endpoint.clone(), file.own.runtime_import);
+        return Backend::Cri(RuntimeSettings { endpoint, stall_max, import, engine });
+    }
+    let runtime = (store.runtime_endpoint.clone(), file.kubelet.runtime_request_timeout.to_std());
+    Backend::Embedded(StoreSettings { engine, runtime: Some(runtime).filter(|(endpoint, _)| !endpoint.is_empty()) })
 }
 
 fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
     found.absolute("store.directory", &keys.directory);
-    found.between("store.layersInFlight", &keys.layers_in_flight, 1..=LAYERS_IN_FLIGHT_MAX);
-    let durability = [("commit", Durability::Commit), ("background", Durability::Background)];
-    let admission = [("compressed", Admission::Compressed), ("strict", Admission::Strict), ("off", Admission::Off)];
-    let (durability, admission) = (
-        found.one_of("store.durability", &keys.durability, durability),
-        found.one_of("store.admission", &keys.admission, admission),
-    );
-    let unpack_memory = found.size("store.unpackMemory", &keys.unpack_memory);
+    let layers = found.count("store.layersInFlight", keys.layers_in_flight, 1..=LAYERS_IN_FLIGHT_MAX);
+    let unpack_memory = found.size("store.unpackMemory", &keys.unpack_memory).unwrap_or(UNPACK_MEMORY_MIN);
     found.rule(
-        unpack_memory.is_none_or(|size| size >= UNPACK_MEMORY_MIN),
+        unpack_memory >= UNPACK_MEMORY_MIN,
         "store.unpackMemory",
         format!("`{}`", keys.unpack_memory),
         format!("must be at least {}Mi", UNPACK_MEMORY_MIN >> 20),
     );
     EngineConfig {
-        layers_in_flight: usize::try_from(keys.layers_in_flight).unwrap_or(1),
-        durability,
+        layers_in_flight: usize::try_from(layers).unwrap_or(1),
+        durability: keys.durability,
         keep_blobs: keys.keep_blobs,
-        admission,
-        unpack_memory: unpack_memory.unwrap_or(UNPACK_MEMORY_MIN),
+        admission: keys.admission,
+        unpack_memory,
         limits: layer_limits(&keys.limits, found),
         ..EngineConfig::new(&keys.directory)
     }
 }
 
 fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
-    let mut count = |key: &str, value: i32, range: RangeInclusive<i32>| {
-        found.between(key, &value, range);
-        u64::try_from(value).unwrap_or_default()
-    };
-    let expansion_max = count("store.limits.expansionMax", keys.expansion_max, 1..=100_000);
-    let entries_max = count("store.limits.entriesMax", keys.entries_max, 1..=100_000_000);
-    let free_inodes_floor = count("store.limits.freeInodesFloor", keys.free_inodes_floor, 0..=1_000_000_000);
     LayerLimits {
-        expansion_max,
-        entries_max,
-        free_inodes_floor,
+        expansion_max: found.count("store.limits.expansionMax", keys.expansion_max, 1..=100_000),
+        entries_max: found.count("store.limits.entriesMax", keys.entries_max, 1..=100_000_000),
+        free_inodes_floor: found.count("store.limits.freeInodesFloor", keys.free_inodes_floor, 0..=1_000_000_000),
         expansion_free: found.size("store.limits.expansionFree", &keys.expansion_free).unwrap_or_default(),
         free_bytes_floor: found.size("store.limits.freeBytesFloor", &keys.free_bytes_floor).unwrap_or_default(),
     }
@@ -334,43 +285,38 @@ fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
 fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> RegistryConfig {
     const POLICY: &str = "registry.signaturePolicy";
     let PullsKeys { progress_deadline, retry_budget, bandwidth, .. } = &own.pulls;
-    off_or_at_least_second("pulls.progressDeadline", *progress_deadline, found);
-    found.rule(retry_budget.0 >= 0, "pulls.retryBudget", *retry_budget, "must not be negative");
+    let silence_max = positive(found.off_or_second("pulls.progressDeadline", *progress_deadline));
+    let retry_budget = found.not_negative("pulls.retryBudget", *retry_budget);
     let head_timeout = own.registry.head_timeout;
-    at_least_second("registry.headTimeout", head_timeout, found);
+    let header_timeout = found.at_least("registry.headTimeout", head_timeout, SECOND);
     // A deadline that is shorter than the default ends the pull before, which is what it is for.
-    let is_default = head_timeout.to_std() == RegistryConfig::default().header_timeout;
-    let is_in_deadline = progress_deadline.0 == 0 || head_timeout <= *progress_deadline || is_default;
+    let is_default = header_timeout == RegistryConfig::default().header_timeout;
+    let is_in_deadline = is_default || silence_max.is_none_or(|deadline| header_timeout <= deadline);
     let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
     found.rule(is_in_deadline, "registry.headTimeout", head_timeout, rule);
     let limit = found.size("pulls.bandwidth", bandwidth).unwrap_or_default();
     let is_limit = limit == 0 || limit >= BANDWIDTH_MIN;
     found.rule(is_limit, "pulls.bandwidth", format!("`{bandwidth}`"), "must be 0 or at least 1Ki");
-    let connections = own.registry.connections_per_host;
-    found.between("registry.connectionsPerHost", &connections, 1..=1000);
+    let connections = found.count("registry.connectionsPerHost", own.registry.connections_per_host, 1..=1000);
     let hosts_dirs: Vec<PathBuf> =
         own.registry.config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
-    for path in &hosts_dirs {
-        found.absolute("registry.configPath", path);
-    }
-    let policy = found.path(POLICY, &own.registry.signature_policy);
-    if let Some(path) = &policy {
+    hosts_dirs.iter().for_each(|path| found.absolute("registry.configPath", path));
+    let signature_policy = found.path(POLICY, &own.registry.signature_policy);
+    if let Some(path) = &signature_policy {
         // A runtime that pulls itself does not know the policy.
-        let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == "require";
+        let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == ImportMode::Require;
         let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
         found.rule(is_enforced, POLICY, format!("`{}`", path.display()), rule);
     }
+    let connections = usize::try_from(connections).ok().and_then(NonZeroUsize::new);
     RegistryConfig {
         hosts_dirs,
-        signature_policy: policy,
+        signature_policy,
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
-        header_timeout: head_timeout.to_std(),
-        silence_max: positive(*progress_deadline),
-        retry_budget: positive(*retry_budget).unwrap_or_default(),
-        connections_per_host: usize::try_from(connections)
-            .ok()
-            .and_then(NonZeroUsize::new)
-            .unwrap_or(NonZeroUsize::MIN),
+        header_timeout,
+        silence_max,
+        retry_budget,
+        connections_per_host: connections.unwrap_or(NonZeroUsize::MIN),
         bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
         ..RegistryConfig::default()
     }
@@ -379,12 +325,8 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
 /// One violation per invalid entry, at its line.
 fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
     const KEY: &str = "registry.proxies";
-    found.rule(
-        entries.len() <= PROXY_RULES_MAX,
-        KEY,
-        format!("has {} entries;", entries.len()),
-        format!("the limit is {PROXY_RULES_MAX}"),
-    );
+    let count = format!("has {} entries;", entries.len());
+    found.rule(entries.len() <= PROXY_RULES_MAX, KEY, count, format!("the limit is {PROXY_RULES_MAX}"));
     let mut rules = Vec::new();
     for (index, entry) in entries.iter().take(PROXY_RULES_MAX).enumerate() {
         match proxy_rule(entry) {
@@ -443,18 +385,13 @@ fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
 fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -> Option<ProviderOptions> {
     const CONFIG: &str = "imageCredentialProviderConfigPath";
     const BINARIES: &str = "imageCredentialProviderBinDir";
-    let timeout = own.credential_provider_timeout;
-    found.rule(timeout.0 > 0, "credentialProviderTimeout", timeout, "must be positive");
+    let limit = found.positive("credentialProviderTimeout", own.credential_provider_timeout);
     let config = found.path(CONFIG, &own.image_credential_provider_config_path);
     let binaries = found.path(BINARIES, &own.image_credential_provider_bin_dir);
     match (config, binaries) {
-        (Some(config), Some(binaries)) => Some(ProviderOptions {
-            config,
-            binaries,
-            limit: timeout.to_std(),
-            environment: environment.variables.clone(),
-            gates: Gates { service_account_tokens: true },
-        }),
+        (Some(config), Some(binaries)) => {
+            Some(ProviderOptions { config, binaries, limit, environment: environment.variables.clone() })
+        }
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);
             found.rule(binaries.is_none(), BINARIES, "needs", CONFIG);

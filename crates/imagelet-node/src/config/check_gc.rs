@@ -1,6 +1,6 @@
 //! The rules of the section `gc`.
 
-use std::{num::NonZeroU64, path::PathBuf};
+use std::num::NonZeroU64;
 
 use imagelet_core::{
     gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules, ReliefMarks},
@@ -10,7 +10,7 @@ use imagelet_core::{
 
 use super::{
     keys_and_defaults::{File, GcKeys, KeepKeys, LEASE_MAX},
-    settings::{Collection, CollectionMode},
+    settings::Collection,
     violations::Violations,
 };
 
@@ -29,34 +29,26 @@ pub(super) fn check(
     found: &mut Violations,
 ) -> (GcPolicy, Collection) {
     let keys = &file.own.gc;
-    found.rule(keys.period >= PERIOD_MIN, "gc.period", keys.period, format!("must be at least {PERIOD_MIN}"));
+    let period = found.at_least("gc.period", keys.period, PERIOD_MIN);
     lease(file, found);
-    let idle_min = keys.out_of_reach_idle;
-    found.rule(idle_min.0 >= 0, "gc.outOfReachIdle", idle_min, "must not be negative");
-    let modes = [CollectionMode::Enforce, CollectionMode::Shadow].map(|mode| (mode.name(), mode));
-    let orders = [("cost", GcOrder::Cost), ("lru", GcOrder::Lru)];
-    if file.own.is_like_kubelet() && keys.policy == "cost" {
+    let idle_min = found.not_negative("gc.outOfReachIdle", keys.out_of_reach_idle);
+    if file.own.is_like_kubelet() && keys.policy == GcOrder::Cost {
         found.add_of(
             &["gc.policy", "compatibility"],
             "gc.policy `cost` does not go with compatibility `kubelet`, whose policy is `lru`",
         );
     }
-    let adopt_from = Some(PathBuf::from(&keys.adopt_from)).filter(|path| !path.as_os_str().is_empty());
-    let is_root = adopt_from.as_ref().is_none_or(|path| path.is_absolute());
-    found.rule(is_root, "gc.adoptFrom", format!("`{}`", keys.adopt_from), "must be an absolute path, or empty");
     let collection = Collection {
-        period: keys.enabled.then(|| keys.period.to_std()),
+        period: keys.enabled.then_some(period),
         for_pulls: keys.for_pulls,
-        mode: found.one_of("gc.mode", &keys.mode, modes),
+        mode: keys.mode,
         rules: KeepRules { keep: keep(&keys.keep, found), only_owned: keys.only_owned },
-        adopt_from,
+        adopt_from: found.path("gc.adoptFrom", &keys.adopt_from),
         lease_for: keys.lease_for.to_std(),
         decisions_max: decisions_max(&keys.decisions.max_bytes, found),
     };
-    let order = found.one_of("gc.policy", &keys.policy, orders);
-    let critical = found.percent("gc.critical", keys.critical, 0);
-    let relief = Some(ReliefMarks { idle_min: idle_min.to_std(), critical });
-    let own = GcPolicy { order, inodes: inodes(keys, found), relief, ..policy };
+    let relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
+    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), relief, ..policy };
     let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
     (if file.own.is_like_kubelet() { of_kubelet } else { own }, collection)
 }

@@ -63,21 +63,18 @@ impl Environment {
         let text = |name: &str| -> Option<String> {
             std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
         };
-        let home = directory("HOME");
-        let auth = ContainersAuth {
-            named: text("REGISTRY_AUTH_FILE").map(PathBuf::from),
-            runtime_dir: directory("XDG_RUNTIME_DIR"),
-            config_home: directory("XDG_CONFIG_HOME"),
-            home: home.clone(),
-            user: rustix::process::getuid().as_raw(),
-        };
         Self {
             root: rustix::process::geteuid().is_root(),
-            home,
+            home: directory("HOME"),
             data_home: directory("XDG_DATA_HOME"),
             runtime_dir: directory("XDG_RUNTIME_DIR"),
             docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
-            containers_auth: auth.files(),
+            containers_auth: containers_auth(
+                text("REGISTRY_AUTH_FILE").map(PathBuf::from),
+                directory("XDG_RUNTIME_DIR"),
+                directory("XDG_CONFIG_HOME"),
+                directory("HOME"),
+            ),
             creds: text("IMAGELET_CREDS").map(Secret::new),
             has_tunables: text("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
@@ -118,28 +115,18 @@ impl Environment {
     }
 }
 
-/// What decides where podman, skopeo and buildah keep logins.
-struct ContainersAuth {
-    /// `REGISTRY_AUTH_FILE`.
+/// Where podman, skopeo and buildah keep logins. A file that is named is the only one.
+fn containers_auth(
     named: Option<PathBuf>,
     runtime_dir: Option<PathBuf>,
     config_home: Option<PathBuf>,
     home: Option<PathBuf>,
-    user: u32,
-}
-
-impl ContainersAuth {
-    /// A file that is named is the only one.
-    fn files(self) -> Vec<PathBuf> {
-        if let Some(named) = self.named {
-            return vec![named];
-        }
-        let runtime = self.runtime_dir.map(|folder| folder.join("containers"));
-        let runtime = runtime.unwrap_or_else(|| format!("/run/containers/{}", self.user).into());
-        let config = self.config_home.or_else(|| Some(self.home?.join(".config")));
-        let folders = [runtime].into_iter().chain(config.map(|folder| folder.join("containers")));
-        folders.map(|folder| folder.join("auth.json")).collect()
-    }
+) -> Vec<PathBuf> {
+    let user = rustix::process::getuid().as_raw();
+    let runtime = runtime_dir.map_or_else(|| format!("/run/containers/{user}").into(), |dir| dir.join("containers"));
+    let config = config_home.or_else(|| Some(home?.join(".config"))).map(|folder| folder.join("containers"));
+    let usual = [runtime].into_iter().chain(config).map(|folder| folder.join("auth.json"));
+    named.map_or_else(|| usual.collect(), |named| vec![named])
 }
 
 /// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
@@ -184,12 +171,16 @@ mod tests {
         for (named, runtime_dir, config_home, home, expected) in [
             ("a.json", "/run/user/7", "/c", "/h", &["a.json"][..]),
             ("", "/run/user/7", "/c", "/h", &["/run/user/7/containers/auth.json", "/c/containers/auth.json"]),
-            ("", "", "", "/h", &["/run/containers/7/auth.json", "/h/.config/containers/auth.json"]),
-            ("", "", "", "", &["/run/containers/7/auth.json"]),
+            ("", "", "", "/h", &["/run/containers/UID/auth.json", "/h/.config/containers/auth.json"]),
+            ("", "", "", "", &["/run/containers/UID/auth.json"]),
         ] {
             let [named, runtime_dir, config_home, home] = [named, runtime_dir, config_home, home].map(path);
-            let found = ContainersAuth { named, runtime_dir, config_home, home, user: 7 }.files();
-            assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>());
+            let found = containers_auth(named, runtime_dir, config_home, home);
+            let user = rustix::process::getuid().as_raw().to_string();
+            assert_eq!(
+                found,
+                expected.iter().map(|path| PathBuf::from(path.replace("UID", &user))).collect::<Vec<_>>()
+            );
         }
     }
 

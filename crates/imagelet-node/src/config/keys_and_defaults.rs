@@ -6,9 +6,11 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use imagelet_core::text::GoDuration;
+use imagelet_core::{gc::GcOrder, text::GoDuration};
+use imagelet_oci::{Admission, Durability};
+use imagelet_runtime::ImportMode;
 
-use super::environment::Environment;
+use super::{environment::Environment, settings::CollectionMode};
 
 /// Value of `apiVersion`.
 pub(super) const API_VERSION: &str = "imagelet.dev/v1alpha1";
@@ -19,6 +21,10 @@ const FIVE_MINUTES: GoDuration = GoDuration::minutes(5);
 /// A kubelet creates a container within seconds of the report that its image is present, or asks again: its longest
 /// back-off is five minutes.
 const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
+/// A removed image that was used within the hour is likely to be pulled again soon.
+const IDLE_DEFAULT: GoDuration = GoDuration::minutes(60);
+/// The kubelet evicts pods and taints the node at 85 to 95 % by its defaults.
+const CRITICAL_DEFAULT: i32 = 95;
 /// The longest lease of an image that no container uses.
 pub(super) const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
@@ -51,12 +57,31 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
 /// The one of them for which a 0 in a file of ours means 0, as with the kubelet's flag.
 pub(super) const ZERO_IS_MEANT: &str = "imageMinimumGCAge";
 
-documents! {
+/// The sections of a file: the default of a key stands beside it, unless it is empty, 0 or `false`.
+macro_rules! sections {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty $(= $default:expr)?,)* })*) => {$(
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        #[allow(unreachable_pub, reason = "some are settings as they are")]
+        $(#[$meta])*
+        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: sections!(@ $($default)?),)* }
+            }
+        }
+    )*};
+    (@) => { Default::default() };
+    (@ $default:expr) => { $default.into() };
+}
+
+sections! {
     File {
         /// Version of this format: `imagelet.dev/v1alpha1`.
-        api_version: String,
+        api_version: String = API_VERSION,
         /// Kind of this document: `ImageletConfiguration`.
-        kind: String,
+        kind: String = KIND,
         #[serde(flatten)]
         kubelet: KubeletKeys,
         #[serde(flatten)]
@@ -66,53 +91,53 @@ documents! {
     KubeletKeys {
         /// Start collecting when the image filesystem is this full, in percent. 100 never collects for room.
         #[serde(rename = "imageGCHighThresholdPercent")]
-        image_gc_high_threshold_percent: i32,
+        image_gc_high_threshold_percent: i32 = 85,
         /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
         #[serde(rename = "imageGCLowThresholdPercent")]
-        image_gc_low_threshold_percent: i32,
+        image_gc_low_threshold_percent: i32 = 80,
         /// An image is not collected before it was known for this long. 0 is no minimum here and as a flag; in a kubelet's file it becomes the default, as with the kubelet.
         #[serde(rename = "imageMinimumGCAge")]
-        image_minimum_gc_age: GoDuration,
+        image_minimum_gc_age: GoDuration = GoDuration::minutes(2),
         /// An image unused for longer than this is collected even when there is room. 0 is off.
         #[serde(rename = "imageMaximumGCAge")]
         image_maximum_gc_age: GoDuration,
         /// Pull one image at a time. Defaults to false when `maxParallelImagePulls` is 2 or more.
-        serialize_image_pulls: bool,
+        serialize_image_pulls: bool = true,
         /// At most this many images are pulled at once; absent is no bound. Larger than 1 needs `serializeImagePulls: false`.
         max_parallel_image_pulls: Option<i32>,
         /// At most this many pulls start per second on average; 0 is no bound.
         #[serde(rename = "registryPullQPS")]
-        registry_pull_qps: i32,
+        registry_pull_qps: i32 = 5,
         /// This many pulls may start at once before the rate holds them. An explicit 0 becomes the default.
-        registry_burst: i32,
+        registry_burst: i32 = 10,
         /// How long a runtime may take for any call but a pull. An explicit 0 becomes the default.
-        runtime_request_timeout: GoDuration,
+        runtime_request_timeout: GoDuration = GoDuration::minutes(2),
         /// When a present image needs a pull to prove that the pod may use it: `NeverVerify`,
         /// `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages` or `AlwaysVerify`.
-        image_pull_credentials_verification_policy: String,
+        image_pull_credentials_verification_policy: String = "NeverVerifyPreloadedImages",
         /// Images that `NeverVerifyAllowlistedImages` trusts: names without tag and digest, or prefixes that end in `/*`.
         preloaded_images_verification_allowlist: Vec<String>,
         /// The kubelet's feature gates that are about images.
         feature_gates: FeatureGateKeys,
         /// How many pods may run on the node: accepted, and without effect on images.
-        max_pods: i32,
+        max_pods: i32 = 110,
         /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
-        node_status_max_images: i32,
+        node_status_max_images: i32 = 50,
         /// How often the kubelet computes the Node's status. An explicit 0 becomes the default.
-        node_status_update_frequency: GoDuration,
+        node_status_update_frequency: GoDuration = GoDuration::seconds(10),
         /// How often the kubelet sends it although nothing changed. Defaults to `nodeStatusUpdateFrequency` where that is given.
-        node_status_report_frequency: GoDuration,
+        node_status_report_frequency: GoDuration = FIVE_MINUTES,
         /// Where the kubelet asks for containers. Taken from a kubelet's file, checked and shown. In a file of ours it has to be `imageService.cri.endpoint` or `store.runtimeEndpoint` as well: on its own it makes imagelet ask nothing.
-        container_runtime_endpoint: String,
+        container_runtime_endpoint: String = "unix:///run/containerd/containerd.sock",
         /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
         image_service_endpoint: String,
         /// Whether the kubelet counts what pods write. Shown.
-        local_storage_capacity_isolation: bool,
+        local_storage_capacity_isolation: bool = true,
         /// How many events the kubelet records a second. Shown; imagelet keeps its last thousand.
         #[serde(rename = "eventRecordQPS")]
-        event_record_qps: i32,
+        event_record_qps: i32 = 50,
         /// And how many at once. An explicit 0 becomes the default. Shown.
-        event_burst: i32,
+        event_burst: i32 = 100,
         /// Where traces are sent: the kubelet's, and imagelet's.
         tracing: TracingKeys,
         /// The image that sandboxes ("pause" containers) are started from. Read as `sandboxImage` is, from a kubelet's file, too.
@@ -125,7 +150,7 @@ documents! {
         /// The folder of the credential providers' executables; needs the key above.
         image_credential_provider_bin_dir: PathBuf,
         /// A credential provider that takes longer is ended, with all its children.
-        credential_provider_timeout: GoDuration,
+        credential_provider_timeout: GoDuration = GoDuration::minutes(1),
         /// Where the daemon listens for CRI and for `imagelet` commands: a path of at most 107 bytes.
         socket: PathBuf,
         /// HTTP of the daemon.
@@ -137,7 +162,7 @@ documents! {
         /// Another store of images, used in place of the embedded one.
         image_service: ImageServiceKeys,
         /// Whether pulls of images of a runtime are fetched and unpacked by imagelet and imported into the runtime's own stores: `auto`, wherever that is possible, which is beside an unmodified containerd with the snapshotter `overlayfs`, and else the runtime pulls; `never`; `require`, what cannot be imported fails. See [containerd](containerd.md).
-        runtime_import: String,
+        runtime_import: ImportMode = ImportMode::Auto,
         /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](collection.md#rules).
         sandbox_image: String,
         /// How registries are reached.
@@ -151,7 +176,7 @@ documents! {
         /// How often images are detected.
         detection: DetectionKeys,
         /// Which behavior holds where the kubelet's has a weakness: `kubelet`, the kubelet's to the letter; `imagelet`, the improved one. [Compatibility](compatibility.md) lists the differences.
-        compatibility: String,
+        compatibility: Compatibility = Compatibility::Imagelet,
         /// A pull record that did not change for longer than this expires: each pod that wants the image has to prove its right to the registry again. 0 is never, as with the kubelet.
         credential_record_max_age: GoDuration,
         /// What the policy `Always` does during an outage of a registry.
@@ -181,17 +206,17 @@ documents! {
         /// The socket of a CRI runtime, such as `unix:///run/containerd/containerd.sock`; empty uses the embedded store.
         endpoint: String,
         /// A pull of the runtime is cancelled after this long without a sign of life, at least 1s: the runtime does not answer; or it is a containerd whose folders this process can read, and nothing is written there. A slow pull continues, and so does one of a runtime that answers and shows no more. 0: no limit.
-        pull_stall_timeout: GoDuration,
+        pull_stall_timeout: GoDuration = FIVE_MINUTES,
     }
     RegistryKeys {
         /// Directories with `HOST/hosts.toml` below, as containerd reads them, files `registries.conf` of Podman and CRI-O, or files `registries.yaml` of k3s; several are separated by `:`. See [registries](registries.md).
-        config_path: String,
+        config_path: String = "/etc/containerd/certs.d",
         /// A policy file in the format of containers-policy.json: which images need a signature, by which keys. It is read for each pull. Empty: no signature is checked. Beside a runtime only with `runtimeImport: require`. See [trust](trust.md).
         signature_policy: PathBuf,
         /// At most this many connections to one host are open at once, over all pulls of the embedded store, 1 to 1000. Further requests wait in the order in which they came.
-        connections_per_host: i32,
+        connections_per_host: i32 = 48,
         /// A host has this long to begin its answer to a request of the embedded store, at least 1s. A registry that fetches on demand, or reads a blob whole before it sends it, may need longer; `pulls.progressDeadline` must be no shorter. Before another host that can be asked, one that has not begun after 10s is not waited for alone. See [deadlines](registries.md#deadlines).
-        head_timeout: GoDuration,
+        head_timeout: GoDuration = GoDuration::seconds(30),
         /// The proxies of some registries, before `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` of the environment: a list, the first entry with the host decides. See [proxies](registries.md#proxies).
         proxies: Vec<ProxyKeys>,
     }
@@ -214,11 +239,11 @@ documents! {
         /// The daemon imports archives that appear here, and moves them to `done` or `failed` in it: an absolute path, of a folder that only root or the daemon's user may write to. Empty: none. Only with the embedded store. See [air gap](air-gap.md#a-watched-folder).
         directory: PathBuf,
         /// Pin the imported names, so that no collection removes them.
-        pin: bool,
+        pin: bool = true,
     }
     DetectionKeys {
         /// How often the node detects which images are present and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: otherwise uses between two detections could be missed.
-        period: GoDuration,
+        period: GoDuration = FIVE_MINUTES,
     }
     KubernetesKeys {
         /// The name of this node, as `kubectl get nodes` shows it: the daemon watches the pods that are bound to it, and no collection takes an image that one of them waits for. Empty: no API server is contacted.
@@ -228,41 +253,41 @@ documents! {
         /// How many images are fetched ahead at once, at most 256: the images of a pod are pulled as soon as it is bound, with its own secrets, and a kubelet finds them present or joins the pull. They wait in the queue of pulls behind all others. 0: none. See [fetching ahead](kubernetes.md#fetching-ahead), also for what it means to a kubelet that verifies credentials. Off with `compatibility: kubelet`.
         look_ahead_max: i32,
         /// Whether warnings about what imagelet itself decides become events of the Node (`events.k8s.io`): a collection that failed, an image that could not be fetched ahead. See [events](kubernetes.md#events).
-        events: bool,
+        events: bool = true,
     }
     StaleKeys {
         /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.
         enabled: bool,
         /// For this long after the registry last resolved it, at least 1m.
-        max_age: GoDuration,
+        max_age: GoDuration = GoDuration::minutes(24 * 60),
     }
     GcKeys {
         /// Whether the daemon collects on its own; `imagelet gc` works either way.
-        enabled: bool,
+        enabled: bool = true,
         /// How often it checks whether to collect.
-        period: GoDuration,
+        period: GoDuration = FIVE_MINUTES,
         /// Whether a pull into the embedded store, or an import into a runtime, that finds too little space starts a collection under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
-        for_pulls: bool,
+        for_pulls: bool = true,
         /// `enforce` removes the selected images. `shadow` selects and reports, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [shadow mode](collection.md#shadow-mode).
-        mode: String,
+        mode: CollectionMode = CollectionMode::Enforce,
         /// Which removable images are removed first: `cost`, those whose loss costs least for the bytes that only they take; `lru`, the least recently used, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which allows no other.
-        policy: String,
+        policy: GcOrder = GcOrder::Cost,
         /// Start collecting when so many of the image filesystem's inodes are in use, in percent, 1 to 100. 100 is off, which is the default where `compatibility` is `kubelet`; collection that is switched off by `imageGCHighThresholdPercent: 100` ignores inodes as well.
-        inodes_high_percent: i32,
+        inodes_high_percent: i32 = 95,
         /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
-        inodes_low_percent: i32,
+        inodes_low_percent: i32 = 90,
         /// Where all removable images are not enough to come below the thresholds, images are removed that were idle for at least this long; see [out of reach](collection.md#out-of-reach). No effect where `compatibility` is `kubelet`, which removes all.
-        out_of_reach_idle: GoDuration,
+        out_of_reach_idle: GoDuration = IDLE_DEFAULT,
         /// From this usage of the image filesystem on, in percent, 0 to 100, all removable images are removed where they are not enough to come below the thresholds, until less is in use; inodes count as well where they are watched. No effect where `compatibility` is `kubelet`.
-        critical: i32,
+        critical: i32 = CRITICAL_DEFAULT,
         /// Images that are kept although unused: a list of rules, see [keep rules](collection.md#rules). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
         keep: Vec<KeepKeys>,
         /// Collect only images that imagelet pulled or adopted (`gc.adoptFrom`): images that other programs pulled are kept.
         only_owned: bool,
         /// The data root of a kubelet on this node: images of a runtime that are in its pull records count as adopted, and are at least as old as its record when imagelet takes the node over. Empty: no kubelet is read.
-        adopt_from: String,
+        adopt_from: PathBuf = "/var/lib/kubelet",
         /// How long no collection takes an image after its presence was last reported to a pod or a caller over CRI; the lease ends earlier once the pod's containers are seen. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
-        lease_for: GoDuration,
+        lease_for: GoDuration = LEASE_DEFAULT,
         /// The log of decisions.
         decisions: DecisionsKeys,
     }
@@ -284,7 +309,7 @@ documents! {
     }
     DecisionsKeys {
         /// How much of the disk the log of decisions may take, such as `16Mi`; the oldest entries are dropped first. 0: no log.
-        max_bytes: String,
+        max_bytes: String = "16Mi",
     }
     #[derive(Copy, PartialEq, Eq)]
     CriCallers {
@@ -296,10 +321,10 @@ documents! {
     FeatureGateKeys {
         /// Record which credentials each image was pulled with, and grant it to no other pod. `false`: every pod may use every image of the node.
         #[serde(rename = "KubeletEnsureSecretPulledImages")]
-        kubelet_ensure_secret_pulled_images: bool,
+        kubelet_ensure_secret_pulled_images: bool = true,
         /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
         #[serde(rename = "ImageMaximumGCAge")]
-        image_maximum_gc_age: bool,
+        image_maximum_gc_age: bool = true,
     }
     TracingKeys {
         /// The collector of traces, by OTLP without TLS: `HOST:PORT` or `unix:PATH` for gRPC, and `http://HOST:PORT` for protobuf over HTTP, which a kubelet's file does not know. Absent: none, or `localhost:4317` where the rate below is above 0. See [traces](metrics.md#traces).
@@ -309,47 +334,47 @@ documents! {
     }
     PullsKeys {
         /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
-        grace: GoDuration,
+        grace: GoDuration = GoDuration::seconds(2),
         /// How long what an unfinished pull has received stays for the next one, at least 1s: layers that are unpacked, and the first bytes of others. A pull without space, a collection that frees too little and `gc --all-unused` remove it earlier. 0: it is removed at once.
-        resume_for: GoDuration,
+        resume_for: GoDuration = GoDuration::minutes(24 * 60),
         /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when `pulls.retryBudget` is spent; a connection that is silent for 20s is closed either way.
-        progress_deadline: GoDuration,
+        progress_deadline: GoDuration = GoDuration::minutes(1),
         /// Time that all requests of a pull of the embedded store may together spend on retries, waits that a registry requests included. 0: nothing is retried after a wait; other hosts are tried either way.
-        retry_budget: GoDuration,
+        retry_budget: GoDuration = GoDuration::minutes(1),
         /// A layer of the embedded store or of an import that receives fewer bytes a second than this, such as `256Ki`, gives what other pulls wait for (unpack memory, a place, a prefetch) to them within 10s, and continues later. 0: never. See [what pulls share](operations.md#what-pulls-share).
-        rate_min: String,
+        rate_min: String = "256Ki",
         /// Bytes a second that all pulls of the embedded store receive together, such as `10Mi`, at least `1Ki`. SIGHUP changes it for running pulls, too. 0: no limit.
-        bandwidth: String,
+        bandwidth: String = "0",
     }
     StoreKeys {
         /// Directory of the embedded store and of the node's state, changed by one process at a time.
         directory: PathBuf,
         /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
-        layers_in_flight: i32,
+        layers_in_flight: i32 = 4,
         /// `commit`: a pull returns when every file of the image is on the disk. `background`: it returns earlier and syncs afterwards; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
-        durability: String,
+        durability: Durability = Durability::Commit,
         /// Keep the compressed blobs as well, so that a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
         keep_blobs: bool,
         /// When a pull is rejected before its first layer for lack of space: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
-        admission: String,
+        admission: Admission = Admission::Compressed,
         /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Empty: none.
         runtime_endpoint: String,
         /// Memory limit for unpacking the layers of all pulls, at least `48Mi`. A layer that needs more than its share is rejected. See [the store](store.md).
-        unpack_memory: String,
+        unpack_memory: String = "160Mi",
         /// Limits of a layer.
         limits: LimitsKeys,
     }
     LimitsKeys {
         /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
-        expansion_max: i32,
+        expansion_max: i32 = 200,
         /// The layers of an image may together inflate to this size beyond that, such as `256Mi`.
-        expansion_free: String,
+        expansion_free: String = "256Mi",
         /// Entries in one layer, 1 to 100000000.
-        entries_max: i32,
+        entries_max: i32 = 2_000_000,
         /// Unpacking stops before less than this is free on the store's filesystem, such as `16Mi`.
-        free_bytes_floor: String,
+        free_bytes_floor: String = "16Mi",
         /// Unpacking stops before fewer inodes than this are free on the store's filesystem, 0 to 1000000000.
-        free_inodes_floor: i32,
+        free_inodes_floor: i32 = 1_000,
     }
 }
 
@@ -394,95 +419,25 @@ impl Default for PinnedKeys {
 
 impl OwnKeys {
     pub(super) fn is_like_kubelet(&self) -> bool {
-        self.compatibility == "kubelet"
+        self.compatibility == Compatibility::Kubelet
     }
 }
 
+/// Value of `compatibility`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Compatibility {
+    Kubelet,
+    Imagelet,
+}
+
 impl File {
-    /// The defaults that depend on no other key; what is not named here is off, empty or 0.
+    /// The defaults that depend on no other key.
     pub(super) fn defaults(environment: &Environment) -> Self {
-        let kubelet = KubeletKeys {
-            image_gc_high_threshold_percent: 85,
-            image_gc_low_threshold_percent: 80,
-            image_minimum_gc_age: GoDuration::minutes(2),
-            serialize_image_pulls: true,
-            registry_pull_qps: 5,
-            registry_burst: 10,
-            runtime_request_timeout: GoDuration::minutes(2),
-            image_pull_credentials_verification_policy: "NeverVerifyPreloadedImages".into(),
-            feature_gates: FeatureGateKeys { kubelet_ensure_secret_pulled_images: true, image_maximum_gc_age: true },
-            max_pods: 110,
-            node_status_max_images: 50,
-            node_status_update_frequency: GoDuration::seconds(10),
-            node_status_report_frequency: FIVE_MINUTES,
-            container_runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
-            local_storage_capacity_isolation: true,
-            event_record_qps: 50,
-            event_burst: 100,
-            ..KubeletKeys::default()
-        };
-        let own = OwnKeys {
-            credential_provider_timeout: GoDuration::minutes(1),
-            socket: environment.socket_default(),
-            store: StoreKeys {
-                directory: environment.store_default(),
-                layers_in_flight: 4,
-                durability: "commit".into(),
-                admission: "compressed".into(),
-                unpack_memory: "160Mi".into(),
-                limits: LimitsKeys {
-                    expansion_max: 200,
-                    expansion_free: "256Mi".into(),
-                    entries_max: 2_000_000,
-                    free_bytes_floor: "16Mi".into(),
-                    free_inodes_floor: 1_000,
-                },
-                ..StoreKeys::default()
-            },
-            image_service: ImageServiceKeys {
-                cri: RuntimeKeys { endpoint: String::new(), pull_stall_timeout: FIVE_MINUTES },
-                ..ImageServiceKeys::default()
-            },
-            runtime_import: "auto".into(),
-            registry: RegistryKeys {
-                config_path: "/etc/containerd/certs.d".into(),
-                connections_per_host: 48,
-                head_timeout: GoDuration::seconds(30),
-                ..RegistryKeys::default()
-            },
-            pulls: PullsKeys {
-                grace: GoDuration::seconds(2),
-                resume_for: GoDuration::minutes(24 * 60),
-                progress_deadline: GoDuration::minutes(1),
-                retry_budget: GoDuration::minutes(1),
-                rate_min: "256Ki".into(),
-                bandwidth: "0".into(),
-            },
-            import_folder: ImportFolder { directory: PathBuf::new(), pin: true },
-            detection: DetectionKeys { period: FIVE_MINUTES },
-            compatibility: "imagelet".into(),
-            kubernetes: KubernetesKeys { events: true, ..KubernetesKeys::default() },
-            stale_on_outage: StaleKeys { enabled: false, max_age: GoDuration::minutes(24 * 60) },
-            gc: GcKeys {
-                enabled: true,
-                period: FIVE_MINUTES,
-                for_pulls: true,
-                mode: "enforce".into(),
-                policy: "cost".into(),
-                inodes_high_percent: 95,
-                inodes_low_percent: 90,
-                // A removed image that was used within the hour is likely to be pulled again soon.
-                out_of_reach_idle: GoDuration::minutes(60),
-                // The kubelet evicts pods and taints the node at 85 to 95 % by its defaults.
-                critical: 95,
-                adopt_from: "/var/lib/kubelet".into(),
-                lease_for: LEASE_DEFAULT,
-                decisions: DecisionsKeys { max_bytes: "16Mi".into() },
-                ..GcKeys::default()
-            },
-            ..OwnKeys::default()
-        };
-        Self { api_version: API_VERSION.into(), kind: KIND.into(), kubelet, own }
+        let mut file = Self::default();
+        file.own.socket = environment.socket_default();
+        file.own.store.directory = environment.store_default();
+        file
     }
 
     /// Sets the keys whose default depends on other keys, where they are not given.
@@ -504,7 +459,7 @@ impl File {
             gc.for_pulls = gc.enabled && !like_kubelet;
         }
         if !is_given("gc.policy") && like_kubelet {
-            gc.policy = "lru".into();
+            gc.policy = GcOrder::Lru;
         }
         if !is_given("gc.inodesHighPercent") && like_kubelet {
             gc.inodes_high_percent = 100;

@@ -56,22 +56,19 @@ impl Located {
     }
 }
 
-/// Reads a file that contains a mapping. Aliases are allowed within a budget.
-pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
-    mapping(path, &read(path)?, DuplicateKeyPolicy::Error)
-}
-
-/// Reads a file as a kubelet reads its own: the first document counts, and of a repeated key the last value.
-pub(super) fn read_mapping_leniently(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
-    mapping(path, first_document(&read(path)?), DuplicateKeyPolicy::LastWins)
-}
-
-fn mapping(path: &Path, text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Vec<(String, Located)>, ConfigError> {
+/// Reads a file that contains a mapping, of which a kubelet reads its own leniently: the first document counts, and of a
+/// repeated key the last value. Aliases are allowed within a budget.
+pub(super) fn read_mapping(path: &Path, is_lenient: bool) -> Result<Vec<(String, Located)>, ConfigError> {
+    let text = read(path)?;
+    let duplicate_keys = if is_lenient { DuplicateKeyPolicy::LastWins } else { DuplicateKeyPolicy::Error };
     let budget = serde_saphyr::budget! { max_nodes: NODES_MAX };
-    match serde_saphyr::from_str_with_options(
-        text,
-        serde_saphyr::options! { budget: budget, duplicate_keys: duplicate_keys },
-    ) {
+    let options = serde_saphyr::options! { budget: budget, duplicate_keys: duplicate_keys };
+    let node = if is_lenient {
+        serde_saphyr::read_with_options(&mut text.as_bytes(), options).next().unwrap_or(Ok(Node::Scalar(Value::Null)))
+    } else {
+        serde_saphyr::from_str_with_options(&text, options)
+    };
+    match node {
         Ok(Node::Map(fields)) => Ok(fields),
         Ok(Node::Scalar(Value::Null)) => Ok(Vec::new()),
         Ok(_) => Err(ConfigError::at(path, Some(1), "the document is not a mapping")),
@@ -80,22 +77,6 @@ fn mapping(path: &Path, text: &str, duplicate_keys: DuplicateKeyPolicy) -> Resul
             Err(ConfigError::at(path, line.filter(|line| *line > 0), &message(&error)))
         }
     }
-}
-
-/// The text up to the marker that ends its first document: a line of `---` or `...`, which no scalar can hold.
-fn first_document(text: &str) -> &str {
-    let (mut at, mut began) = (0, false);
-    for line in text.split_inclusive('\n') {
-        let rest = ["---", "..."].iter().find_map(|marker| line.trim_start_matches('\u{feff}').strip_prefix(marker));
-        let marked = rest.filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
-        if marked.is_some() && began {
-            return &text[..at];
-        }
-        let content = marked.unwrap_or(line).trim_start_matches('\u{feff}').trim_start();
-        began |= marked.is_some() || !(content.is_empty() || content.starts_with(['#', '%']));
-        at += line.len();
-    }
-    text
 }
 
 /// The parser's message without the position, which the error has already, and without advice on parser options.
@@ -208,31 +189,5 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_unit<E: Error>(self) -> Result<Node, E> {
         Ok(Node::Scalar(Value::Null))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_document_ends_at_the_marker_after_it_and_not_at_the_one_before() {
-        for (text, first) in [
-            ("a: 1\n", "a: 1\n"),
-            ("---\na: 1\n---\n", "---\na: 1\n"),
-            ("a: 1\n---\na: 2\n", "a: 1\n"),
-            ("a: 1\n---", "a: 1\n"),
-            ("a: 1\r\n---\r\nb", "a: 1\r\n"),
-            ("a: 1\n--- # next\n[", "a: 1\n"),
-            ("a: 1\n...\n[", "a: 1\n"),
-            ("\u{feff}---\na: 1\n---\n", "\u{feff}---\na: 1\n"),
-            ("%YAML 1.1\n# a comment\n\n---\na: 1\n---\n[", "%YAML 1.1\n# a comment\n\n---\na: 1\n"),
-            ("--- {a: 1}\n---\n", "--- {a: 1}\n"),
-            ("a: |\n  ---\nb: ---x\n", "a: |\n  ---\nb: ---x\n"),
-            ("---x: 1\n---y: 2\n", "---x: 1\n---y: 2\n"),
-            ("", ""),
-        ] {
-            assert_eq!(first_document(text), first, "{text:?}");
-        }
     }
 }

@@ -19,6 +19,7 @@ use imagelet_core::{
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
 use imagelet_runtime::ImportMode;
+use serde::{Deserialize, Serialize};
 
 use super::{
     environment::Environment,
@@ -126,7 +127,8 @@ pub struct HttpSettings {
     pub actions: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CollectionMode {
     Enforce,
     /// Selected images are only reported.

@@ -15,7 +15,7 @@ use super::{
     check,
     environment::Environment,
     keys_and_defaults::{File, IGNORED, KubeletKeys, MAP, ZERO_IS_DEFAULT, ZERO_IS_MEANT},
-    located_yaml::{Located, Node, read_mapping, read_mapping_leniently},
+    located_yaml::{Located, Node, read_mapping},
     settings::Settings,
     violations::{ConfigError, Violation, place},
 };
@@ -80,7 +80,7 @@ impl Sources {
 
     /// Takes all keys that are right. The error has every key and value that is refused, unless the file is unreadable.
     pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let fields = read_mapping(path)?;
+        let fields = read_mapping(path, false)?;
         let mut reader = Reader::new(path, true);
         reader.add_fields("", &fields, &to_value(&File::default()));
         reader.refuse_unasked_runtime();
@@ -205,7 +205,7 @@ fn has_password(url: &str) -> bool {
 
 /// The keys of a kubelet's file that are about images. The rest of the file is its own.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
-    let mut fields = read_mapping_leniently(path)?;
+    let mut fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
     if kind.is_none_or(|kind| kind.value() != KUBELET_KIND) {
         let message = format!("this is not a `{KUBELET_KIND}`");

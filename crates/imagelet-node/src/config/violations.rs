@@ -4,9 +4,14 @@ use std::{
     fmt::Display,
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use imagelet_core::{image::Percent, printable::is_unprintable};
+use imagelet_core::{
+    image::Percent,
+    printable::{printable, printable_start},
+    text::GoDuration,
+};
 
 use crate::size::parse_size;
 
@@ -39,19 +44,8 @@ impl ConfigError {
 
     /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
-        let message = escaped(message.chars().take(MESSAGE_MAX).collect());
-        Self::Invalid(vec![format!("{}: {message}", place(path, line))])
+        Self::Invalid(vec![format!("{}: {}", place(path, line), printable_start(message, MESSAGE_MAX))])
     }
-}
-
-/// A message without what a file may have in its texts and is not printable.
-fn escaped(message: String) -> String {
-    let is_odd = |letter: char| is_unprintable(letter) && letter != '\n';
-    if !message.contains(is_odd) {
-        return message;
-    }
-    let shown = |letter: char| if is_odd(letter) { letter.escape_default().to_string() } else { letter.to_string() };
-    message.chars().map(shown).collect()
 }
 
 pub(super) fn place(path: &Path, line: Option<usize>) -> String {
@@ -80,7 +74,7 @@ impl Violations {
     /// For the few messages that the kubelet prints without its usual prefix.
     pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        self.0.push(Violation { keys, message: escaped(message) });
+        self.0.push(Violation { keys, message: printable(&message) });
     }
 
     /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.
@@ -100,16 +94,30 @@ impl Violations {
         Percent::new(i64::from(value.clamp(0, 100))).expect("it is clamped")
     }
 
-    /// One of several words; an unknown word becomes the first.
-    pub(super) fn one_of<T: Copy, const N: usize>(&mut self, key: &str, text: &str, known: [(&str, T); N]) -> T {
-        let found = known.iter().find(|(name, _)| *name == text);
-        self.rule(
-            found.is_some(),
-            key,
-            format!("`{text}`"),
-            format!("must be one of {:?}", known.map(|(name, _)| name)),
-        );
-        found.unwrap_or(&known[0]).1
+    pub(super) fn count(&mut self, key: &str, value: i32, range: RangeInclusive<i32>) -> u64 {
+        self.between(key, &value, range);
+        u64::try_from(value).unwrap_or_default()
+    }
+
+    pub(super) fn not_negative(&mut self, key: &str, duration: GoDuration) -> Duration {
+        self.rule(duration.0 >= 0, key, duration, "must not be negative");
+        duration.to_std()
+    }
+
+    pub(super) fn positive(&mut self, key: &str, duration: GoDuration) -> Duration {
+        self.rule(duration.0 > 0, key, duration, "must be positive");
+        duration.to_std()
+    }
+
+    pub(super) fn at_least(&mut self, key: &str, duration: GoDuration, min: GoDuration) -> Duration {
+        self.rule(duration >= min, key, duration, format!("must be at least {min}"));
+        duration.to_std()
+    }
+
+    pub(super) fn off_or_second(&mut self, key: &str, duration: GoDuration) -> Duration {
+        let is_valid = duration.0 == 0 || duration >= GoDuration::seconds(1);
+        self.rule(is_valid, key, duration, "must be 0, or at least 1s");
+        duration.to_std()
     }
 
     pub(super) fn size(&mut self, key: &str, text: &str) -> Option<u64> {

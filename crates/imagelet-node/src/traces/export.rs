@@ -1,6 +1,6 @@
 //! Sends spans to a collector in batches, by gRPC or as protobuf over HTTP.
 
-use std::{error::Error as StdError, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{error::Error as StdError, path::PathBuf, pin::pin, str::FromStr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Uri, header};
@@ -18,11 +18,12 @@ use opentelemetry_proto::{
 use opentelemetry_sdk::{Resource, trace::SpanData};
 use prost::Message as _;
 use tokio::{net::UnixStream, sync::mpsc};
-use tokio_util::sync::CancellationToken;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::SPANS;
+use crate::failure::Failure;
 
 const BATCH_MAX: usize = 512;
 /// What comes within this time is sent together.
@@ -50,40 +51,18 @@ enum Exporter {
     Grpc(TraceServiceClient<Channel>),
 }
 
-/// Exports until the last sender is gone, or what is queued at a stop.
-pub(super) async fn run(
-    mut spans: mpsc::Receiver<SpanData>,
-    target: TraceTarget,
-    metrics: Arc<Metrics>,
-    stop: CancellationToken,
-) {
-    let (mut batch, mut failed) = (Vec::new(), 0u64);
+/// Exports until the sender is gone, and what is queued then.
+pub(super) async fn run(spans: mpsc::Receiver<SpanData>, target: TraceTarget, metrics: Arc<Metrics>) {
+    let mut failed = 0u64;
     let resource = resource();
     let exporter = match Exporter::new(&target) {
         Ok(exporter) => exporter,
         Err(error) => return tracing::error!(?target, error, "could not set up the export of traces"),
     };
-    loop {
-        tokio::select! {
-            received = spans.recv_many(&mut batch, BATCH_MAX) => if received == 0 {
-                return;
-            },
-            () = stop.cancelled(), if !spans.is_closed() => {
-                spans.close();
-                continue;
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(BATCH_WAIT) => {}
-            () = stop.cancelled() => {}
-        }
-        while batch.len() < BATCH_MAX
-            && let Ok(span) = spans.try_recv()
-        {
-            batch.push(span);
-        }
+    let mut batches = pin!(ReceiverStream::new(spans).chunks_timeout(BATCH_MAX, BATCH_WAIT));
+    while let Some(batch) = batches.next().await {
         let count = batch.len() as u64;
-        let resource_spans = group_spans_by_resource_and_scope(std::mem::take(&mut batch), &resource);
+        let resource_spans = group_spans_by_resource_and_scope(batch, &resource);
         let sent = tokio::time::timeout(SEND_MAX, exporter.export(ExportRequest { resource_spans })).await;
         let sent = sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs())));
         let (rejected, error) = match sent.map(|answer| answer.partial_success.unwrap_or_default()) {
@@ -108,11 +87,11 @@ impl Exporter {
     fn new(target: &TraceTarget) -> Result<Self, String> {
         let channel = match target {
             TraceTarget::Http(address) => {
-                let uri = format!("http://{address}{HTTP_PATH}").parse().map_err(|error| chain(&error))?;
+                let uri = format!("http://{address}{HTTP_PATH}").parse().map_err(|error| shown(&error))?;
                 return Ok(Self::Http(HyperClient::with_default_connector(SEND_MAX, None), uri));
             }
             TraceTarget::Grpc(address) => {
-                let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| chain(&error))?;
+                let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| shown(&error))?;
                 endpoint.connect_timeout(SEND_MAX).connect_lazy()
             }
             TraceTarget::GrpcSocket(path) => {
@@ -131,15 +110,15 @@ impl Exporter {
         let (client, uri) = match self {
             Self::Grpc(client) => {
                 let answer = client.clone().export(request).await;
-                return answer.map(tonic::Response::into_inner).map_err(|status| chain(&status));
+                return answer.map(tonic::Response::into_inner).map_err(|status| shown(&status));
             }
             Self::Http(client, uri) => (client, uri),
         };
         let request = Request::post(uri.clone())
             .header(header::CONTENT_TYPE, "application/x-protobuf")
             .body(Bytes::from(request.encode_to_vec()))
-            .map_err(|error| chain(&error))?;
-        let answer = client.send_bytes(request).await.map_err(|error| chain(&*error))?;
+            .map_err(|error| shown(&error))?;
+        let answer = client.send_bytes(request).await.map_err(|error| shown(&*error))?;
         if !answer.status().is_success() {
             return Err(format!("the collector answered {}", answer.status()));
         }
@@ -148,18 +127,8 @@ impl Exporter {
     }
 }
 
-/// The error with its causes, of which some libraries repeat one in their own text.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.extend([": ", &next]);
-        }
-        cause = error.source();
-    }
-    text
+fn shown(error: &(dyn StdError + 'static)) -> String {
+    Failure::of(error).to_string()
 }
 
 fn resource() -> ResourceAttributesWithSchema {

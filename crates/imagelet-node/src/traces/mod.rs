@@ -18,7 +18,7 @@ mod pull_trace;
 mod tests;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -34,7 +34,6 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
 use tokio::{sync::mpsc, task::JoinHandle};
-use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::export::TraceTarget;
 use self::pull_trace::PullTrace;
@@ -66,12 +65,10 @@ pub struct Tracer(Option<Arc<SpanSink>>);
 
 #[derive(Debug)]
 struct SpanSink {
-    queue: mpsc::Sender<SpanData>,
+    /// The export, which ends with its sender after what is queued.
+    export: Mutex<Option<(mpsc::Sender<SpanData>, JoinHandle<()>)>>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
-    /// Ends the export after what is queued.
-    stop: CancellationToken,
-    export: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A request under way, whose pulls become spans below its own. `None`: it is not sampled.
@@ -100,21 +97,17 @@ impl Tracer {
     pub fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);
-        let stop = CancellationToken::new();
-        let export = tokio::spawn(export::run(spans, settings.target.clone(), Arc::clone(metrics), stop.clone()));
-        let metrics = Arc::clone(metrics);
-        let rate_per_million = settings.rate_per_million;
-        Self(Some(Arc::new(SpanSink { queue, metrics, rate_per_million, stop, export: Mutex::new(Some(export)) })))
+        let export = tokio::spawn(export::run(spans, settings.target.clone(), Arc::clone(metrics)));
+        let (export, rate_per_million) = (Mutex::new(Some((queue, export))), settings.rate_per_million);
+        Self(Some(Arc::new(SpanSink { export, metrics: Arc::clone(metrics), rate_per_million })))
     }
 
     /// Exports what is queued, and ends. Later spans are dropped.
     pub async fn close(&self) {
         let Some(sink) = &self.0 else { return };
-        sink.stop.cancel();
-        let export = sink.export.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(export) = export
-            && tokio::time::timeout(LAST_EXPORT_MAX, export).await.is_err()
-        {
+        let Some((queue, export)) = sink.export().take() else { return };
+        drop(queue);
+        if tokio::time::timeout(LAST_EXPORT_MAX, export).await.is_err() {
             tracing::info!("the collector takes too long; the last spans are lost");
         }
     }
@@ -156,6 +149,10 @@ impl Tracer {
 }
 
 impl SpanSink {
+    fn export(&self) -> MutexGuard<'_, Option<(mpsc::Sender<SpanData>, JoinHandle<()>)>> {
+        self.export.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The span of a request; `None`: it is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
         let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
@@ -244,7 +241,7 @@ impl Drop for OpenSpan {
             span.status = Status::error("Cancelled");
         }
         // A full queue never holds a pull up.
-        if self.sink.queue.try_send(span).is_err() {
+        if self.sink.export().as_ref().is_none_or(|(queue, _)| queue.try_send(span).is_err()) {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }
     }

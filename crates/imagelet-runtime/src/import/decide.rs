@@ -18,7 +18,8 @@ const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
 /// The configured import mode (`runtimeImport`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ImportMode {
     /// Imports where possible, else forwards.
     #[default]

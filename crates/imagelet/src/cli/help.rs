@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use clap::{Arg, ArgAction, CommandFactory as _};
 
-use super::{Cli, pages};
+use super::{Cli, kubelet_options, pages};
 use imagelet_node::config::has_dumb_terminal;
 
 /// The commands of the first screen in groups; `imagelet help` describes each.
@@ -34,7 +34,7 @@ pub(crate) fn command() -> clap::Command {
     let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<Vec<_>>().concat();
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
     let help = help.help_heading(None::<&'static str>);
-    let mut command = Cli::command().arg(help.help("Print a screen of help"));
+    let mut command = kubelet_options::add_options(Cli::command()).arg(help.help("Print a screen of help"));
     // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
     if has_dumb_terminal() {
         command = command.color(clap::ColorChoice::Never);

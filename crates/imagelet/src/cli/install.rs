@@ -47,6 +47,9 @@ pub(crate) struct InstallArgs {
     /// Show the steps, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// A pod sets its host up.
+    #[arg(skip)]
+    pub(crate) is_from_pod: bool,
 }
 
 /// What a container of the chart does.

@@ -1,8 +1,58 @@
-//! The options of a kubelet's unit that `serve` accepts: feature gates, and those that say nothing about
-//! images, which are ignored.
+//! The options of a kubelet's unit that `serve` accepts: those that set a key, and those that say nothing about images,
+//! which are ignored.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::OsStringValueParser, parser::ValueSource};
-use serde_json::Value;
+use imagelet_core::text::{DurationError, GoDuration};
+use serde_json::{Map, Value};
+
+use self::OptionKind::{Bool, Count, Duration, Gates, Number, Percent, Reference, Time, Uri};
+
+const HEADING: &str = "Kubelet's options, which win over both files";
+const PARALLEL: &str = "; from 2 on, pulls are not serialized unless that is asked for";
+const GATES: &str = ": `KubeletEnsureSecretPulledImages=false`; gates that are not about images are ignored";
+const RUNTIME: &str = ": where the kubelet asks for containers; it makes imagelet ask nothing";
+
+/// An option, its key, its value, and what its help says beside the key.
+type KubeletOption = (&'static str, &'static str, OptionKind, &'static str);
+
+const OPTIONS: [KubeletOption; 20] = [
+    ("--image-gc-high-threshold", "imageGCHighThresholdPercent", Percent, ""),
+    ("--image-gc-low-threshold", "imageGCLowThresholdPercent", Percent, ""),
+    ("--minimum-image-ttl-duration", "imageMinimumGCAge", Duration, "; 0 holds here"),
+    ("--maximum-image-ttl-duration", "imageMaximumGCAge", Duration, "; 0 is off"),
+    ("--serialize-image-pulls", "serializeImagePulls", Bool, "; without a value it is true"),
+    ("--registry-qps", "registryPullQPS", Number, "; 0 is no bound"),
+    ("--registry-burst", "registryBurst", Count, "; 0 is the default"),
+    ("--max-parallel-image-pulls", "maxParallelImagePulls", Number, PARALLEL),
+    ("--pod-infra-container-image", "podInfraContainerImage", Reference, ""),
+    ("--feature-gates", "featureGates.KubeletEnsureSecretPulledImages", Gates, GATES),
+    ("--feature-gates", "featureGates.ImageMaximumGCAge", Gates, GATES),
+    ("--max-pods", "maxPods", Count, "; 0 is the default"),
+    ("--runtime-request-timeout", "runtimeRequestTimeout", Time, "; 0 is the default"),
+    ("--node-status-max-images", "nodeStatusMaxImages", Number, ""),
+    ("--node-status-update-frequency", "nodeStatusUpdateFrequency", Time, "; 0 is the default"),
+    ("--local-storage-capacity-isolation", "localStorageCapacityIsolation", Bool, "; without a value it is true"),
+    ("--event-qps", "eventRecordQPS", Number, ""),
+    ("--event-burst", "eventBurst", Count, "; 0 is the default"),
+    ("--container-runtime-endpoint", "containerRuntimeEndpoint", Uri, RUNTIME),
+    ("--image-service-endpoint", "imageServiceEndpoint", Uri, ""),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OptionKind {
+    Percent,
+    Number,
+    /// A number of which 0 stands for the default: a burst of 0 would let no pull begin.
+    Count,
+    Duration,
+    /// A duration of which 0 stands for the default.
+    Time,
+    Bool,
+    Reference,
+    Uri,
+    /// `NAME=true,NAME=false`.
+    Gates,
+}
 
 /// Ignored options with a value: those of current kubelets, and of earlier ones that units still have.
 const WITH_VALUE: &str = "
@@ -42,11 +92,101 @@ const SWITCHES: &str = "
     protect-kernel-defaults redirect-container-streaming register-node register-schedulable rotate-certificates
     rotate-server-certificates runonce seccomp-default skip-headers skip-log-headers storage-driver-secure";
 
+/// Adds the options that set a key, which are described by `imagelet help`.
+pub(super) fn add_options(command: Command) -> Command {
+    let mut rows = OPTIONS.to_vec();
+    rows.dedup_by_key(|(name, ..)| *name);
+    of_daemon(command, |command| command.next_help_heading(HEADING).args(rows.iter().map(option)))
+}
+
 /// Lets the commands that read a daemon's options accept the ignored ones, without help, and of a repeated option take the
 /// last value, as the kubelet does: scripts append their options to those of a unit.
 pub(super) fn accept_ignored(command: Command) -> Command {
-    let serve = |command: Command| command.args(ignored_options()).args_override_self(true);
-    command.mut_subcommand("serve", serve).mut_subcommand("config", |config| config.mut_subcommand("show", serve))
+    of_daemon(command, |command| command.args(ignored_options()).args_override_self(true))
+}
+
+fn of_daemon(command: Command, change: impl Fn(Command) -> Command) -> Command {
+    command.mut_subcommand("serve", &change).mut_subcommand("config", |config| config.mut_subcommand("show", &change))
+}
+
+fn option(&(name, key, kind, more): &KubeletOption) -> Arg {
+    let key = key.split('.').next().unwrap_or_default();
+    let option = Arg::new(name).long(&name[2..]).help(format!("`{key}`{more}")).hide_short_help(true);
+    let option = option.action(ArgAction::Append).value_parser(move |text: &str| kind.read(text));
+    match kind {
+        Percent => option.value_name("PERCENT").allow_negative_numbers(true),
+        Number | Count => option.value_name("NUMBER").allow_negative_numbers(true),
+        Duration | Time => option.value_name("DURATION").allow_hyphen_values(true),
+        Bool => option.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true"),
+        Reference => option.value_name("REF"),
+        Uri => option.value_name("URI"),
+        Gates => option.value_name("PAIRS"),
+    }
+}
+
+impl OptionKind {
+    /// The value of the key; null stands for the default.
+    fn read(self, text: &str) -> Result<Value, String> {
+        Ok(match self {
+            Percent | Number | Count => match text.parse::<i32>().map_err(|error| error.to_string())? {
+                0 if self == Count => Value::Null,
+                number => number.into(),
+            },
+            Duration | Time => match text.parse().map_err(|error: DurationError| error.to_string())? {
+                GoDuration(0) if self == Time => Value::Null,
+                duration => duration.to_string().into(),
+            },
+            Bool => go_bool(text)?.into(),
+            Reference | Uri if text.is_empty() => Value::Null,
+            Reference | Uri => text.into(),
+            Gates => {
+                let gate = |part: &str| {
+                    let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not `NAME=VALUE`"))?;
+                    Ok((name.trim().to_owned(), go_bool(value.trim())?.into()))
+                };
+                let parts = text.split(',').filter(|part| !part.is_empty());
+                Value::Object(parts.map(gate).collect::<Result<Map<_, _>, String>>()?)
+            }
+        })
+    }
+}
+
+fn go_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("`{text}` is neither true nor false")),
+    }
+}
+
+/// The options of a daemon's command line that set a key: option, key and value. The last of a repeated one counts.
+pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Value)> {
+    let Some(matches) = daemon_matches(matches) else { return Vec::new() };
+    let value = |&(name, key, kind, _): &KubeletOption| {
+        let mut values = matches.get_many::<Value>(name)?;
+        let value = match key.strip_prefix("featureGates.") {
+            Some(gate) if kind == Gates => values.rev().find_map(|gates| gates.get(gate)),
+            _ => values.next_back(),
+        };
+        Some((name, key, value.filter(|value| !value.is_null())?.clone()))
+    };
+    OPTIONS.iter().filter_map(value).collect()
+}
+
+/// The ignored options of a daemon's command line, as `--NAME`.
+pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
+    let Some(matches) = daemon_matches(matches) else { return Vec::new() };
+    let is_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let names = WITH_VALUE.split_whitespace().chain(SWITCHES.split_whitespace());
+    names.filter(is_given).map(|name| format!("--{name}")).collect()
+}
+
+/// What follows `serve` or `config show`.
+fn daemon_matches(matches: &ArgMatches) -> Option<&ArgMatches> {
+    match matches.subcommand()? {
+        ("serve", daemon) => Some(daemon),
+        (_, config) => config.subcommand_matches("show"),
+    }
 }
 
 fn ignored_options() -> impl Iterator<Item = Arg> {
@@ -58,49 +198,4 @@ fn ignored_options() -> impl Iterator<Item = Arg> {
     let valued = WITH_VALUE.split_whitespace().map(move |name| option(name).allow_hyphen_values(true));
     let switches = SWITCHES.split_whitespace().map(move |name| option(name).num_args(0..=1).require_equals(true));
     valued.chain(switches)
-}
-
-/// The ignored options of a command line, as `--NAME`.
-pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
-    let Some((name, below)) = matches.subcommand() else { return Vec::new() };
-    if name == "config" {
-        return ignored(below);
-    }
-    let is_given =
-        |name: &&str| below.try_contains_id(name).is_ok() && below.value_source(name) == Some(ValueSource::CommandLine);
-    let names = WITH_VALUE.split_whitespace().chain(SWITCHES.split_whitespace());
-    names.filter(is_given).map(|name| format!("--{name}")).collect()
-}
-
-/// Gates as the kubelet's flag has them: `NAME=true,NAME=false`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Gates(Vec<(String, bool)>);
-
-impl Gates {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let gate = |part: &str| {
-            let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not `NAME=VALUE`"))?;
-            let value = go_bool(value.trim()).ok_or_else(|| format!("`{part}` is neither true nor false"))?;
-            Ok((name.trim().to_owned(), value))
-        };
-        text.split(',').filter(|part| !part.is_empty()).map(gate).collect::<Result<_, _>>().map(Self)
-    }
-}
-
-/// The gate that a key names, of `--feature-gates`.
-pub(super) fn gate(given: &[Gates], key: &str) -> Option<Value> {
-    let is_named = |(name, _): &&(String, bool)| key.strip_prefix("featureGates.") == Some(name);
-    given.iter().flat_map(|gates| &gates.0).rfind(is_named).map(|(_, value)| (*value).into())
-}
-
-pub(super) fn parse_go_bool(text: &str) -> Result<bool, String> {
-    go_bool(text).ok_or_else(|| format!("`{text}` is neither true nor false"))
-}
-
-fn go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
 }

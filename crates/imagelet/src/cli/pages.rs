@@ -1,44 +1,16 @@
 //! The pages of the guide, as `imagelet help PAGE` shows them where no other copy is installed.
 
-/// A page by its name in `docs`, to which a link of the crate's folder leads: packed crates have the pages, too.
-macro_rules! page {
-    ($name:literal) => {
-        ($name, include_str!(concat!("../../docs/", $name, ".md")))
-    };
+/// Pages by their names in `docs`, to which a link of the crate's folder leads: packed crates have the pages, too.
+macro_rules! pages {
+    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../docs/", $name, ".md")))),*] };
 }
 
-const PAGES: [(&str, &str); 30] = [
-    page!("admission"),
-    page!("air-gap"),
-    page!("alone"),
-    page!("beside"),
-    page!("between"),
-    page!("cluster"),
-    page!("collection"),
-    page!("command-line"),
-    page!("compatibility"),
-    page!("configuration"),
-    page!("containerd"),
-    page!("credentials"),
-    page!("ensure"),
-    page!("errors"),
-    page!("events"),
-    page!("http"),
-    page!("install"),
-    page!("kubernetes"),
-    page!("metrics"),
-    page!("operations"),
-    page!("others"),
-    page!("prefetch"),
-    page!("registries"),
-    page!("security"),
-    page!("start"),
-    page!("store"),
-    page!("troubleshooting"),
-    page!("trust"),
-    page!("tuning"),
-    page!("why"),
-];
+const PAGES: &[(&str, &str)] = pages! {
+    "admission" "air-gap" "alone" "beside" "between" "cluster" "collection" "command-line"
+    "compatibility" "configuration" "containerd" "credentials" "ensure" "errors" "events" "http"
+    "install" "kubernetes" "metrics" "operations" "others" "prefetch" "registries" "security"
+    "start" "store" "troubleshooting" "trust" "tuning" "why"
+};
 
 pub(super) fn page(name: &str) -> Option<&'static str> {
     PAGES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)

@@ -105,7 +105,7 @@ fn the_options_of_a_kubelets_unit_are_taken_or_ignored_by_name() {
             other => panic!("{other:?}"),
         };
         let given: Vec<String> =
-            arguments.kubelet.given().map(|(flag, key, value)| format!("{flag} {key} {value}")).collect();
+            arguments.kubelet.iter().map(|(flag, key, value)| format!("{flag} {key} {value}")).collect();
         assert_eq!(
             given,
             [

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::{process::Command, time::Instant};
 
 use super::{
-    CONFIGURATION, SOCKET, Step,
+    CONFIGURATION, InstallArgs, SOCKET, Step,
     host::below,
     owned_file::{self, PRIVATE},
     plan::mode_of,
@@ -27,6 +27,8 @@ const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 /// Where a configuration is while it is checked.
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
+/// Where the programs of a pod's host are, `systemctl` among them.
+const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Most of what systemctl says that is shown.
 const SHOWN_MAX: usize = 1000;
 
@@ -45,7 +47,7 @@ pub(super) struct Outcome {
 pub(super) async fn apply(
     steps: &[Step],
     root: &Path,
-    is_dry: bool,
+    request: &InstallArgs,
     check: impl AsyncFn(&Path) -> Result<(), Failure>,
 ) -> (Vec<Outcome>, Option<Failure>) {
     let mut outcomes = Vec::new();
@@ -54,8 +56,8 @@ pub(super) async fn apply(
         let result = match step {
             Step::Keep { .. } => "unchanged",
             Step::Advise(_) => "open",
-            _ if is_dry => "planned",
-            _ => match run(step, root, &check).await {
+            _ if request.dry_run => "planned",
+            _ => match run(step, root, request.is_from_pod, &check).await {
                 Ok(()) => "done",
                 Err(failure) => {
                     let detail = failure.message.clone();
@@ -84,7 +86,12 @@ fn shown(step: &Step) -> (&'static str, String, String) {
     }
 }
 
-async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+async fn run(
+    step: &Step,
+    root: &Path,
+    is_from_pod: bool,
+    check: &impl AsyncFn(&Path) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     match step {
         Step::ProbeRuntime(endpoint) => probe_runtime(endpoint).await,
         Step::Write { path, content } => owned_file::write(&below(root, path)?, content, mode_of(path)),
@@ -99,7 +106,7 @@ async fn run(step: &Step, root: &Path, check: &impl AsyncFn(&Path) -> Result<(),
             owned_file::remove(&path)?;
             checked
         }
-        Step::Systemctl(arguments) => systemctl(root, arguments).await,
+        Step::Systemctl(arguments) => systemctl(root, is_from_pod, arguments).await,
         Step::AwaitDaemon => await_daemon().await,
         Step::Keep { .. } | Step::Advise(_) => Ok(()),
     }
@@ -131,11 +138,16 @@ async fn await_daemon() -> Result<(), Failure> {
     }
 }
 
-async fn systemctl(root: &Path, arguments: &[&str]) -> Result<(), Failure> {
+async fn systemctl(root: &Path, is_from_pod: bool, arguments: &[&str]) -> Result<(), Failure> {
     let shown = format!("`systemctl {}`", arguments.join(" "));
     let mut command = Command::new("systemctl");
     if root != Path::new("/") {
         command.arg("--root").arg(root);
+    }
+    if is_from_pod {
+        // Over a socket of its own, systemctl reads the process id of systemd there, which has none in the process
+        // namespace of a pod, and ends with "No data available".
+        command.env_clear().env("PATH", HOST_PATH).env("SYSTEMCTL_FORCE_BUS", "1").current_dir("/");
     }
     command.args(["--no-pager", "--no-ask-password"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let ended = tokio::time::timeout(SYSTEMCTL_MAX, command.output()).await.map_err(|_| {

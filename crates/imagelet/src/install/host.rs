@@ -15,6 +15,7 @@ use super::{
     BaseConfiguration, CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
     SERVICE_UNIT, SOCKET, SOCKET_UNIT,
     owned_file::{FileState, mode, of_path},
+    pod::PROGRAM,
 };
 use imagelet_node::failure::Failure;
 
@@ -114,7 +115,7 @@ pub(super) fn gather(
         has_package: PACKAGED_UNITS.iter().any(|path| there(path)),
         has_state: there(STATE),
         has_socket: is_live && is_socket(Path::new(SOCKET)),
-        program: if request.role.is_some() { program(root, is_live)? } else { PathBuf::new() },
+        program: if request.role.is_some() { program(request, root, is_live)? } else { PathBuf::new() },
         configuration_mode: mode(&below(root, Path::new(CONFIGURATION))?),
         configured_endpoint,
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
@@ -137,7 +138,7 @@ pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// The program that the service starts.
-fn program(root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
+fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
     if !is_live {
         let found = PROGRAMS.iter().find(|path| below(root, Path::new(path)).is_ok_and(|path| path.is_file()));
         return found.map(PathBuf::from).ok_or_else(|| {
@@ -145,7 +146,7 @@ fn program(root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
                 .or_hint("copy it to usr/local/bin/imagelet there")
         });
     }
-    let program = std::env::current_exe()?;
+    let program = if request.is_from_pod { PROGRAM.into() } else { std::env::current_exe()? };
     // systemd starts it as root.
     trusted_files::open(&program)
         .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;

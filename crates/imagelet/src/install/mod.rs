@@ -74,9 +74,9 @@ pub(crate) async fn run(
             Backend::Embedded(_) => None,
         })
     })?;
-    let steps = plan(&request, &host).map_err(|refusal| Failure::of(&refusal))?;
+    let steps = plan(&request, &host)?;
     let check = async |file: &Path| check_files(&read(file)?).await;
-    let (outcomes, failure) = apply(&steps, &root, dry_run, check).await;
+    let (outcomes, failure) = apply(&steps, &root, &request, check).await;
     let printed = print(format, &json!({ "steps": outcomes }), |out| table(&outcomes).write(out))?;
     match failure {
         Some(failure) if role.is_some() => {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    durable::{MachineDisk, replace_file_on},
+    durable::{MachineDisk, remove_file, replace_file_on, sync_folder},
     image::{ByteSize, Digest},
 };
 
@@ -116,18 +116,9 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
 
 /// Removes a file durably, if it is still there.
 pub(super) fn remove(path: &Path) -> Result<(), Failure> {
-    let removed = || match unless_absent(fs::remove_file(path))? {
-        Some(()) => fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all(),
-        None => Ok(()),
-    };
-    removed().map_err(|error| of_path("remove", path, &error))
-}
-
-fn unless_absent(removed: io::Result<()>) -> io::Result<Option<()>> {
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        removed => removed.map(Some),
-    }
+    let folder = path.parent().filter(|folder| folder.exists());
+    let removed = remove_file(path).and_then(|()| folder.map_or(Ok(()), sync_folder));
+    removed.map_err(|error| of_path("remove", path, &error))
 }
 
 /// Removes a folder, unless a file of others is in it.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use imagelet_core::trusted_files;
+use imagelet_node::failure::Failure;
 
 use super::{
     CONFIGURATION, CONFIGURATION_FOLDER, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
@@ -42,48 +43,26 @@ pub(super) enum Step {
     Advise(String),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
-    #[error(
-        "no socket of a runtime was found\nhint: name it: `--runtime-endpoint unix:///run/containerd/containerd.sock`"
-    )]
-    NoRuntime,
-    #[error("{} are there\nhint: choose one with `--runtime-endpoint`", .0.join(" and "))]
-    SeveralRuntimes(Vec<String>),
-    #[error(
-        "`{CONFIGURATION}` exists and names no runtime\nhint: set `imageService.cri.endpoint` in it, or move the file away"
-    )]
-    NoEndpoint,
-    #[error(
-        "`{CONFIGURATION}` exists and names the runtime `{configured}`, not `{wanted}`\nhint: change the file, or leave `--runtime-endpoint` out"
-    )]
-    OtherEndpoint { configured: String, wanted: String },
-    #[error(
-        "`{CONFIGURATION}` exists and is not changed: `--node-name` and `--base-configuration` would have no effect\nhint: set the keys in the file, or move it away"
-    )]
-    KeysOfKept,
-    #[error("`{}` exists and was not written by `imagelet install`\nhint: move it away, or set it up by hand: `imagelet help operations`", .0.display())]
-    Foreign(PathBuf),
-    #[error(
-        "systemd does not run here\nhint: `--root DIR` prepares another root file system; `imagelet help operations` has other ways to start the daemon"
-    )]
-    NoSystemd,
-}
-
 /// All steps, in their order.
 ///
 /// # Errors
 /// When the host has to be changed by its administrator first; nothing is written then.
-pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     match request.role {
         Some(role) => install(role, request, host),
         None => Ok(uninstall(request, host)),
     }
 }
 
-fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Refusal> {
+/// The host has to be changed by its administrator first.
+fn refused(message: String, hint: &str) -> Failure {
+    Failure::new("Failed", message).or_hint(hint)
+}
+
+fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     if host.systemd == Systemd::Absent {
-        return Err(Refusal::NoSystemd);
+        let hint = "`--root DIR` prepares another root file system; `imagelet help operations` has other ways to start the daemon";
+        return Err(refused("systemd does not run here".into(), hint));
     }
     let is_live = host.systemd == Systemd::Running;
     let mut steps = Vec::new();
@@ -144,16 +123,21 @@ fn has_writes(steps: &[Step]) -> bool {
 }
 
 /// The runtime's endpoint, and what happens to the configuration.
-fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Step), Refusal> {
+fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Step), Failure> {
     let path = Path::new(CONFIGURATION);
     let state = host.state(path);
     if state.is_kept() {
-        let configured = host.configured_endpoint.clone().ok_or(Refusal::NoEndpoint)?;
-        if let Some(wanted) = request.runtime_endpoint.clone().filter(|wanted| *wanted != configured) {
-            return Err(Refusal::OtherEndpoint { configured, wanted });
+        let exists = |what: &str, hint: &str| refused(format!("`{CONFIGURATION}` exists and {what}"), hint);
+        let configured = host.configured_endpoint.clone().ok_or_else(|| {
+            exists("names no runtime", "set `imageService.cri.endpoint` in it, or move the file away")
+        })?;
+        if let Some(wanted) = request.runtime_endpoint.as_ref().filter(|wanted| **wanted != configured) {
+            let other = format!("names the runtime `{configured}`, not `{wanted}`");
+            return Err(exists(&other, "change the file, or leave `--runtime-endpoint` out"));
         }
         if request.node_name.is_some() || !host.base_configuration.is_empty() {
-            return Err(Refusal::KeysOfKept);
+            let without = "is not changed: `--node-name` and `--base-configuration` would have no effect";
+            return Err(exists(without, "set the keys in the file, or move it away"));
         }
         let why = if state == FileState::Foreign { "it was there before" } else { "it was changed since" };
         return Ok((configured, Step::Keep { path: path.into(), why }));
@@ -161,15 +145,21 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
     let endpoint = match (&request.runtime_endpoint, &host.runtimes[..]) {
         (Some(endpoint), _) => endpoint.clone(),
         (None, [one]) => one.clone(),
-        (None, []) => return Err(Refusal::NoRuntime),
-        (None, several) => return Err(Refusal::SeveralRuntimes(several.to_vec())),
+        (None, []) => {
+            let hint = "name it: `--runtime-endpoint unix:///run/containerd/containerd.sock`";
+            return Err(refused("no socket of a runtime was found".into(), hint));
+        }
+        (None, several) => {
+            let message = format!("{} are there", several.join(" and "));
+            return Err(refused(message, "choose one with `--runtime-endpoint`"));
+        }
     };
     let content = contents::configuration(&endpoint, request, &host.base_configuration);
     Ok((endpoint, owned(host, path, content)?))
 }
 
 /// The kubelet's side, once the daemon answers.
-fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Refusal> {
+fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Failure> {
     let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
     let folder = kubelet_config_dir(request, host);
     steps.push(owned(host, &folder.join(KUBELET_CONFIG_NAME), contents::kubelet_configuration())?);
@@ -260,12 +250,15 @@ fn reload(is_live: bool) -> Option<Step> {
     is_live.then_some(Step::Systemctl(&["daemon-reload"]))
 }
 
-fn owned(host: &HostFacts, path: &Path, content: String) -> Result<Step, Refusal> {
+fn owned(host: &HostFacts, path: &Path, content: String) -> Result<Step, Failure> {
     match host.state(path) {
         FileState::Unchanged(there) if there == content => Ok(Step::Keep { path: path.into(), why: "it is as wanted" }),
         FileState::Absent | FileState::Unchanged(_) => Ok(Step::Write { path: path.into(), content }),
         FileState::Changed => Ok(Step::Keep { path: path.into(), why: "it was changed since" }),
-        FileState::Foreign => Err(Refusal::Foreign(path.into())),
+        FileState::Foreign => Err(refused(
+            format!("`{}` exists and was not written by `imagelet install`", path.display()),
+            "move it away, or set it up by hand: `imagelet help operations`",
+        )),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sets the host of a pod up, or takes it back: enters the host's mount namespace, copies the program there and runs it.
+//! Sets the host of a pod up, or takes it back: enters the host's mount namespace, copies the program there and runs `install`.
 //!
 //! ```text
 //! /opt/imagelet/imagelet        the program; while it is there, the host belongs to the pod's installation
@@ -12,19 +12,18 @@
 //! The program is the first file that is written and the last that is removed, so that each step can be repeated.
 
 use std::{
-    ffi::OsString,
     fs, io,
     os::{
         fd::AsFd as _,
         unix::fs::{MetadataExt as _, symlink},
     },
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::ExitCode,
 };
 
-use clap::ValueEnum as _;
 use imagelet_core::image::Digest;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::runtime;
 
 use super::{
     SERVICE_UNIT,
@@ -36,62 +35,49 @@ use crate::{
     cli::{InstallArgs, PodInstallArgs},
     output::Format,
 };
-use imagelet_node::failure::Failure;
+use imagelet_node::{config::Environment, failure::Failure};
 
 const FOLDER: &str = "/opt/imagelet";
-const PROGRAM: &str = "/opt/imagelet/imagelet";
+pub(super) const PROGRAM: &str = "/opt/imagelet/imagelet";
 const BASE_CONFIGURATION: &str = "/opt/imagelet/config.yaml";
 const HTTP_TOKEN: &str = "/opt/imagelet/http-token";
 const PROXY_PASSWORD: &str = "/opt/imagelet/proxy-password";
 const INSTALLED: &str = "/opt/imagelet/installed";
 const LINK: &str = "/usr/local/bin/imagelet";
-/// Where the programs of a host are, `systemctl` among them.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
 const SECRET_LENGTH_MAX: usize = 4096;
 
-/// What the pod brings to the host.
-#[derive(Debug)]
-struct HostFiles {
-    program: Vec<u8>,
-    configuration: Option<Vec<u8>>,
-    http_token: Option<Vec<u8>>,
-    proxy_password: Option<Vec<u8>>,
-}
-
-impl HostFiles {
-    /// What is written beside the program, for root alone, or removed where the pod has none.
-    fn private(&self) -> [(&'static str, Option<&[u8]>); 3] {
-        [
-            (BASE_CONFIGURATION, self.configuration.as_deref()),
-            (HTTP_TOKEN, self.http_token.as_deref()),
-            (PROXY_PASSWORD, self.proxy_password.as_deref()),
-        ]
-    }
-}
+/// A file beside the program, for root alone, with its content; `None`: the pod has none.
+type PrivateFile = (&'static str, Option<Vec<u8>>);
 
 /// Sets the host up, or takes it back, as the arguments say.
 ///
 /// **Invariant:** the process has one thread. The kernel moves no other one into a mount namespace.
 ///
 /// # Errors
-/// When the namespace cannot be entered, the host was set up by other means, or the program fails there.
+/// When the namespace cannot be entered, the host was set up by other means, or the installation fails.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
     let read =
         |path: &Path, length_max: usize| read_bounded(path, length_max).map_err(|error| of_path("read", path, &error));
-    let files = HostFiles {
-        program: read(Path::new("/proc/self/exe"), PROGRAM_LENGTH_MAX)?,
-        configuration: install.base_configuration.as_deref().map(|path| read(path, BASE_LENGTH_MAX)).transpose()?,
-        http_token: http_token.as_deref().map(|path| read(path, SECRET_LENGTH_MAX)).transpose()?,
-        proxy_password: proxy_password.as_deref().map(|path| read(path, SECRET_LENGTH_MAX)).transpose()?,
-    };
+    let program = read(Path::new("/proc/self/exe"), PROGRAM_LENGTH_MAX)?;
+    let private = [
+        (BASE_CONFIGURATION, &install.base_configuration, BASE_LENGTH_MAX),
+        (HTTP_TOKEN, &http_token, SECRET_LENGTH_MAX),
+        (PROXY_PASSWORD, &proxy_password, SECRET_LENGTH_MAX),
+    ];
+    let private = private
+        .into_iter()
+        .map(|(name, path, length_max)| Ok((name, path.as_deref().map(|path| read(path, length_max)).transpose()?)));
+    let private = private.collect::<Result<Vec<PrivateFile>, Failure>>()?;
     enter(&host_namespace)?;
     if !Path::new("/run/systemd/system").is_dir() {
         return Err(Failure::new("FailedPrecondition", "systemd does not run on this host")
             .or_hint("exclude the node by `node.nodeSelector` of the chart"));
     }
-    if install.uninstall { take_back(&install, format) } else { set_up(&install, &files, format) }
+    let base_configuration = install.base_configuration.is_some().then(|| BASE_CONFIGURATION.into());
+    let install = InstallArgs { base_configuration, is_from_pod: true, ..install };
+    if install.uninstall { take_back(install, format) } else { set_up(install, &program, &private, format) }
 }
 
 /// Enters the mount namespace of the host: from here on each path is one of the host.
@@ -109,7 +95,7 @@ fn enter(namespace: &Path) -> Result<(), Failure> {
     move_into_link_name_space(link.as_fd(), Some(LinkNameSpaceType::Mount)).map_err(|error| failed(&error.into()))
 }
 
-fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<ExitCode, Failure> {
+fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format: Format) -> Result<ExitCode, Failure> {
     let is_own = Path::new(PROGRAM).exists();
     let units = [SERVICE_UNIT].into_iter().chain(PACKAGED_UNITS);
     if let Some(unit) = units.into_iter().find(|unit| !is_own && Path::new(unit).exists()) {
@@ -119,16 +105,15 @@ fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<Ex
         ));
     }
     check_folder()?;
-    let arguments = child_arguments(install, files, format);
-    let wanted = record(files, &arguments);
-    let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == files.program);
-    let is_unchanged = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
+    let wanted = record(program, private, &install);
+    let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == program);
+    let keep_running = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
     // Until this attempt has succeeded, what runs may be older than the files.
     remove(Path::new(INSTALLED))?;
-    if !is_unchanged {
-        replace(Path::new(PROGRAM), &files.program, 0o755)?;
+    if !keep_running {
+        replace(Path::new(PROGRAM), program, 0o755)?;
     }
-    for (path, content) in files.private() {
+    for (path, content) in private {
         match content {
             Some(content) => replace(Path::new(path), content, 0o600)?,
             None => remove(Path::new(path))?,
@@ -136,24 +121,28 @@ fn set_up(install: &InstallArgs, files: &HostFiles, format: Format) -> Result<Ex
     }
     // A file of the administrator stays; a folder that is read-only has no link.
     let _is_there = symlink(PROGRAM, LINK);
-    run_there(&arguments, is_unchanged.then_some("--keep-running"))?;
+    run(InstallArgs { keep_running, ..install }, format)?;
     replace(Path::new(INSTALLED), wanted.as_bytes(), 0o600)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn take_back(install: &InstallArgs, format: Format) -> Result<ExitCode, Failure> {
+fn take_back(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     if !Path::new(PROGRAM).exists() {
         return remove_files(&[PROGRAM]);
     }
     remove(Path::new(INSTALLED))?;
-    let mut arguments: Vec<OsString> = vec!["install".into(), "--uninstall".into()];
-    arguments.extend(flag("--kubelet-config-dir", install.kubelet_config_dir.as_deref()));
-    arguments.extend(output(format));
-    run_there(&arguments, None)?;
+    run(install, format)?;
     if fs::read_link(LINK).is_ok_and(|target| target == Path::new(PROGRAM)) {
         remove(Path::new(LINK))?;
     }
     remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROXY_PASSWORD, PROGRAM])
+}
+
+/// Runs `install` on the host, with none of the pod's variables.
+fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
+    let environment = Environment { root: rustix::process::geteuid().is_root(), ..Environment::default() };
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(super::run(install, &environment, format))
 }
 
 /// Removes files of the folder, what an interrupted attempt left of them, and the folder.
@@ -178,102 +167,31 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-fn child_arguments(install: &InstallArgs, files: &HostFiles, format: Format) -> Vec<OsString> {
-    let InstallArgs { role, runtime_endpoint, node_name, kubeconfig, kubelet_config_dir, .. } = install;
-    let mut arguments: Vec<OsString> = vec!["install".into()];
-    let role = role.as_ref().and_then(clap::ValueEnum::to_possible_value);
-    arguments.extend(role.map(|role| format!("--role={}", role.get_name()).into()));
-    arguments.extend(flag("--runtime-endpoint", runtime_endpoint.as_deref().map(Path::new)));
-    arguments.extend(flag("--node-name", node_name.as_deref().map(Path::new)));
-    arguments.extend(flag("--kubeconfig", kubeconfig.as_deref()));
-    arguments.extend(flag("--kubelet-config-dir", kubelet_config_dir.as_deref()));
-    arguments.extend(flag("--base-configuration", files.configuration.as_ref().map(|_| Path::new(BASE_CONFIGURATION))));
-    arguments.extend(output(format));
-    arguments
-}
-
-/// `NAME=VALUE`: a value that begins with a dash stays a value.
-fn flag(name: &str, value: Option<&Path>) -> Option<OsString> {
-    let mut flag = OsString::from(format!("{name}="));
-    flag.push(value?);
-    Some(flag)
-}
-
-fn output(format: Format) -> Option<OsString> {
-    Some(format!("--output={}", format.to_possible_value()?.get_name()).into())
-}
-
-fn record(files: &HostFiles, arguments: &[OsString]) -> String {
-    let mut parts = vec![Digest::of(&files.program)];
-    parts.extend(files.private().map(|(_, content)| Digest::of(content.unwrap_or(b""))));
-    parts.extend(arguments.iter().map(|argument| Digest::of(argument.as_encoded_bytes())));
-    parts.iter().map(Digest::as_str).collect::<Vec<_>>().join("\n")
-}
-
-/// Runs the program on the host, with its output in the log of this pod, and none of the pod's variables.
-fn run_there(arguments: &[OsString], more: Option<&str>) -> Result<(), Failure> {
-    let mut command = Command::new(PROGRAM);
-    command
-        .args(arguments)
-        .args(more)
-        .env_clear()
-        .env("PATH", PATH)
-        // Over a socket of its own, systemctl reads the process id of systemd there, which has none in the process
-        // namespace of a pod, and ends with "No data available".
-        .env("SYSTEMCTL_FORCE_BUS", "1")
-        .current_dir("/")
-        .stdin(Stdio::null());
-    let status = command.status().map_err(|error| of_path("run", Path::new(PROGRAM), &error))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Failure::new("Failed", format!("`{PROGRAM}` failed on the host ({status})")))
+/// What decides whether an installation has to be done again.
+fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> String {
+    let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
+    let arguments = format!("{install:?}");
+    let parts = [program].into_iter().chain(contents).chain([arguments.as_bytes()]);
+    parts.map(|part| format!("{}\n", Digest::of(part).as_str())).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cli::{Cli, Command as CliCommand, PodCommand};
-
-    fn read(line: &str) -> PodInstallArgs {
-        match Cli::parse_from(line.split(' ')).command {
-            CliCommand::Pod(PodCommand::Install(arguments)) => arguments,
-            other => panic!("{other:?}"),
-        }
-    }
 
     #[test]
-    fn the_program_on_the_host_gets_the_arguments_that_it_reads_and_those_of_the_pod_stay() {
-        let line = "imagelet pod install --host-namespace=/host/mnt --role=between --node-name=-n --kubeconfig=/k \
-                    --kubelet-config-dir=/d --runtime-endpoint=unix:///r --base-configuration=/pod/c --http-token=/pod/t \
-                    --proxy-password=/pod/p";
-        let given = read(line);
-        let files = |configuration: Option<&str>| HostFiles {
-            program: b"program".to_vec(),
-            configuration: configuration.map(|text| text.as_bytes().to_vec()),
-            http_token: None,
-            proxy_password: None,
+    fn an_installation_is_done_again_where_a_file_or_an_argument_of_it_changed() {
+        let record = |configuration: &str, password: Option<&str>, node_name: &str| {
+            let private = [(BASE_CONFIGURATION, Some(configuration)), (PROXY_PASSWORD, password)];
+            let private = private.map(|(name, content)| (name, content.map(|text| text.as_bytes().to_vec())));
+            let install = InstallArgs { node_name: Some(node_name.into()), ..InstallArgs::default() };
+            super::record(b"program", &private, &install)
         };
-        let arguments = child_arguments(&given.install, &files(Some("a: 1")), Format::Table);
-        let line = [vec!["imagelet".into()], arguments.clone()].concat();
-        let CliCommand::Install(there) = Cli::parse_from(line).command else { panic!("another command") };
-        let path = |path: &str| Some(PathBuf::from(path));
-        assert_eq!(there.role, given.install.role);
-        assert_eq!(there.node_name.as_deref(), Some("-n"));
-        assert_eq!(there.runtime_endpoint.as_deref(), Some("unix:///r"));
-        assert_eq!((there.kubeconfig, there.kubelet_config_dir), (path("/k"), path("/d")));
-        assert_eq!((there.base_configuration, there.root), (path(BASE_CONFIGURATION), None));
-
-        let one = record(&files(Some("a: 1")), &arguments);
-        assert_eq!(one, record(&files(Some("a: 1")), &arguments));
-        assert_ne!(one, record(&files(Some("a: 2")), &arguments));
-        assert_ne!(one, record(&files(Some("a: 1")), &arguments[1..]));
-        let with_password = HostFiles { proxy_password: Some(b"hunter2".to_vec()), ..files(Some("a: 1")) };
-        assert_ne!(one, record(&with_password, &arguments), "another password is another installation");
+        let one = record("a: 1", None, "node-1");
+        assert_eq!(one, record("a: 1", None, "node-1"));
+        assert_ne!(one, record("a: 2", None, "node-1"));
+        assert_ne!(one, record("a: 1", None, "node-2"));
+        assert_ne!(one, record("a: 1", Some("hunter2"), "node-1"), "another password is another installation");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{
     host::{HostFacts, Kubelet, Systemd},
     owned_file::FileState,
-    plan::{Refusal, mode_of},
+    plan::mode_of,
     *,
 };
 
@@ -152,30 +152,29 @@ fn a_host_that_its_administrator_has_to_change_first_is_refused() {
     let both = HostFacts { runtimes: vec![CONTAINERD.into(), other.into()], ..host() };
     let without = HostFacts { runtimes: Vec::new(), ..host() };
     for (request, host, expected) in [
-        (&node, HostFacts { systemd: Systemd::Absent, ..host() }, Some(Refusal::NoSystemd)),
-        (&node, without.clone(), Some(Refusal::NoRuntime)),
+        (&node, HostFacts { systemd: Systemd::Absent, ..host() }, Some("systemd does not run here")),
+        (&node, without.clone(), Some("no socket of a runtime")),
         (&named(other), without, None),
-        (&node, both.clone(), Some(Refusal::SeveralRuntimes(both.runtimes.clone()))),
+        (&node, both.clone(), Some("containerd.sock and unix:///run/crio/crio.sock are there")),
         (&named(other), both, None),
-        (&node, foreign(None), Some(Refusal::NoEndpoint)),
+        (&node, foreign(None), Some("names no runtime")),
         (&node, foreign(Some(CONTAINERD)), None),
         (&named(CONTAINERD), foreign(Some(CONTAINERD)), None),
-        (
-            &named(other),
-            foreign(Some(CONTAINERD)),
-            Some(Refusal::OtherEndpoint { configured: CONTAINERD.into(), wanted: other.into() }),
-        ),
-        (&of_pods, foreign(Some(CONTAINERD)), Some(Refusal::KeysOfKept)),
+        (&named(other), foreign(Some(CONTAINERD)), Some("containerd.sock`, not `unix:///run/crio/crio.sock`")),
+        (&of_pods, foreign(Some(CONTAINERD)), Some("would have no effect")),
         (&of_pods, host(), None),
-        (&node, with(host(), SERVICE_UNIT, FileState::Foreign), Some(Refusal::Foreign(SERVICE_UNIT.into()))),
+        (&node, with(host(), SERVICE_UNIT, FileState::Foreign), Some("imagelet.service` exists and was not written")),
         (&node, with(host(), SERVICE_UNIT, FileState::Changed), None),
         (
             &request(Some(Role::Between)),
             with(host(), KUBELET_CONFIG, FileState::Foreign),
-            Some(Refusal::Foreign(KUBELET_CONFIG.into())),
+            Some("90-imagelet.conf` exists and was not written"),
         ),
     ] {
-        assert_eq!(plan(request, &host).err(), expected, "{request:?} {host:?}");
+        let refusal = plan(request, &host).err().map(|refusal| refusal.message);
+        let is_expected =
+            expected.map_or(refusal.is_none(), |words| refusal.as_ref().is_some_and(|it| it.contains(words)));
+        assert!(is_expected, "{request:?} {host:?}: {refusal:?}");
     }
 }
 
@@ -313,9 +312,9 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     assert!(checked.is_some() && checked < written, "{steps:?}");
     let kept =
         HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..with(host, CONFIGURATION, FileState::Changed) };
-    assert_eq!(plan(&pods, &kept), Err(Refusal::KeysOfKept));
+    assert!(plan(&pods, &kept).unwrap_err().message.contains("would have no effect"));
     let keys_alone = InstallArgs { node_name: None, kubeconfig: None, ..pods };
-    assert_eq!(plan(&keys_alone, &kept), Err(Refusal::KeysOfKept));
+    assert!(plan(&keys_alone, &kept).unwrap_err().message.contains("would have no effect"));
     for (base, why) in [
         ("- 1\n", ""),
         ("a: [", ""),

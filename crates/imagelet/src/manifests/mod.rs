@@ -12,7 +12,7 @@ use imagelet_node::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
-use objects::{FailedObject, Objects, PodManifest};
+use objects::{Objects, PodManifest};
 
 /// Kinds named in a note; a bundle has many.
 const KINDS_NAMED_MAX: usize = 8;
@@ -45,8 +45,8 @@ impl Manifests {
             objects.add(&file.name, &file.text);
         }
         if objects.pods.is_empty() {
-            if let Some(failed) = objects.failed.first() {
-                return Err(failed.failure());
+            if let Some((_, failure)) = objects.failed.into_iter().next() {
+                return Err(failure);
             }
             let file = files.first().map_or("", |file| &file.name);
             let kinds = kinds_text(&objects.kinds);
@@ -71,14 +71,8 @@ impl Manifests {
     }
 }
 
-impl FailedObject {
-    fn failure(&self) -> Failure {
-        Failure::because(format!("could not use {}", self.name), &self.error)
-    }
-}
-
 impl Objects {
-    fn resolve(&self) -> Manifests {
+    fn resolve(self) -> Manifests {
         let mut notes = self.notes.clone();
         notes.extend(self.others.iter().map(|(file, kinds)| others_text(file, kinds)));
         let pods = self.pods.iter().map(|pod| self.request(pod, &mut notes)).collect();
@@ -98,8 +92,7 @@ impl Objects {
                 notes.push(unusable_text(secret, file));
             }
         }
-        let failures = self.failed.iter().map(|failed| (failed.name.clone(), failed.failure()));
-        Manifests { pods, notes, failures: failures.collect() }
+        Manifests { pods, notes, failures: self.failed }
     }
 
     fn request(&self, pod: &PodManifest, notes: &mut Vec<String>) -> PodRequest {

@@ -11,7 +11,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::documents::{Document, documents};
-use imagelet_node::api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
+use imagelet_node::{
+    api::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText},
+    failure::Failure,
+};
 
 const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
@@ -46,7 +49,8 @@ pub(super) struct Objects {
     pub(super) kinds: BTreeSet<String>,
     /// Number of objects without images by file and kind.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
-    pub(super) failed: Vec<FailedObject>,
+    /// Objects that are not used, by what messages call them.
+    pub(super) failed: Vec<(String, Failure)>,
     /// What the user is to know of the files.
     pub(super) notes: Vec<String>,
 }
@@ -59,25 +63,15 @@ pub(super) struct PodManifest {
     pub(super) runtime_class: String,
 }
 
-/// An object that is not used, as messages call it, and why.
-pub(super) struct FailedObject {
-    pub(super) name: String,
-    pub(super) error: ObjectError,
+/// Why an object is rejected. Shows no value: it may be secret.
+type Rejected<T> = Result<T, String>;
+
+fn of_field(field: &str, line: u64, problem: &str) -> String {
+    format!("`{field}` of the manifest in line {line} {problem}")
 }
 
-/// Why an object is rejected. Shows no value: it may be secret.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0}")]
-pub(super) struct ObjectError(String);
-
-impl ObjectError {
-    fn of_field(field: &str, line: u64, problem: &str) -> Self {
-        Self(format!("`{field}` of the manifest in line {line} {problem}"))
-    }
-
-    fn nameless(field: &str, line: u64) -> Self {
-        Self(format!("the manifest in line {line} has no `{field}`"))
-    }
+fn nameless(field: &str, line: u64) -> String {
+    format!("the manifest in line {line} has no `{field}`")
 }
 
 #[derive(Default, Deserialize)]
@@ -163,10 +157,7 @@ impl Objects {
             }
             match read {
                 Ok(object) => self.collect(file, object, "", line, 0),
-                Err(why) => self.failed.push(FailedObject {
-                    name: format!("the document in line {line} of `{file}`"),
-                    error: ObjectError(why),
-                }),
+                Err(why) => self.fail(format!("the document in line {line} of `{file}`"), why),
             }
         }
     }
@@ -183,17 +174,22 @@ impl Objects {
             return items.into_iter().for_each(|item| self.collect(file, item, of_items, line, depth + 1));
         }
         let name = shown(&kind, &object, file);
-        if let Err(error) = self.read_object(file, &object, kind, line) {
-            self.failed.push(FailedObject { name, error });
+        if let Err(why) = self.read_object(file, &object, kind, line) {
+            self.fail(name, why);
         }
     }
 
-    fn read_object(&mut self, file: &str, object: &Value, kind: String, line: u64) -> Result<(), ObjectError> {
+    fn fail(&mut self, name: String, why: String) {
+        let failure = Failure::new("Failed", format!("could not use {name}"));
+        self.failed.push((name, Failure { causes: vec![why], ..failure }));
+    }
+
+    fn read_object(&mut self, file: &str, object: &Value, kind: String, line: u64) -> Rejected<()> {
         if kind.is_empty() {
-            return Err(ObjectError::nameless("kind", line));
+            return Err(nameless("kind", line));
         }
         if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
-            return Err(ObjectError(format!("the list in line {line} is nested deeper than {LISTS_MAX} lists")));
+            return Err(format!("the list in line {line} is nested deeper than {LISTS_MAX} lists"));
         }
         self.kinds.insert(kind.clone());
         match kind.as_str() {
@@ -239,12 +235,12 @@ fn shown(kind: &str, object: &Value, file: &str) -> String {
 }
 
 /// Serde's message shows the value; only the expected type is taken from it.
-fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError> {
+fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
         let message = error.into_inner().to_string();
         let wanted = message.rsplit_once(", expected ").map_or("what it should be", |(_, wanted)| wanted);
-        ObjectError::of_field(&field, line, &format!("is not {wanted}"))
+        of_field(&field, line, &format!("is not {wanted}"))
     })
 }
 
@@ -271,7 +267,7 @@ fn pod(
     object: &Value,
     template: &Value,
     number: Option<usize>,
-) -> Result<Option<PodManifest>, ObjectError> {
+) -> Rejected<Option<PodManifest>> {
     let (annotations, spec) = if template.get("containers").is_some() {
         (BTreeMap::new(), read::<PodSpec>(template, line)?)
     } else {
@@ -308,22 +304,22 @@ fn pod(
     for (list, image) in &images {
         let field = || format!("spec.{list}[{}]", image.position);
         if image.image.is_empty() {
-            return Err(ObjectError::of_field(&field(), line, "names no image"));
+            return Err(of_field(&field(), line, "names no image"));
         }
         if !POLICIES.contains(&image.policy.as_str()) {
             let policy = printable_start(&image.policy, POLICY_SHOWN_MAX);
             let problem = format!("has pull policy `{policy}`, and may have `Always`, `IfNotPresent` or `Never`");
-            return Err(ObjectError::of_field(&field(), line, &problem));
+            return Err(of_field(&field(), line, &problem));
         }
     }
     if images.len() > IMAGES_MAX {
         let count = images.len();
-        return Err(ObjectError(format!("the pod in line {line} has {count} images; the limit is {IMAGES_MAX}")));
+        return Err(format!("the pod in line {line} has {count} images; the limit is {IMAGES_MAX}"));
     }
     let metadata: Metadata = object.get("metadata").map_or_else(|| Ok(Metadata::default()), |it| read(it, line))?;
     let mut named = metadata.named();
     if named.name.is_empty() {
-        return Err(ObjectError::nameless("metadata.name", line));
+        return Err(nameless("metadata.name", line));
     }
     if let Some(number) = number {
         // Several templates are several pods.
@@ -367,7 +363,7 @@ impl Metadata {
 }
 
 /// `stringData` wins over `data`, as it does in the API.
-fn secret(object: OtherObject, line: u64) -> Result<PullSecretText, ObjectError> {
+fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     use base64::Engine as _;
     let OtherObject { metadata, r#type: of_type, data, string_data, .. } = object;
     let document = match PullSecretKind::from_type(&of_type).map(PullSecretKind::key) {
@@ -377,7 +373,7 @@ fn secret(object: OtherObject, line: u64) -> Result<PullSecretText, ObjectError>
             (None, Some(encoded)) => {
                 let text: String = encoded.split_ascii_whitespace().collect();
                 let bytes = base64::engine::general_purpose::STANDARD.decode(text);
-                let refused = |_| ObjectError(format!("`data.{key}` of the secret in line {line} is not base64"));
+                let refused = |_| format!("`data.{key}` of the secret in line {line} is not base64");
                 let bytes = bytes.map_err(refused)?;
                 Some(Secret::new(String::from_utf8_lossy(&bytes).into_owned()))
             }
@@ -414,11 +410,11 @@ mod tests {
         *,
     };
 
-    fn read(text: &str) -> Result<Objects, ObjectError> {
+    fn read(text: &str) -> Rejected<Objects> {
         let mut found = Objects::default();
         found.add("f.yaml", text);
         match found.failed.pop() {
-            Some(failed) => Err(failed.error),
+            Some((_, failure)) => Err(failure.causes.concat()),
             None => Ok(found),
         }
     }

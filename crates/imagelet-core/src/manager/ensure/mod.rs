@@ -33,7 +33,7 @@ use crate::{
     credentials::PullCredentials,
     events::PodIdentity,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
-    inventory::HandedOut,
+    inventory::{PullCost, UseReport},
     metrics::Metrics,
     records::{CheckResult, Intent},
     runtime::{ErrorClass, Fault, PullEstimate, PullRequest, PullWatcher, RuntimeError, RuntimeErrorKind, Stage},
@@ -118,7 +118,7 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = records.evidence(self.request.image(), found).await;
+        let evidence = records.evidence(self.request.image(), found);
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
@@ -339,7 +339,8 @@ impl<'a> Ensuring<'a> {
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
-        self.touch(&pulled.key, Some((fetched, pulled.took)));
+        let cost = PullCost { bytes: fetched, duration: pulled.took, at: SystemTime::now() };
+        self.touch(&pulled.key, Some(cost));
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
@@ -347,14 +348,14 @@ impl<'a> Ensuring<'a> {
         EnsureError::new(self.request.image(), cause, self.manager.policy().stable_reasons)
     }
 
-    /// Marks the image as used; `pulled`: size and duration of its fetch.
-    fn touch(&self, key: &ImageKey, pulled: Option<(ByteSize, Duration)>) {
+    /// Marks the image as used.
+    fn touch(&self, key: &ImageKey, pulled: Option<PullCost>) {
         let Some(inventory) = &self.manager.parts.inventory else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pull.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
-        let handed = HandedOut { key: key.clone(), user, pulled };
         let is_prefetch = self.request.caller.is_prefetch();
-        inventory.record(&handed, u64::from(!is_prefetch), is_prefetch, SystemTime::now());
+        let report = UseReport { user, pulled, is_prefetch };
+        inventory.record(key, report, u64::from(!is_prefetch), SystemTime::now());
     }
 
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {

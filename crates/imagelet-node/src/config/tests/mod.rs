@@ -370,14 +370,15 @@ fn what_a_store_promises_and_allows_is_said_in_the_file() {
 
     let error = given("store:\n  unpackMemory: 47Mi\n").settings().expect_err("refused");
     assert!(error.to_string().ends_with("store.unpackMemory `47Mi` must be at least 48Mi"), "{error}");
-    let error = given("store:\n  durability: never\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n")
-        .settings()
-        .expect_err("refused");
+    let (_folder, path) = in_file("f.yaml", "store:\n  durability: never\n");
+    let error = message(&defaults().add_file(&path).expect_err("refused"));
+    assert_eq!(error, "f.yaml:2: store.durability: unknown variant `never`, expected `commit` or `background`");
+    let error =
+        given("store:\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n").settings().expect_err("refused");
     assert_eq!(
         message(&error),
-        "f.yaml:2: invalid configuration: store.durability `never` must be one of [\"commit\", \"background\"]\n\
-         f.yaml:4: invalid configuration: store.limits.expansionMax 0 must be between 1 and 100000, inclusive\n\
-         f.yaml:5: invalid configuration: store.limits.freeBytesFloor: `lots` is no size such as `500M`, `1Gi` or `1048576`"
+        "f.yaml:3: invalid configuration: store.limits.expansionMax 0 must be between 1 and 100000, inclusive\n\
+         f.yaml:4: invalid configuration: store.limits.freeBytesFloor: `lots` is no size such as `500M`, `1Gi` or `1048576`"
     );
 }
 

@@ -36,7 +36,7 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
         } else if let (Some(current), Some((name, kind))) = (&current, line.split_once(": ")) {
             let name = name.rsplit(' ').next().unwrap_or_default();
             let key = key.take().unwrap_or_else(|| camel_case(name.trim_start_matches("r#")));
-            let kind = kind.trim_end_matches(',');
+            let kind = kind.trim_end_matches(',').split(" = ").next().unwrap_or_default();
             let kind = kind.strip_prefix("Option<").map_or(kind, |kind| kind.trim_end_matches('>')).to_owned();
             let comment = std::mem::take(&mut comment).trim().to_owned();
             found.entry(current.clone()).or_default().push(Field { key, kind, comment });

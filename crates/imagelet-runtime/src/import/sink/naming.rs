@@ -7,7 +7,7 @@ use imagelet_core::{
     image::{ImageId, ImageSpec, counted},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
-use imagelet_oci::{ImportError, ImportStage, ImportedBytes};
+use imagelet_oci::{DocumentBytes, ImportError, ImportStage};
 use tokio::time::Instant;
 
 use super::{content::Content, layers::ImportRun, records};
@@ -41,10 +41,10 @@ impl ImportRun {
             self.check_whole()?;
             let document = labelled.document;
             let content = match &document.bytes {
-                ImportedBytes::Memory(bytes) => Content::Document(bytes),
-                ImportedBytes::File(file) => Content::File((**file).as_ref()),
+                DocumentBytes::Memory(bytes) => Content::Document(bytes),
+                DocumentBytes::Staged(file) => Content::File((**file).as_ref()),
             };
-            self.write_content(content, &document.digest, document.size, labelled.references).await?;
+            self.write_content(content, &document.digest, document.bytes.len() as u64, labelled.references).await?;
             failpoint!("import.document");
         }
         Ok(())
