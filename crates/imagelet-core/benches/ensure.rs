@@ -19,7 +19,7 @@ use std::{
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
     events::{Event, EventSink, PodIdentity},
-    manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PullPolicy},
+    manager::{EnsureRequest, ImageManager, ManagerParts, ManagerReports, Origin, PullPolicy},
     metrics::Metrics,
     records::{PullRecords, VerificationPolicy},
     runtime::{PullWatcher, RuntimeManager, unwatched},
@@ -112,8 +112,11 @@ impl Bed {
         let events = Arc::new(Counted::default());
         let images = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(runtime.clone()));
         let manager = ImageManager::new(ManagerParts {
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as _,
+                metrics: Arc::clone(&metrics),
+                ..ManagerReports::default()
+            },
             ..ManagerParts::new(images.measured(metrics), Arc::new(records))
         });
         let document = r#"{"auths": {"registry.example.com": {"username": "user", "password": "password"}}}"#;

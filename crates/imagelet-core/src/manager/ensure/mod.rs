@@ -133,14 +133,14 @@ impl<'a> Ensuring<'a> {
         let verdict = match judged {
             Ok(verdict) => verdict,
             Err(error) => {
-                meters::checked(&self.manager.parts.metrics, CheckResult::Error);
+                meters::checked(&self.manager.parts.reports.metrics, CheckResult::Error);
                 return Err(error);
             }
         };
         let is_client = self.request.caller.is_client();
         let Some(verdict) = verdict else { return Ok(!is_client) };
         if let Some(result) = verdict.result {
-            meters::checked(&self.manager.parts.metrics, result);
+            meters::checked(&self.manager.parts.reports.metrics, result);
         }
         // A client's pull lets the registry decide: only access from a record counts here.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
@@ -209,7 +209,6 @@ impl<'a> Ensuring<'a> {
                     records: Arc::clone(&self.manager.parts.records),
                     credentials: work.credentials,
                     reporter: self.reporter.clone(),
-                    decisions: Arc::clone(&self.manager.parts.decisions),
                     act: act(ActCode::PullGivenUp, String::new()),
                     progress: subscription.progress.clone(),
                     image: image.to_owned(),
@@ -231,7 +230,7 @@ impl<'a> Ensuring<'a> {
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
                 let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
-                self.manager.parts.decisions.act(act_of(&pulled, &progress, act));
+                self.manager.parts.reports.decisions.act(act_of(&pulled, &progress, act));
                 return Ok(self.pulled(&pulled, fetched(&pulled, &progress), spec, began.elapsed()));
             }
             Err(failure) => failure,
@@ -248,7 +247,11 @@ impl<'a> Ensuring<'a> {
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        self.manager.parts.decisions.act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
+        self.manager
+            .parts
+            .reports
+            .decisions
+            .act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.stable_reasons);
         self.failed(key, &error);
@@ -337,7 +340,7 @@ impl<'a> Ensuring<'a> {
             pulled.size.0
         );
         self.reporter.normal("Pulled", message);
-        meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
+        meters::pulled(&self.manager.parts.reports.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
         let cost = PullCost { bytes: fetched, duration: pulled.took, at: SystemTime::now() };
         self.touch(&pulled.key, Some(cost));

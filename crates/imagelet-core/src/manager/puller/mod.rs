@@ -27,14 +27,13 @@ use self::{
     work::Outcome,
 };
 use super::{
-    ManagerParts, meters,
+    ManagerParts, ManagerReports, meters,
     request::Caller,
     status::{PullState, PullStatus},
 };
 use crate::{
-    events::{Event, EventCause, EventKind, EventSink, EventSubject},
+    events::{Event, EventCause, EventKind, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    metrics::Metrics,
     node_policy::NodePolicy,
     runtime::{
         ErrorClass, Party, Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeError, RuntimeErrorKind,
@@ -56,8 +55,7 @@ pub(crate) struct Puller {
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
-    events: Arc<dyn EventSink>,
-    metrics: Arc<Metrics>,
+    reports: ManagerReports,
     policy: NodePolicy,
     ended: Mutex<EndedPulls>,
 }
@@ -81,7 +79,7 @@ impl Puller {
         let scheduler = Arc::new(Scheduler::new(
             Policy { slots, is_fifo: !policy.prioritized_queue },
             waiting,
-            Arc::clone(&parts.metrics),
+            Arc::clone(&parts.reports.metrics),
         ));
         Self {
             runtime: parts.runtime.clone(),
@@ -89,8 +87,7 @@ impl Puller {
             throttle: refusing.map(Mutex::new),
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
-            events: Arc::clone(&parts.events),
-            metrics: Arc::clone(&parts.metrics),
+            reports: parts.reports.clone(),
             policy,
             ended: Mutex::new(EndedPulls { version: 1, last: VecDeque::new() }),
         }
@@ -159,7 +156,7 @@ impl Puller {
                 let fault = error.fault();
                 let opened = self.circuits().failed(&work.circuit_key(), &fault, Instant::now());
                 if let Some(open) = opened {
-                    self.events.record(Event {
+                    self.reports.events.record(Event {
                         kind: EventKind::Warning,
                         reason: "CircuitOpened",
                         message: open.opening(fault.stage),
@@ -250,7 +247,7 @@ impl Puller {
 
     /// Adds the events of a store to the progress.
     fn sink(&self, progress: watch::Sender<PullProgress>) -> Progress {
-        let metrics = Arc::clone(&self.metrics);
+        let metrics = Arc::clone(&self.reports.metrics);
         Arc::new(move |event| {
             if let PullEvent::Waits { wait: Some(wait), .. } = &event {
                 metrics.increment(&meters::WAITS, &[wait.thing.name()]);
@@ -307,7 +304,7 @@ impl RunningPull {
             PullEnd::Failed(_) => "failed",
             PullEnd::Cancelled => "cancelled",
         };
-        self.puller.metrics.increment(&meters::PULLS, &[word]);
+        self.puller.reports.metrics.increment(&meters::PULLS, &[word]);
         let now = Instant::now();
         self.progress.send_modify(|progress| progress.finish(end, now));
         let mut ended = self.puller.ended.lock().unwrap_or_else(PoisonError::into_inner);

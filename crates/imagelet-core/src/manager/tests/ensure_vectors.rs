@@ -172,9 +172,12 @@ impl Bed {
         let runtime = RuntimeManager::new(Arc::clone(&store) as Arc<dyn ImageService>, Arc::new(NoContainers));
         let parts = ManagerParts {
             settings: settings(input, way),
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
-            recorder: Some(Arc::clone(&recorder) as Arc<dyn PullRecorder>),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+                metrics: Arc::clone(&metrics),
+                recorder: Some(Arc::clone(&recorder) as Arc<dyn PullRecorder>),
+                ..ManagerReports::default()
+            },
             ..ManagerParts::new(runtime, Arc::clone(&records))
         };
         let pod = PodIdentity { uid: input["pod_uid"].as_str().expect("a uid").into(), ..PodIdentity::default() };

@@ -100,11 +100,14 @@ impl TestNode {
             settings: wanted.settings,
             keyring: Arc::new(NodeKeyring::fixed(wanted.keyring)),
             providers: wanted.providers,
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+                metrics: Arc::clone(&metrics),
+                decisions: wanted.decisions,
+                recorder: None,
+            },
             inventory: wanted.inventory,
             stale: wanted.stale,
-            decisions: wanted.decisions,
             ..ManagerParts::new(runtime, Arc::clone(&records))
         });
         Self { manager: Arc::new(manager), events, metrics, records }
