@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
-    metrics::{Family, MetricKind, Metrics, families},
+    metrics::{MetricKind, Metrics, families},
 };
 
 const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";

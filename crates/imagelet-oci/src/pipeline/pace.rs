@@ -77,24 +77,30 @@ pub(crate) async fn reported<T>(
     if let Ok(output) = timeout(CHECK_PERIOD, &mut wait).await {
         return output;
     }
-    progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder: holder() }) });
-    let _ended = WaitEnd { layer, progress };
+    let _report = WaitReport::begin((thing, layer, progress), holder());
     wait.await
 }
 
-/// Reports the end of a wait, also of one that is dropped.
-struct WaitEnd<'a> {
-    layer: &'a Digest,
-    progress: &'a Progress,
+/// A wait that is reported; its end is, too, where it is dropped.
+pub(crate) struct WaitReport {
+    layer: Digest,
+    progress: Progress,
 }
 
-impl Drop for WaitEnd<'_> {
+impl WaitReport {
+    pub(crate) fn begin((thing, layer, progress): (SharedThing, &Digest, &Progress), holder: Option<String>) -> Self {
+        progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder }) });
+        Self { layer: layer.clone(), progress: Arc::clone(progress) }
+    }
+}
+
+impl Drop for WaitReport {
     fn drop(&mut self) {
         (self.progress)(PullEvent::Waits { layer: self.layer.clone(), wait: None });
     }
 }
 
-/// The moments at which a layer looks whether others wait for what it holds.
+/// The moments at which a layer checks whether others wait for what it holds.
 #[derive(Debug)]
 pub(crate) struct Checks(Interval);
 
@@ -105,21 +111,21 @@ impl Checks {
         Self(checks)
     }
 
-    /// Runs a future until its end, or until a check finds a reason to end it.
-    pub(crate) async fn run<T, C>(
+    /// Runs a future until its end; `None`: a check found a reason to end it.
+    pub(crate) async fn run<T>(
         &mut self,
         future: impl Future<Output = T>,
-        mut check: impl FnMut(Instant) -> Option<C>,
-    ) -> Result<T, C> {
+        ends: impl Fn(Instant) -> bool,
+    ) -> Option<T> {
         let mut future = pin!(future);
         loop {
             tokio::select! {
                 biased;
                 // First: a future that is always ready must not keep others waiting.
-                now = self.0.tick() => if let Some(found) = check(now) {
-                    return Err(found);
+                now = self.0.tick() => if ends(now) {
+                    return None;
                 },
-                output = &mut future => return Ok(output),
+                output = &mut future => return Some(output),
             }
         }
     }

@@ -82,7 +82,7 @@ impl Ensuring<'_> {
         missing: &mut Vec<String>,
     ) {
         let (Some(name), parts) = (names.first(), &self.manager.parts) else { return };
-        if self.manager.policy().docker_keyring {
+        if self.manager.policy().access.docker_keyring {
             let (known, problem) = parts.keyring.ask_helper(name).await;
             credentials.extend(known);
             missing.extend(problem);
@@ -106,11 +106,15 @@ impl Ensuring<'_> {
 
     /// The readable pull secrets, and the errors of the others.
     fn keyring_of_secrets(&self) -> (Keyring, Vec<KeyringError>) {
-        Keyring::from_secrets(&self.request.secrets, self.manager.policy().docker_keyring)
+        Keyring::from_secrets(&self.request.secrets, self.manager.policy().access.docker_keyring)
     }
 
     fn of_registry(&self, keyring: &Keyring, repository: &str) -> Vec<TrackedCredential> {
-        if self.manager.policy().docker_keyring { keyring.lookup_at(repository) } else { keyring.lookup(repository) }
+        if self.manager.policy().access.docker_keyring {
+            keyring.lookup_at(repository)
+        } else {
+            keyring.lookup(repository)
+        }
     }
 
     fn own_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
@@ -122,7 +126,7 @@ impl Ensuring<'_> {
             }
             let Ok(reference) = &self.reference else { return Ok(found) };
             let (keyring, mut unreadable) = self.keyring_of_secrets();
-            if !self.manager.policy().skips_unreadable_secrets && !unreadable.is_empty() {
+            if !self.manager.policy().access.skips_unreadable_secrets && !unreadable.is_empty() {
                 return Err(unreadable.swap_remove(0));
             }
             found.missing = unreadable.iter().map(|error| format!("{error}: {}", error.source)).collect();
@@ -136,7 +140,7 @@ impl Ensuring<'_> {
     }
 
     fn drop_unusable(&self, credentials: &mut Vec<TrackedCredential>) {
-        credentials.retain(|tracked| !self.manager.policy().docker_keyring || tracked.is_usable());
+        credentials.retain(|tracked| !self.manager.policy().access.docker_keyring || tracked.is_usable());
     }
 }
 

@@ -159,17 +159,12 @@ impl RangedStream {
         Ok(Some(bytes))
     }
 
-    /// Whether resting loses no bytes that were read ahead of the current part.
-    pub(crate) fn can_rest(&self) -> bool {
-        self.turned.is_none()
-    }
-
     /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
         }
-        self.head.body = None;
+        self.head.sender = None;
         self.race.end();
         self.ahead.clear();
         self.planned = self.head.end;
@@ -248,8 +243,7 @@ async fn next_of(
     if let Some((bytes, _)) = part.held.recv().await {
         return Ok(Some(bytes));
     }
-    let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
-    *head = (&mut part.task).await.map_err(ended)??;
+    *head = (&mut part.task).await??;
     Ok(None)
 }
 
