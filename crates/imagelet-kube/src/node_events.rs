@@ -167,7 +167,7 @@ pub(crate) fn failure_event(
 mod tests {
     use std::num::NonZeroUsize;
 
-    use imagelet_core::events::EventSink as _;
+    use imagelet_core::events::{EventSink as _, PodIdentity};
     use serde_json::{Value, json};
 
     use super::*;
@@ -215,7 +215,7 @@ mod tests {
 
     fn pod() -> EventSubject {
         let (namespace, name, uid) = ("shop".into(), "web".into(), "uid-web".into());
-        EventSubject::Pod { namespace, name, uid, field_path: "".into() }
+        EventSubject::Pod { pod: PodIdentity { namespace, name, uid }, field_path: "".into() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{MetricKind, Metrics, families},
-    runtime::{ErrorClass, Patience, RuntimeManager, unwatched},
+    runtime::{ErrorClass, Patience, PullRequest, RuntimeManager, unwatched},
 };
 use kube::Client;
 use tokio::sync::watch;
@@ -126,16 +126,21 @@ impl LookAhead {
         }
         let secrets = self.secrets.of_pod(&fetch.pod).await;
         let is_for_start = fetch.image.role < PodRole::Container;
-        let request = EnsureRequest {
+        let pull = PullRequest {
+            image: ImageSpec::new(image),
             pod: fetch.key.pod.clone(),
+            // The kubelet's own request follows, and may join this pull.
+            patience: Patience::ONE_RETRY,
+            ..PullRequest::default()
+        };
+        let request = EnsureRequest {
+            pull,
+            policy: fetch.image.policy.clone(),
             caller: Caller::LookAhead,
             service_account: Some(fetch.pod.service_account.to_string()).filter(|name| !name.is_empty()),
             container: fetch.image.field().into(),
             secrets,
             priority: PRIORITY + i32::from(is_for_start),
-            // The kubelet's own request follows, and may join this pull.
-            patience: Patience::ONE_RETRY,
-            ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
         self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }

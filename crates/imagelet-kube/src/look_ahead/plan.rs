@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use imagelet_core::manager::{PodIdentity, PullPolicy};
+use imagelet_core::{events::PodIdentity, manager::PullPolicy};
 
 use crate::pods::{BoundPod, PodImageUse};
 

@@ -8,9 +8,10 @@ mod waits;
 use std::{collections::BTreeSet, sync::Arc};
 
 use imagelet_core::{
+    events::PodIdentity,
     image::{Reference, counted, shown_name},
     inventory::WaitingPod,
-    manager::{PodIdentity, PodRole, PullPolicy},
+    manager::{PodRole, PullPolicy},
 };
 
 pub(crate) use known_pods::KnownPods;

@@ -127,7 +127,10 @@ fn covered((from, to): Interval, intervals: &[Interval]) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::manager::{ImageEnd, PodIdentity, PullRecorder as _};
+    use imagelet_core::{
+        events::PodIdentity,
+        manager::{ImageEnd, PullRecorder as _},
+    };
     use serde_json::{Value, json};
 
     use super::*;
