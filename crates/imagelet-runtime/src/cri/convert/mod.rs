@@ -107,8 +107,6 @@ fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> Vec<u8> {
     v1::PodSandboxConfig { metadata: Some(metadata), ..v1::PodSandboxConfig::default() }.encode_to_vec()
 }
 
-/// # Errors
-/// If the credential or the pod does not decode, or the handler is unknown.
 pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
     let mut image = spec_from_wire(request.image);
     let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
