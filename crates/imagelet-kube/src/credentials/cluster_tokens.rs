@@ -3,13 +3,20 @@
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
-use k8s_openapi::api::authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus};
+use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource};
+use k8s_openapi::{
+    api::{
+        authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus},
+        core::v1::ServiceAccount as KubeServiceAccount,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::Client;
 use serde_json::{Value, json};
 
-use super::{object_cache::ObjectName, secret_api, service_account::read_account};
+use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
+use imagelet_core::text::PlainError;
 
 /// The longest token; those of the API server have about a kilobyte.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
@@ -18,7 +25,6 @@ const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 /// The longest life that is believed.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
-/// The service accounts of a cluster, uncached.
 pub struct ClusterTokens {
     client: Client,
 }
@@ -31,16 +37,18 @@ impl ClusterTokens {
 
 #[async_trait]
 impl TokenSource for ClusterTokens {
-    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        let answer = secret_api::get(&self.client, &path(namespace, name)).await;
-        let account = answer.and_then(|json| read_account(&json)).map_err(|error| failed(&error))?.object;
-        Ok(ServiceAccount { uid: account.uid, annotations: account.annotations })
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError> {
+        let answer = secret_api::get(&self.client, &path(namespace, name)).await.map_err(|error| failed(&error))?;
+        let account =
+            serde_json::from_slice(&answer).map_err(|error| failed(&kube::Error::SerdeError(error).into()))?;
+        let KubeServiceAccount { metadata: ObjectMeta { uid, annotations, .. }, .. } = account;
+        Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
     }
 
-    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
         // Not bound to a pod it would outlive its need.
         if request.pod_name.is_empty() || request.pod_uid.is_empty() {
-            return Err(TokenSourceError::new("the request for the image names no pod, to which the token is bound"));
+            return Err(PlainError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
         let answer = secret_api::post(&self.client, &path, &token_request(request).to_string()).await;
@@ -48,8 +56,8 @@ impl TokenSource for ClusterTokens {
     }
 }
 
-fn failed(error: &ApiError) -> TokenSourceError {
-    TokenSourceError::new(error.to_string())
+fn failed(error: &ApiError) -> PlainError {
+    PlainError::new(error.to_string())
 }
 
 fn path(namespace: &str, name: &str) -> String {

@@ -11,7 +11,7 @@ use imagelet_core::{
     credentials,
     disks::{DiskStats, FsStats, StatVfs},
     manager,
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{Family, MetricKind, Metrics, families},
     records, runtime,
 };
 use rustix::{
@@ -59,7 +59,7 @@ fn families() -> impl Iterator<Item = &'static Family> {
         .chain(runtime::metric_families())
         .chain(credentials::metric_families())
         .chain(imagelet_kube::metric_families());
-    let of_node = [gc::FAMILIES, ALL].into_iter().flatten().copied();
+    let of_node = [gc::FAMILIES, FAMILIES].into_iter().flatten().copied();
     of_core.chain(of_node).chain([&traces::SPANS])
 }
 
@@ -101,7 +101,7 @@ impl LocalNode {
         let (metrics, entries) = (&self.parts.metrics, &snapshot.entries);
         let count = |number: usize| number as f64;
         metrics.set(&IMAGES, &[], count(entries.len()));
-        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count()));
+        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count()));
         metrics.set(&IMAGES_PINNED, &[], count(entries.iter().filter(|entry| !entry.pinned_by.is_empty()).count()));
         metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
         metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
