@@ -115,7 +115,6 @@ mod tests {
             service_account: "default".into(),
             pull_secrets: Vec::new(),
             images: images.iter().map(image).collect(),
-            passed_over: Vec::new(),
         })
     }
 

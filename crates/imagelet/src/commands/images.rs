@@ -133,10 +133,10 @@ struct ShownLayer {
     size: u64,
 }
 
-fn sizes(image: &ImageRow) -> String {
+pub(super) fn sizes(image: &ImageRow) -> String {
     let listed = ByteSize(image.size);
     let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };
-    let own = format!("{} its own, {} shared", ByteSize(unique), ByteSize(shared));
+    let own = format!("{} unique, {} shared", ByteSize(unique), ByteSize(shared));
     match unique.saturating_add(shared) {
         sum if sum == image.size => format!("{listed} ({own})"),
         sum => format!("{listed} as listed, {} on the disk ({own})", ByteSize(sum)),

@@ -32,8 +32,8 @@ pub(crate) enum SetLimit {
     OfNamespace,
     /// Other sets have all places.
     Total,
-    /// Nodes fetch it, and the reports of so many are full.
-    Report(usize),
+    /// Nodes fetch it, and the report of one is full.
+    Report,
 }
 
 impl SetLimit {
@@ -41,13 +41,13 @@ impl SetLimit {
         match self {
             Self::OfNamespace => "NamespaceLimit",
             Self::Total => "TotalLimit",
-            Self::Report(_) => "ReportLimit",
+            Self::Report => "ReportLimit",
         }
     }
 
     /// Whether nodes pass over the set.
     pub(crate) fn is_passed_over(self) -> bool {
-        !matches!(self, Self::Report(_))
+        !matches!(self, Self::Report)
     }
 }
 
@@ -58,9 +58,8 @@ impl fmt::Display for SetLimit {
                 write!(f, "no node fetches the set: {SETS_OF_NAMESPACE_MAX} older sets of its namespace are the limit")
             }
             Self::Total => write!(f, "no node fetches the set: {SETS_MAX} other sets are the limit"),
-            Self::Report(nodes) => {
-                let full = if *nodes == 1 { "report of 1 node has" } else { &format!("reports of {nodes} nodes have") };
-                write!(f, "the {full} {REPORTED_SETS_MAX} other sets, which is the limit")
+            Self::Report => {
+                write!(f, "the report of a selected node has {REPORTED_SETS_MAX} other sets, which is the limit")
             }
         }
     }
