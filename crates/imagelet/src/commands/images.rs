@@ -64,12 +64,12 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
 }
 
 fn hold(image: &ImageRow) -> String {
-    let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
     if image.in_use_by.iter().any(|user| user == USES_UNKNOWN) {
         return "unknown".into();
     }
-    let holds: Vec<&str> = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold).collect();
-    if holds.is_empty() { "-".into() } else { holds.join(", ") }
+    let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
+    let holds = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold);
+    or_dash(&holds.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
 pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
