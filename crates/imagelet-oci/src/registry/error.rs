@@ -93,16 +93,6 @@ pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Durati
     Fault { retry_after, ..Fault::new(class, stage) }
 }
 
-/// Prefixes an error with its context; kind and hint stay.
-pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
-    let hint = error.hint().map(str::to_owned);
-    let outer = RuntimeError::new(error.kind(), context).caused_by(error);
-    match hint {
-        Some(hint) => outer.with_hint(hint),
-        None => outer,
-    }
-}
-
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
 ///
 /// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.

@@ -304,7 +304,9 @@ impl SessionHost {
 
     pub(crate) fn target(&self, path: &str) -> Target {
         let repository = self.host.repository.as_deref().unwrap_or_else(|| self.reference.path());
-        let path_and_query = format!("{}/{repository}/{path}", self.host.base_path);
+        let base_path = &self.host.base_path;
+        let path_and_query =
+            if self.is_login { format!("{base_path}/") } else { format!("{base_path}/{repository}/{path}") };
         let target = Target { origin: self.host.origin.clone(), path_and_query };
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
