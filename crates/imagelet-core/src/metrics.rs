@@ -22,18 +22,19 @@ pub struct Family {
 }
 
 /// Declares the families of a room, and `FAMILIES`, the list of them.
+#[macro_export]
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
-        $($(#[$doc])* pub(super) static $name: Family = Family {
+        $($(#[$doc])* pub(crate) static $name: $crate::metrics::Family = $crate::metrics::Family {
             name: $metric,
             help: $help,
             kind: $kind,
             labels: $labels,
         };)*
-        pub(crate) static FAMILIES: &[&Family] = &[$(&$name),*];
+        pub(crate) static FAMILIES: &[&$crate::metrics::Family] = &[$(&$name),*];
     };
 }
-pub(crate) use families;
+pub use families;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {

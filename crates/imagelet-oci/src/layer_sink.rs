@@ -6,27 +6,10 @@ use async_trait::async_trait;
 
 use imagelet_core::{
     image::{Digest, ImageId, Reference},
-    runtime::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids},
+    runtime::{RuntimeError, chain_ids},
 };
 
 use crate::registry::ImageDocument;
-
-/// Pulls images into a runtime's own stores without the runtime's help.
-#[async_trait]
-pub trait ImageImporter: Send + Sync + fmt::Debug {
-    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
-    ///
-    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
-    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
-
-    /// The hosts that an import of an image may ask beside its registry.
-    async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
-        Vec::new()
-    }
-
-    /// Disk space that running imports have reserved and not yet written.
-    fn reserved(&self) -> Freed;
-}
 
 #[derive(Debug)]
 pub struct ImportError {

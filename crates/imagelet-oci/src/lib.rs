@@ -30,9 +30,9 @@ mod unpack;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{Engine, EngineConfig, check_signature_policy};
+pub use engine::{Engine, EngineConfig, EngineImporter, check_signature_policy};
 pub use layer_sink::{
-    ImageImporter, ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
+    ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };
 pub use pipeline::LayerLimits;
 pub use registry::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
-    metrics::{Family, MetricKind, Metrics, families},
+    metrics::{MetricKind, Metrics, families},
     records::CheckResult,
     runtime::Fault,
 };

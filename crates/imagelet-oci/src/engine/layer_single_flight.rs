@@ -78,7 +78,7 @@ impl LayerCaller {
             repository: session.reference().repository().to_owned(),
             reference: session.reference().to_string(),
             size: job.descriptor.size,
-            hold: job.hold,
+            hold: job.terms.hold,
             rate: Box::new(move || session.usual_rate()),
             waits: Box::new(move |holder| {
                 let wait = holder.map(|holder| PullWait { thing: SharedThing::Layer, holder: Some(holder) });
@@ -364,14 +364,14 @@ impl Engine {
     }
 
     fn has_spare(&self, job: &LayerJob, only_from: Option<&str>) -> bool {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
-        !job.keep_blobs && self.store.has_spare(&wanted)
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
+        !job.blob.is_kept && self.store.has_spare(&wanted)
     }
 
     /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
     fn spare(&self, job: &LayerJob, only_from: Option<&str>) -> Option<StagedLayer> {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
-        let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
+        let spare = if job.blob.is_kept { None } else { self.store.take_spare(&wanted, &job.blob.resumption) };
         spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
     }
 }

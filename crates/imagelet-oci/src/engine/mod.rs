@@ -48,6 +48,7 @@ use crate::{
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
+pub use import::EngineImporter;
 pub use trust::check_signature_policy;
 
 #[cfg(feature = "fuzzing")]

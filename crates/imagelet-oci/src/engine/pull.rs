@@ -19,7 +19,7 @@ use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
-    pipeline::{Allowance, LayerJob, SlotRequest},
+    pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
         DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted, StagedLayer,
@@ -146,21 +146,27 @@ impl Engine {
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
             file: resolved.manifest.file_path(descriptor),
-            store: Arc::clone(&self.store),
-            end,
-            keep_blobs: self.config.keep_blobs,
-            resumption: fetches.resumption.clone(),
-            partial: PartialKey::new(&descriptor.digest, repository),
-            unreserved_space: self.unreserved_space(),
-            trusts_kept: self.may_share(repository, diff_id),
-            limits: self.config.limits,
-            allowance: Arc::clone(&fetches.allowance),
-            budget: Arc::clone(&self.budget),
-            confinement: self.confinement.clone(),
-            view: Arc::clone(&fetches.view),
-            written_bytes: fetches.reservation.written_bytes(reserved),
             claim: fetches.claim.clone(),
-            hold: self.config.hold,
+            staging: LayerStaging {
+                store: Arc::clone(&self.store),
+                end,
+                view: Arc::clone(&fetches.view),
+                written_bytes: fetches.reservation.written_bytes(reserved),
+            },
+            blob: CompressedCopy {
+                is_kept: self.config.keep_blobs,
+                resumption: fetches.resumption.clone(),
+                key: PartialKey::new(&descriptor.digest, repository),
+                unreserved_space: self.unreserved_space(),
+                trusts_kept: self.may_share(repository, diff_id),
+            },
+            terms: UnpackTerms {
+                limits: self.config.limits,
+                allowance: Arc::clone(&fetches.allowance),
+                budget: Arc::clone(&self.budget),
+                confinement: self.confinement.clone(),
+                hold: self.config.hold,
+            },
         }
     }
 

@@ -188,10 +188,10 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
             return Err(unacceptable(format!("more than {ENTRIES_MAX} entries")));
         }
         let offset = input.stream_position().map_err(unread)?;
-        let end = offset.checked_add(head.stored).filter(|end| *end <= length);
+        let end = offset.checked_add(head.data.stored).filter(|end| *end <= length);
         let Some(end) = end else { return Err(corrupt("it is truncated")) };
         let found = match head.kind {
-            TarKind::File if head.sparse.is_none() => Some(TarFile::Span { offset, size: head.stored }),
+            TarKind::File if head.data.ranges.is_none() => Some(TarFile::Span { offset, size: head.data.stored }),
             TarKind::HardLink => text(&head.link).and_then(normalised).map(TarFile::Link),
             TarKind::Symlink => text(&head.link).zip(text(&head.name)).and_then(target).map(TarFile::Link),
             _ => None,

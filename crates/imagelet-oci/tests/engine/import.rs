@@ -13,7 +13,7 @@ use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::{DocumentBytes, ImageDocument, ImageImporter, ImportError, ImportStage};
+use imagelet_oci::{DocumentBytes, EngineImporter, ImageDocument, ImportError, ImportStage};
 use imagelet_oci::{Engine, EngineConfig};
 
 use crate::{
@@ -30,7 +30,7 @@ pub(crate) struct Bed {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) sink: FakeSink,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) importer: Arc<dyn ImageImporter>,
+    pub(crate) importer: Arc<EngineImporter>,
 }
 
 impl Bed {
@@ -69,7 +69,7 @@ async fn engine(root: &Path, change: impl FnOnce(&mut EngineConfig)) -> Arc<Engi
 }
 
 pub(crate) async fn import(
-    importer: &Arc<dyn ImageImporter>,
+    importer: &Arc<EngineImporter>,
     name: &str,
     progress: Progress,
 ) -> Result<ImageId, ImportError> {

@@ -1,6 +1,6 @@
 //! Metrics of providers, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
-use crate::metrics::{Family, MetricKind, families};
+use crate::metrics::{MetricKind, families};
 
 families! {
     /// Failed executions: start failure, bad exit, timeout. Invalid responses are not counted.

@@ -29,7 +29,6 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
     fn record(&self, event: Event);
 }
 
-/// What decides whether a pull is slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchConditions {
     /// The rate below which a pull gives way to those that wait.
@@ -45,7 +44,6 @@ pub struct FetchConditions {
 pub struct ImagePresence {
     /// When the pass ran; `None`: there was none yet.
     pub taken_at: Option<SystemTime>,
-    /// References that name no image.
     pub absent: BTreeSet<String>,
 }
 
@@ -67,7 +65,6 @@ pub struct SetPin {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchFailure {
-    /// The class of the error (`docs/errors.md`).
     pub class: ErrorClass,
     pub stage: Stage,
     pub message: String,

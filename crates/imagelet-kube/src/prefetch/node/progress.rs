@@ -45,12 +45,10 @@ impl PullBytes {
         &self.0.meter
     }
 
-    /// Whether the pull reports its bytes; `None`: not known yet.
     pub(super) fn is_measured(&self) -> Option<bool> {
         self.lock().is_measured
     }
 
-    /// Received and in all; `None` before the manifest is known.
     pub(super) fn sum(&self) -> Option<(u64, u64)> {
         self.lock().sum
     }

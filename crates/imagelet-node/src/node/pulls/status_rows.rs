@@ -9,7 +9,6 @@ use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
 };
-use imagelet_runtime::Containerd;
 use imagelet_runtime::cri::RegistrySettings;
 use imagelet_runtime::{ImportHealth, ImportMode, ImportingImages, RouteTaken};
 use tokio::time::Instant;
@@ -109,7 +108,7 @@ impl ImportStatus {
             status.snapshotter = runtime.snapshotter().map(str::to_owned);
             if let Some(place) = runtime.place() {
                 status.root = Some(place.root.display().to_string());
-                status.staging = Containerd::staging_of(&place.folder()).map(|staging| staging.display().to_string());
+                status.staging = Some(place.staging().display().to_string());
             }
             if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
                 status.registry_folders = Some(folders.iter().map(|folder| folder.display().to_string()).collect());

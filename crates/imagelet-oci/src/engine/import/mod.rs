@@ -8,12 +8,9 @@
 
 pub(super) mod layer_turns;
 
-use crate::layer_sink::{
-    ImageImporter, ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken,
-};
+use crate::layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken};
 use std::{cmp::Reverse, collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     failpoint,
@@ -47,8 +44,9 @@ const SPARES_PERIOD: Duration = Duration::from_mins(5);
 /// Attempts of an import: one more than a runtime removes its base.
 const BEGINS_MAX: usize = 2;
 
+/// Pulls images into a runtime's own stores without the runtime's help.
 #[derive(Debug)]
-struct EngineImporter {
+pub struct EngineImporter {
     engine: Arc<Engine>,
     sink: Arc<dyn LayerSink>,
     _trimming: AbortOnDropHandle<()>,
@@ -83,7 +81,7 @@ impl Engine {
     /// Returns this engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
     ///
     /// Has to be called within a tokio runtime.
-    pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<dyn ImageImporter> {
+    pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<EngineImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
 
@@ -123,9 +121,11 @@ impl Engine {
     }
 }
 
-#[async_trait]
-impl ImageImporter for EngineImporter {
-    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+impl EngineImporter {
+    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
+    ///
+    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
+    pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
         let imported = self.import_described(&described, &progress).await;
         progress(PullEvent::Hosts(described.resolved.session.senders()));
@@ -135,16 +135,16 @@ impl ImageImporter for EngineImporter {
         })
     }
 
-    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+    /// The hosts that an import of an image may ask beside its registry.
+    pub async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.engine.registry.other_hosts(image).await
     }
 
-    fn reserved(&self) -> Freed {
+    /// Disk space that running imports have reserved and not yet written.
+    pub fn reserved(&self) -> Freed {
         self.engine.reserved()
     }
-}
 
-impl EngineImporter {
     async fn import_described(&self, described: &Described, progress: &Progress) -> Result<ImageId, ImportError> {
         let (mut waits, mut begins) = (scarce::waits(), 0);
         while begins < BEGINS_MAX {

@@ -9,9 +9,10 @@ use imagelet_core::{
 };
 use imagelet_oci::{DocumentBytes, ImportError, ImportStage};
 use tokio::time::Instant;
+use tonic::Code;
 
 use super::{content::Content, layers::ImportRun, records};
-use crate::{containerd::ContainerdRefusal, import::sink::snapshotter_folder::OVERLAYFS};
+use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
@@ -53,7 +54,7 @@ impl ImportRun {
     async fn write_images(&self) -> Result<(), RuntimeError> {
         for image in records::images(&self.image) {
             match self.client.create_image(image.clone()).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                Err(error) if error.code() == Code::AlreadyExists => {
                     self.client.update_image(image).await?;
                 }
                 created => created?,
