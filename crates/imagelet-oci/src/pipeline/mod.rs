@@ -32,7 +32,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    pace::{LayerPace, reported},
+    pace::{LayerPace, WaitReport, reported},
     pull_slots::{Place, PullSlots, SlotRequest},
 };
 use self::{
@@ -77,6 +77,10 @@ pub struct LayerLimits {
     pub free_bytes_floor: u64,
     /// Inodes that stay free on it.
     pub free_inodes_floor: u64,
+    /// Layers of one image that are fetched and unpacked concurrently.
+    pub layers_in_flight: usize,
+    /// Memory for unpacking all layers, in bytes.
+    pub memory: u64,
 }
 
 #[derive(Clone)]
@@ -227,7 +231,7 @@ impl LayerJob {
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
-        while self.copies() && patience > 0 && self.staging.store.is_written(&self.descriptor.digest) {
+        while self.copies() && patience > 0 && self.staging.store.is_written(&self.blob.key) {
             tokio::time::sleep(WRITER_LOOK).await;
             patience -= 1;
         }
@@ -241,7 +245,7 @@ impl LayerJob {
                     let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
                     // The bytes of a running pull may turn out to be wrong.
                     let partial = || store.open_partial(&job.blob.key, *size);
-                    whole.or_else(|| if store.is_written(digest) { None } else { partial() })
+                    whole.or_else(|| if store.is_written(&job.blob.key) { None } else { partial() })
                 }
                 None => None,
             };
