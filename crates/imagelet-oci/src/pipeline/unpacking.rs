@@ -131,8 +131,8 @@ impl LayerJob {
             end: self.staging.end,
             sums,
         };
-        let LayerStaging { store, view, .. } = &self.staging;
-        let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
+        let (store, view) = (&self.staging.store, Arc::clone(&self.staging.view));
+        let layer = StagedLayer::new(store, staging, &self.descriptor, record, view)?;
         // A kept blob resumes by itself, and a spare would lack it.
         if self.blob.is_kept {
             return Ok(layer);
