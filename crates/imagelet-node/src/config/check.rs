@@ -103,7 +103,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
         traces,
         backend,
         pinned,
-        sandbox_images: node_policy.pins_sandbox_images.then_some(sandbox_images),
+        sandbox_images: node_policy.inventory.pins_sandbox_images.then_some(sandbox_images),
         registry,
         docker_config: own.credentials.docker_config.clone(),
         providers: providers(own, environment, found),
@@ -154,7 +154,7 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
         age_min: age_min.to_std(),
         age_max: positive(age_max.to_std()),
         order: GcOrder::default(),
-        relief: None,
+        pressure_relief: None,
         rules: NodePolicy::IMAGELET.gc,
     }
 }

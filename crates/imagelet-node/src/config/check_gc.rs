@@ -47,8 +47,8 @@ pub(super) fn check(
         lease_for: keys.lease_for.to_std(),
         decisions_max: decisions_max(&keys.decisions.max_bytes, found),
     };
-    let relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
-    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), relief, ..policy };
+    let pressure_relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
+    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), pressure_relief, ..policy };
     let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
     (if file.own.is_like_kubelet() { of_kubelet } else { own }, collection)
 }

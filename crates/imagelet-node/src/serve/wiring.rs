@@ -94,7 +94,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && settings.node_policy.resolves_interrupted_pulls;
+    let is_alone = store.engine.is_some() && settings.node_policy.access.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
@@ -121,12 +121,13 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let look_ahead = look_ahead_max.filter(|_| settings.node_policy.looks_ahead).map(|images_max| LookAheadParts {
-            manager: Arc::clone(&manager),
-            runtime: runtime.clone(),
-            images_max,
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-        });
+        let look_ahead =
+            look_ahead_max.filter(|_| settings.node_policy.pods.looks_ahead).map(|images_max| LookAheadParts {
+                manager: Arc::clone(&manager),
+                runtime: runtime.clone(),
+                images_max,
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+            });
         let parts = NodeAgentParts {
             node: node.clone(),
             inventory: Arc::clone(&inventory),
@@ -206,7 +207,7 @@ async fn open_store(
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
-            .streaming_lists(settings.node_policy.streams_lists);
+            .streaming_lists(settings.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -232,7 +233,7 @@ async fn open_runtime(
     let timeout = settings.runtime_request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let streams = settings.node_policy.streams_lists;
+    let streams = settings.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -321,7 +322,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let inventory = inventory.forgetful(!settings.node_policy.remembers_absent_images);
+    let inventory = inventory.forgetful(!settings.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
@@ -399,7 +400,7 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
 }
 
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
-    let guard = if settings.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    let guard = if settings.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
     Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
 }
 
@@ -412,7 +413,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
         },
         Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
-    let keyring = if settings.node_policy.docker_keyring { keyring } else { keyring.as_the_kubelet() };
+    let keyring = if settings.node_policy.access.docker_keyring { keyring } else { keyring.as_the_kubelet() };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 

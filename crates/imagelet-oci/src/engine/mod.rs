@@ -453,9 +453,7 @@ async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
+    tokio::task::spawn_blocking(work).await?
 }
 
 /// Ends the threads of some work whose caller has dropped it.

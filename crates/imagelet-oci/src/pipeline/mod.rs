@@ -279,7 +279,7 @@ impl LayerJob {
         work: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, RuntimeError> {
         let job = self.clone();
-        tokio::task::spawn_blocking(move || work(&job)).await.map_err(panicked)
+        Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
     /// The digest of the inflated bytes. A file's is that of its blob; its key cannot be compared with any content.
@@ -352,10 +352,10 @@ impl Attempt<'_> {
             cancel.0.store(true, Ordering::Relaxed);
             ended.await
         };
-        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
+        let (inflated, unpacked) = (inflated?, unpacked?);
         let mut copied = None;
         if let Some(copying) = self.copying.take() {
-            let written = copying.await.map_err(panicked)?;
+            let written = copying.await?;
             copied = Some(written.map_err(|error| storage_error("could not keep the compressed blob", error))?);
         }
         if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
@@ -381,10 +381,6 @@ impl Attempt<'_> {
 
 fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
-}
-
-fn panicked(error: tokio::task::JoinError) -> RuntimeError {
-    RuntimeError::defect("a thread of the pull ended early").caused_by(error)
 }
 
 struct CancelOnDrop(Arc<AtomicBool>);

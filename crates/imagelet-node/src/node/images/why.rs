@@ -256,8 +256,8 @@ impl WhyImage {
             entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler
         };
         let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
-        (self.uses, self.last_user) = (entry.history.uses, entry.last_user.clone());
-        if let Some(pulled) = entry.pulled {
+        (self.uses, self.last_user) = (entry.usage.history.uses, entry.usage.user.clone());
+        if let Some(pulled) = entry.usage.pulled {
             self.pulled_at = moment(pulled.at);
             self.pulled_bytes = Some(pulled.bytes.0);
             self.pulled_in_ms = Some(milliseconds_of(pulled.duration));
