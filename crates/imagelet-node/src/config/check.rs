@@ -27,8 +27,7 @@ use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
     environment::Environment,
     keys_and_defaults::{
-        API_VERSION, File, ImportFolder, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys,
-        StoreKeys,
+        API_VERSION, File, ImportFolder, KIND, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
     },
     settings::{Backend, RuntimeSettings, Settings, StoreSettings},
     violations::{Violation, Violations},
@@ -262,23 +261,24 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
         format!("must be at least {}Mi", UNPACK_MEMORY_MIN >> 20),
     );
     EngineConfig {
-        layers_in_flight: usize::try_from(layers).unwrap_or(1),
         durability: keys.durability,
         keep_blobs: keys.keep_blobs,
         admission: keys.admission,
-        unpack_memory,
-        limits: layer_limits(&keys.limits, found),
+        limits: layer_limits(keys, (layers, unpack_memory), found),
         ..EngineConfig::new(&keys.directory)
     }
 }
 
-fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
+fn layer_limits(store: &StoreKeys, (layers, memory): (u64, u64), found: &mut Violations) -> LayerLimits {
+    let keys = &store.limits;
     LayerLimits {
         expansion_max: found.count("store.limits.expansionMax", keys.expansion_max, 1..=100_000),
         entries_max: found.count("store.limits.entriesMax", keys.entries_max, 1..=100_000_000),
         free_inodes_floor: found.count("store.limits.freeInodesFloor", keys.free_inodes_floor, 0..=1_000_000_000),
         expansion_free: found.size("store.limits.expansionFree", &keys.expansion_free).unwrap_or_default(),
         free_bytes_floor: found.size("store.limits.freeBytesFloor", &keys.free_bytes_floor).unwrap_or_default(),
+        layers_in_flight: usize::try_from(layers).unwrap_or(1),
+        memory,
     }
 }
 

@@ -196,7 +196,8 @@ async fn open_store(
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
     let StoreAccess { access, lock_wait } = wanted;
-    let config = EngineConfig { access, lock_wait, registry: settings.registry.clone(), ..store.engine.clone() };
+    let mut config = EngineConfig { registry: settings.registry.clone(), ..store.engine.clone() };
+    (config.place.access, config.place.lock_wait) = (access, lock_wait);
     let report = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
         Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
@@ -215,8 +216,8 @@ async fn open_store(
         layers: None,
         usable: None,
         names: None,
-        name: format!("store {}", store.engine.root.display()),
-        state: store.engine.root.join("state"),
+        name: format!("store {}", store.engine.place.root.display()),
+        state: store.engine.place.root.join("state"),
         engine: Some(engine),
         imports: None,
         uses_known: true,
@@ -287,7 +288,7 @@ async fn open_runtime(
         engine: None,
         imports,
         name: format!("runtime {address}"),
-        state: runtime.engine.root.join("runtimes").join(&folder.hex()[..16]),
+        state: runtime.engine.place.root.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
 }

@@ -244,7 +244,7 @@ impl Command for WhyRequest {
 /// The command in another process that changes the store of this one: it may pull what is asked for.
 fn changing(settings: &Settings) -> Option<String> {
     match &settings.backend {
-        Backend::Embedded(store) => command_of_owner(&store.engine.root),
+        Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
         Backend::Cri(_) => None,
     }
 }
