@@ -47,7 +47,7 @@ pub(super) async fn run(
         check_files(&settings).await?;
         let mut result = json!({ "valid": true });
         // A pull says them, too; none keeps the daemon from its start.
-        let warnings = check_registry_files(&settings.registry.hosts_dirs);
+        let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
         for warning in &warnings {
             note(&format!("warning: {}", printable(warning)));
         }

@@ -69,7 +69,7 @@ pub(crate) async fn run(
         sources(&arguments, &Global::default(), environment)?.settings().map_err(|error| Failure::of(&error))
     };
     let host = gather(&request, &root, base_configuration, |file| {
-        Ok(match read(file)?.backend {
+        Ok(match read(file)?.images.backend {
             Backend::Cri(runtime) => Some(runtime.endpoint),
             Backend::Embedded(_) => None,
         })
