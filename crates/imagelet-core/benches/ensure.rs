@@ -22,7 +22,7 @@ use imagelet_core::{
     manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::{PullRecords, VerificationPolicy},
-    runtime::{Progress, RuntimeManager, no_progress},
+    runtime::{PullWatcher, RuntimeManager, unwatched},
     testing::FakeRuntime,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -56,7 +56,7 @@ struct Bed {
     manager: ImageManager,
     runtime: FakeRuntime,
     request: EnsureRequest,
-    progress: Progress,
+    progress: PullWatcher,
     events: Arc<Counted>,
 }
 
@@ -128,7 +128,7 @@ impl Bed {
             secrets: vec![secret],
             ..EnsureRequest::new(IMAGE, PullPolicy::IfNotPresent)
         };
-        let bed = Self { manager, runtime, request, progress: no_progress(), events };
+        let bed = Self { manager, runtime, request, progress: unwatched(), events };
         let first = bed.manager.ensure(&bed.request, Arc::clone(&bed.progress)).await.expect("it is pulled");
         assert!(matches!(first.origin, Origin::Pulled { .. }));
         bed

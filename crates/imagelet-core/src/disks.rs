@@ -12,7 +12,6 @@ pub struct FsStats {
     pub measured_at: SystemTime,
     /// Bytes in use by images or writable layers.
     pub used: ByteSize,
-    /// Inodes in use by images or writable layers.
     pub inodes_used: Option<u64>,
     /// Its disk; `None` where the disk is not visible from this process.
     pub disk: Option<DiskUse>,
@@ -32,9 +31,6 @@ pub struct StatsError(String);
 
 impl DiskStats {
     /// Measures the first file system of a runtime, or both where it reports two places. May block.
-    ///
-    /// # Errors
-    /// When the runtime reports no file system, or the operating system does not answer.
     pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, StatsError> {
         if let Some((images, containers)) = split(reported)
             && let Ok(disk) = probe.look(&images.mountpoint)
@@ -94,7 +90,6 @@ fn measured(reported: &FilesystemUsage, disk: DiskUse) -> FsStats {
 /// Capacity and usage of a disk; all zero where it could not be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// The identity of the file system.
     pub device: String,
     pub capacity: ByteSize,
     /// Bytes that an unprivileged user can write; at most the capacity.

@@ -47,7 +47,6 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// The word of the Kubernetes API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -107,7 +106,6 @@ impl LogEvents {
         Self { kept: Mutex::new(VecDeque::new()), kept_max, followers }
     }
 
-    /// The events kept, oldest first.
     pub fn recent(&self) -> Vec<RecordedEvent> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
@@ -118,7 +116,6 @@ impl LogEvents {
         (kept.iter().cloned().collect(), self.followers.subscribe())
     }
 
-    /// Subscribes to all later events.
     pub fn follow(&self) -> broadcast::Receiver<RecordedEvent> {
         self.followers.subscribe()
     }

@@ -15,7 +15,6 @@ use std::{
     },
 };
 
-/// Whether this build has failpoints.
 pub const COMPILED_IN: bool = cfg!(debug_assertions);
 
 const VARIABLE: &str = "IMAGELET_FAILPOINT";
@@ -35,7 +34,6 @@ enum Armed {
     Log(File),
 }
 
-/// The implementation of [`failpoint!`](crate::failpoint!).
 #[doc(hidden)]
 pub fn reach(name: &str) {
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();

@@ -112,7 +112,6 @@ impl HoldMeter {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The bytes received since the holder got the thing.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -173,7 +172,6 @@ fn per_second(bytes: u64, time: Duration) -> u64 {
     u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
 }
 
-/// The rule for all shared things of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldPolicy {
     /// Bytes per second below which a holder gives up what others wait for; 0: never.
@@ -218,7 +216,6 @@ fn own_expected(size: u64, rate: u64) -> Duration {
     JOIN_WAIT.max(expected(size, rate).saturating_mul(2))
 }
 
-/// The time that `bytes` take at a rate.
 fn expected(bytes: u64, rate: u64) -> Duration {
     match (bytes, rate) {
         (0, _) => Duration::ZERO,

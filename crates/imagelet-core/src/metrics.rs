@@ -8,7 +8,6 @@ use std::{
 
 /// Most label sets of a family; later ones are counted under [`OVERFLOW`].
 const SERIES_MAX: usize = 256;
-/// The label value of sets beyond [`SERIES_MAX`].
 const OVERFLOW: &str = "other";
 
 /// A metric family: name, help text and labels. Declared as a constant where it is counted.
@@ -16,7 +15,6 @@ const OVERFLOW: &str = "other";
 pub struct Family {
     /// The full name: `kubelet_…` where the kubelet has it, `imagelet_…` elsewhere.
     pub name: &'static str,
-    /// The help text, one line.
     pub help: &'static str,
     pub kind: MetricKind,
     /// Label names, in the order of their values.
@@ -24,18 +22,19 @@ pub struct Family {
 }
 
 /// Declares the families of a room, and `FAMILIES`, the list of them.
+#[macro_export]
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
-        $($(#[$doc])* pub(super) static $name: Family = Family {
+        $($(#[$doc])* pub(crate) static $name: $crate::metrics::Family = $crate::metrics::Family {
             name: $metric,
             help: $help,
             kind: $kind,
             labels: $labels,
         };)*
-        pub(super) static FAMILIES: &[&Family] = &[$(&$name),*];
+        pub(crate) static FAMILIES: &[&$crate::metrics::Family] = &[$(&$name),*];
     };
 }
-pub(crate) use families;
+pub use families;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {
@@ -45,7 +44,6 @@ pub enum MetricKind {
     Histogram(&'static [f64]),
 }
 
-/// All metrics of a program.
 #[derive(Debug, Default)]
 pub struct Metrics {
     families: Mutex<BTreeMap<&'static str, Registered>>,
@@ -82,7 +80,6 @@ impl Metrics {
         }
     }
 
-    /// Adds to a counter or gauge.
     pub fn add(&self, family: &'static Family, labels: &[&str], amount: f64) {
         if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
             *number += amount;
@@ -93,7 +90,6 @@ impl Metrics {
         self.add(family, labels, 1.0);
     }
 
-    /// Sets a gauge.
     pub fn set(&self, family: &'static Family, labels: &[&str], value: f64) {
         if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
             *number = value;
@@ -104,7 +100,6 @@ impl Metrics {
         registered(&mut self.lock(), family).series.clear();
     }
 
-    /// Adds an observation to a histogram.
     pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
         let MetricKind::Histogram(bounds) = family.kind else { return };
         if let Value::Histogram { buckets, sum, count } = registered(&mut self.lock(), family).value(labels) {

@@ -113,7 +113,6 @@ fn literal_context(before: &[u8]) -> Option<String> {
     })
 }
 
-/// A byte between single quotes, as Go prints it.
 fn quoted_byte(byte: u8) -> String {
     match byte {
         b'\'' => "'\\''".to_owned(),

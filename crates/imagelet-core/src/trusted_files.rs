@@ -85,9 +85,6 @@ fn ownership(stat: &Stat) -> Ownership {
 }
 
 /// Opens a file for reading.
-///
-/// # Errors
-/// When it cannot be opened, or [`check`] rejects it.
 pub fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
     check(path, &file)?;
@@ -141,18 +138,12 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
 }
 
 /// Rejects a program that other users may change or replace.
-///
-/// # Errors
-/// As [`check`].
 pub(crate) fn check_program(path: &Path) -> io::Result<()> {
     // `PATH` also opens a program with execute permission only.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Rejects a folder whose every entry is used, while other users may change it or add entries.
-///
-/// # Errors
-/// As [`check`].
 pub fn check_folder(path: &Path) -> io::Result<()> {
     judge_folder(Part::Collection, path)
 }

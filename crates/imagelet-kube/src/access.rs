@@ -27,30 +27,29 @@ impl ApiAccess {
     /// # Errors
     /// When the files cannot be read, or may be changed by other users.
     pub async fn connect(&self) -> Result<Client, ApiError> {
-        let failed = |what: String| move |source: Cause| ApiError::Credentials { what, source };
-        let mut config = match self {
-            Self::Kubeconfig(path) => {
-                let what = format!("use the kubeconfig `{}`", path.display());
-                let path = path.clone();
-                let read = tokio::task::spawn_blocking(move || {
-                    // The file names programs that are run, and the server that is believed.
-                    trusted_files::open(&path)?;
-                    Ok::<_, Cause>(Kubeconfig::read_from(&path)?)
-                });
-                let config = async {
-                    Ok::<_, Cause>(Config::from_custom_kubeconfig(read.await??, &KubeConfigOptions::default()).await?)
-                };
-                config.await.map_err(failed(what))?
-            }
-            Self::InCluster => {
-                let config = Config::incluster().map_err(Cause::from);
-                config.map_err(failed("use the service account of this pod".to_owned()))?
-            }
-        };
-        config.connect_timeout = Some(CONNECT_MAX);
-        // Attempts are repeated by the watch alone, with its own waits.
-        config.default_retry = false;
-        let client = Client::try_from(config).map_err(Cause::from);
-        client.map_err(failed("set up the client of the API server".to_owned()))
+        let client = self.config().await.and_then(|mut config| {
+            config.connect_timeout = Some(CONNECT_MAX);
+            // Attempts are repeated by the watch alone, with its own waits.
+            config.default_retry = false;
+            Ok(Client::try_from(config)?)
+        });
+        client.map_err(|source| ApiError::Credentials {
+            what: match self {
+                Self::Kubeconfig(path) => format!("use the kubeconfig `{}`", path.display()),
+                Self::InCluster => "use the service account of this pod".to_owned(),
+            },
+            source,
+        })
+    }
+
+    async fn config(&self) -> Result<Config, Cause> {
+        let Self::Kubeconfig(path) = self else { return Ok(Config::incluster()?) };
+        let path = path.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            // The file names programs that are run, and the server that is believed.
+            trusted_files::open(&path)?;
+            Ok::<_, Cause>(Kubeconfig::read_from(&path)?)
+        });
+        Ok(Config::from_custom_kubeconfig(read.await??, &KubeConfigOptions::default()).await?)
     }
 }

@@ -22,49 +22,36 @@ use crate::{
 const PAGE_PODS: u32 = 20;
 
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.into_iter().chain(look_ahead::FAMILIES).chain(pods::FAMILIES)
+    [FAMILIES, look_ahead::FAMILIES, pods::FAMILIES].into_iter().flatten().copied()
+}
+
+#[derive(Debug)]
+pub struct NodeAgentParts {
+    pub node: String,
+    pub inventory: Arc<Inventory>,
+    pub metrics: Arc<Metrics>,
+    /// The pulls of pods, whose start is measured.
+    pub starts: Arc<PodStarts>,
+    /// `Some`: the images of bound pods are fetched before the kubelet requests them.
+    pub look_ahead: Option<LookAheadParts>,
+    /// `Some`: warnings about the node are sent to the cluster.
+    pub events: Option<Arc<LogEvents>>,
 }
 
 /// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
-    node: String,
-    inventory: Arc<Inventory>,
-    metrics: Arc<Metrics>,
-    look_ahead: Option<LookAhead>,
-    events: Option<NodeEvents>,
-    starts: Option<Arc<PodStarts>>,
+    parts: NodeAgentParts,
 }
 
 impl NodeAgent {
-    /// An agent of this node, which begins with [`Self::run`]. From now until its first list of pods all images count as
-    /// leased, for the time of a lease at most.
-    pub fn new(client: Client, node: &str, inventory: Arc<Inventory>, metrics: Arc<Metrics>) -> Self {
-        inventory.leases.expect_pods(SystemTime::now());
-        let health = Arc::new(WatchHealth::of_pods(Arc::clone(&metrics)));
-        Self { client, health, node: node.to_owned(), inventory, metrics, look_ahead: None, events: None, starts: None }
-    }
-
-    /// The same agent, which also fetches the images of bound pods before the kubelet requests them.
-    #[must_use]
-    pub fn looking_ahead(mut self, parts: LookAheadParts) -> Self {
-        self.look_ahead = Some(LookAhead::new(parts, self.client.clone(), Arc::clone(&self.metrics)));
-        self
-    }
-
-    /// The same agent, which also sends warnings about the node to the cluster.
-    #[must_use]
-    pub fn reporting(mut self, events: Arc<LogEvents>) -> Self {
-        self.events = Some(NodeEvents::new(self.client.clone(), &self.node, events));
-        self
-    }
-
-    /// The same agent, which also measures the start of pods, whose pulls these are.
-    #[must_use]
-    pub fn measuring(mut self, starts: Arc<PodStarts>) -> Self {
-        self.starts = Some(starts);
-        self
+    /// An agent of a node, which begins with [`Self::run`]. From now until its first list of pods all images count as leased,
+    /// for the time of a lease at most.
+    pub fn new(client: Client, parts: NodeAgentParts) -> Self {
+        parts.inventory.leases.expect_pods(SystemTime::now());
+        let health = Arc::new(WatchHealth::of_pods(Arc::clone(&parts.metrics)));
+        Self { client, health, parts }
     }
 
     pub fn health(&self) -> Arc<WatchHealth> {
@@ -73,25 +60,26 @@ impl NodeAgent {
 
     /// Follows the pods for as long as this future lives. After its end the last known leases stay.
     pub async fn run(&self) {
+        let NodeAgentParts { node, inventory, metrics, starts, look_ahead, events } = &self.parts;
         let (sender, receiver) = watch::channel(Vec::new());
         let ahead = async {
-            if let Some(look_ahead) = &self.look_ahead {
-                look_ahead.run(receiver).await;
+            if let Some(parts) = look_ahead {
+                LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(receiver).await;
             }
         };
         let reporting = async {
-            if let Some(events) = &self.events {
-                events.run().await;
+            if let Some(events) = events {
+                NodeEvents::new(self.client.clone(), node, Arc::clone(events)).run().await;
             }
         };
-        let tracker = |starts: &Arc<PodStarts>| StartTracker::new(Arc::clone(&self.metrics), Arc::clone(starts));
-        let mut pods = self.starts.as_ref().map(tracker).map_or_else(KnownPods::default, KnownPods::measured);
-        let config = watcher::Config::default().fields(&format!("spec.nodeName={}", self.node)).page_size(PAGE_PODS);
-        let watching = follow::<PodObject>("pods of the node", &self.client, &(), config, &self.health, |event| {
+        let mut pods = KnownPods::new(StartTracker::new(Arc::clone(metrics), Arc::clone(starts)));
+        let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).page_size(PAGE_PODS);
+        let health = Arc::clone(&self.health);
+        let watching = follow::<PodObject>("pods of the node", &self.client, &(), config, health, |event| {
             if pods.take(event) {
                 let waiting = pods.waiting();
                 self.health.counted(pods.len(), waiting.len());
-                self.inventory.lease_to_pods(&waiting);
+                inventory.lease_to_pods(&waiting);
                 sender.send_replace(pods.all());
             }
         });

@@ -3,7 +3,7 @@
 use std::{error::Error as StdError, time::Duration};
 
 use imagelet_core::{image::ByteSize, printable::one_line};
-use kube::{core::Status, runtime::watcher};
+use kube::runtime::watcher;
 
 /// Most of a server's message that is shown.
 const MESSAGE_LENGTH_MAX: usize = 512;
@@ -26,6 +26,10 @@ pub enum ApiError {
     },
     #[error("{}", text(.0))]
     Request(#[from] kube::Error),
+    #[error("the API server did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
+    TooLarge,
     #[error("the API server lists more than {max} objects")]
     TooMany { max: usize },
     /// The answer is not the secret or token that was requested. Shows nothing of it.
@@ -35,15 +39,6 @@ pub enum ApiError {
         what: &'static str,
         why: String,
     },
-}
-
-/// What a server that answered too little, or too much, did.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AnswerError {
-    #[error("the API server did not answer within {} s", .0.as_secs())]
-    Silent(Duration),
-    #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
-    TooLarge,
 }
 
 impl ApiError {
@@ -71,60 +66,42 @@ pub(crate) fn code(error: &kube::Error) -> Option<u16> {
 
 /// The texts of the library show a status twice, with all fields.
 pub(crate) fn text(error: &kube::Error) -> String {
+    let unreachable = |cause| format!("could not reach the API server: {cause}");
     match error {
-        kube::Error::Api(status) => rejected(status),
+        kube::Error::Api(status) => {
+            let end = status.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
+            format!("the API server answered {}: {}", status.code, one_line(&status.message[..end]))
+        }
         kube::Error::Service(cause) => match cause.downcast_ref::<ApiError>() {
             Some(error) => error.to_string(),
-            None if cause.is::<AnswerError>() => cause.to_string(),
-            None => format!("could not reach the API server: {}", chain(&**cause)),
+            None => unreachable(chain(&**cause)),
         },
-        kube::Error::SerdeError(_) => format!("could not decode the answer of the API server: {}", source(error)),
-        error => format!("could not reach the API server: {}", source(error)),
+        kube::Error::SerdeError(error) => format!("could not decode the answer of the API server: {error}"),
+        error => unreachable(error.source().map_or_else(|| error.to_string(), chain)),
     }
 }
 
 /// Why a watch, or the list before it, failed.
-pub(crate) fn watch_text(error: &watcher::Error) -> String {
+pub(crate) fn of_watch(error: watcher::Error) -> kube::Error {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => text(error),
-        watcher::Error::WatchError(status) => rejected(status),
-        watcher::Error::NoResourceVersion => "the API server sent an object without a resource version".to_owned(),
+        | watcher::Error::WatchFailed(error) => error,
+        watcher::Error::WatchError(status) => kube::Error::Api(status),
+        watcher::Error::NoResourceVersion => {
+            kube::Error::Service("it sent an object without a resource version".into())
+        }
     }
-}
-
-/// The HTTP status by which the API server rejected or ended a watch, or the list before it.
-pub(crate) fn watch_code(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => code(error),
-        watcher::Error::WatchError(status) => Some(status.code),
-        watcher::Error::NoResourceVersion => None,
-    }
-}
-
-fn rejected(status: &Status) -> String {
-    let end = status.message.floor_char_boundary(MESSAGE_LENGTH_MAX);
-    format!("the API server answered {}: {}", status.code, one_line(&status.message[..end]))
-}
-
-fn source(error: &kube::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), chain)
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
+    for cause in std::iter::successors(error.source(), |error| (*error).source()) {
+        let next = cause.to_string();
         // Some libraries repeat the cause in their own text.
         if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
+            text.extend([": ", &next]);
         }
-        cause = error.source();
     }
     text
 }

@@ -8,17 +8,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
 use kube::{Client, client::Body};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_stream::StreamExt as _;
 use tower::{BoxError, service_fn};
 
 use crate::{
     access::ApiAccess,
-    api_error::{AnswerError, ApiError, LINE_LENGTH_MAX},
+    api_error::{ApiError, LINE_LENGTH_MAX},
 };
 
 /// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
@@ -31,7 +32,6 @@ const WATCH_EVERY: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Rejected(StatusCode),
-    /// It did not answer.
     Failed,
     /// It sends the events of a watch.
     Watching,
@@ -39,7 +39,6 @@ pub(crate) enum Answer {
     Heard,
 }
 
-/// The connection that all requests of a client share.
 struct Connection<C> {
     connect: C,
     /// `None`: the next request connects.
@@ -82,7 +81,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
             sleep_until(last + WATCH_EVERY).await;
         }
         let sent = timeout(ANSWER_MAX, async { Ok::<_, BoxError>(self.client().await?.send(request).await?) });
-        let answer = sent.await.unwrap_or_else(|_| Err(AnswerError::Silent(ANSWER_MAX).into()));
+        let answer = sent.await.unwrap_or_else(|_| Err(ApiError::Silent(ANSWER_MAX).into()));
         let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
         if !is_accepted {
             // The credentials may be newer in their files, and the connection may be broken.
@@ -136,22 +135,16 @@ fn is_watch(request: &Request<Body>) -> bool {
 
 /// The body, whose lines and whose pauses have a limit.
 fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
-    let frames = stream::unfold(Some((body, 0)), |state| async move {
-        let (mut body, mut length) = state?;
-        let frame: Result<Frame<Bytes>, BoxError> = match timeout(SILENCE_MAX, body.frame()).await {
-            Err(_) => Err(AnswerError::Silent(SILENCE_MAX).into()),
-            Ok(frame) => frame?.map_err(Into::into),
-        };
-        let bytes = frame.as_ref().ok().and_then(Frame::data_ref).map_or(&[][..], |bytes| bytes);
+    let mut length = 0;
+    let frames = body.into_data_stream().timeout(SILENCE_MAX).map(move |bytes| {
+        let bytes = bytes.map_err(|_| ApiError::Silent(SILENCE_MAX))??;
         length = match bytes.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => bytes.len() - end - 1,
             None => length + bytes.len(),
         };
-        let frame = if length > LINE_LENGTH_MAX { Err(AnswerError::TooLarge.into()) } else { frame };
-        let rest = frame.is_ok().then_some((body, length));
-        Some((frame, rest))
+        if length > LINE_LENGTH_MAX { Err(ApiError::TooLarge.into()) } else { Ok(Frame::data(bytes)) }
     });
-    StreamBody::new(frames.boxed())
+    StreamBody::new(frames)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -20,13 +20,12 @@ pub mod testing;
 mod watch;
 
 pub use access::ApiAccess;
-pub use agent::{NodeAgent, metric_families};
+pub use agent::{NodeAgent, NodeAgentParts, metric_families};
 pub use api_error::ApiError;
 pub use credentials::ClusterTokens;
 pub use look_ahead::LookAheadParts;
-pub use pods::{BoundPod, PodImageUse, PodRejection, read_pod};
 pub use prefetch::{
-    CRDS, ControllerReport, FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchAgent,
+    CRDS, ControllerReport, FetchConditions, FetchFailure, ImagePresence, NodeCounts, PREFETCH_PRIORITY, PrefetchAgent,
     PrefetchApi, PrefetchController, PrefetchNode, SetDocument, SetPin, SetRejection, SetRow,
     controller_metric_families,
 };

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer};
 
 /// A pod with it is the object of a kubelet's own manifest.
-pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -18,6 +18,7 @@ struct NarrowMetadata {
     generation: Option<i64>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
+    owner_references: Option<Vec<OwnerReference>>,
     annotations: Option<NarrowAnnotations>,
 }
 
@@ -39,32 +40,33 @@ pub(crate) fn narrow<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, 
         generation: metadata.generation,
         creation_timestamp: metadata.creation_timestamp,
         deletion_timestamp: metadata.deletion_timestamp,
+        owner_references: metadata.owner_references,
         annotations: mirror.map(|mirror| BTreeMap::from([(MIRROR_ANNOTATION.to_owned(), mirror)])),
         ..ObjectMeta::default()
     })
 }
 
-/// A kind of which an object's `metadata` is the narrow one.
+/// The kind of an object: `[GROUP, VERSION, KIND, PLURAL]`, which may depend on the dynamic type.
 macro_rules! resource {
-    ($object:ty, $kind:literal, $group:literal, $version:literal, $plural:literal, $scope:ty) => {
+    ($object:ty, $scope:ty, $dynamic:ty, |$it:pat_param| $words:expr) => {
         impl kube::Resource for $object {
-            type DynamicType = ();
+            type DynamicType = $dynamic;
             type Scope = $scope;
 
-            fn kind((): &()) -> std::borrow::Cow<'_, str> {
-                $kind.into()
+            fn group($it: &$dynamic) -> std::borrow::Cow<'_, str> {
+                $words[0].into()
             }
 
-            fn group((): &()) -> std::borrow::Cow<'_, str> {
-                $group.into()
+            fn version($it: &$dynamic) -> std::borrow::Cow<'_, str> {
+                $words[1].into()
             }
 
-            fn version((): &()) -> std::borrow::Cow<'_, str> {
-                $version.into()
+            fn kind($it: &$dynamic) -> std::borrow::Cow<'_, str> {
+                $words[2].into()
             }
 
-            fn plural((): &()) -> std::borrow::Cow<'_, str> {
-                $plural.into()
+            fn plural($it: &$dynamic) -> std::borrow::Cow<'_, str> {
+                $words[3].into()
             }
 
             fn meta(&self) -> &ObjectMeta {

@@ -40,10 +40,8 @@ const SEND_MAX: Duration = Duration::from_secs(10);
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this long has ended, as the library has it; the next such event is a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-const SERIES_MAX: usize = 64;
-/// New objects at once, and the time in which one more is permitted.
-const BURST: f64 = 10.0;
-const REFILL: Duration = Duration::from_mins(1);
+/// Series at once: a node creates at most so many objects in the time after which a series has ended.
+const SERIES_MAX: usize = 16;
 
 pub(crate) struct NodeEvents {
     client: Client,
@@ -59,12 +57,8 @@ struct EventText {
     note: String,
 }
 
-/// The series, each with a recorder of its own, which makes one series of all events with a reason, and the permitted rate.
-struct SeriesTable<R> {
-    series: HashMap<EventText, (R, Instant)>,
-    /// New objects that are permitted now, and since when this is so.
-    permits: (f64, Instant),
-}
+/// When each series was last sent, with a recorder of its own: the library makes one series of all events with a reason.
+type Series<R> = HashMap<EventText, (R, Instant)>;
 
 impl NodeEvents {
     pub(crate) fn new(client: Client, node: &str, events: Arc<LogEvents>) -> Self {
@@ -85,7 +79,7 @@ impl NodeEvents {
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         };
-        let mut table = SeriesTable::new(Instant::now());
+        let mut series = Series::new();
         let mut is_failing = false;
         loop {
             let recorded = match received.recv().await {
@@ -95,8 +89,13 @@ impl NodeEvents {
                 Err(RecvError::Closed) => return,
             };
             let Some(event) = event_text(&recorded.event) else { continue };
-            let new = || Recorder::new(self.client.clone(), reporter.clone());
-            let Some(recorder) = table.recorder(&event, Instant::now(), new) else { continue };
+            let now = Instant::now();
+            if !is_due(&mut series, &event, now) {
+                continue;
+            }
+            let new = || (Recorder::new(self.client.clone(), reporter.clone()), now);
+            let (recorder, sent_at) = series.entry(event.clone()).or_insert_with(new);
+            *sent_at = now;
             let sent = events::Event {
                 type_: if event.kind == EventKind::Warning { EventType::Warning } else { EventType::Normal },
                 reason: event.reason.to_owned(),
@@ -112,7 +111,7 @@ impl NodeEvents {
                 Ok(Err(error)) => text(&error),
                 Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
             };
-            table.series.remove(&event);
+            series.remove(&event);
             let reason = event.reason;
             if std::mem::replace(&mut is_failing, true) {
                 tracing::debug!(error, reason, "could not send an event to the cluster");
@@ -123,32 +122,12 @@ impl NodeEvents {
     }
 }
 
-impl<R> SeriesTable<R> {
-    fn new(now: Instant) -> Self {
-        Self { series: HashMap::new(), permits: (BURST, now) }
-    }
-
-    /// The recorder of one more event. `None`: its series was sent just now, or a new one is beyond the rate.
-    fn recorder(&mut self, event: &EventText, now: Instant, new: impl FnOnce() -> R) -> Option<&R> {
-        self.series.retain(|_, (_, sent)| now.saturating_duration_since(*sent) < ENDS_AFTER);
-        if let Some((_, sent)) = self.series.get_mut(event) {
-            if now.saturating_duration_since(*sent) < UPDATE_EVERY {
-                return None;
-            }
-            *sent = now;
-        } else if self.series.len() < SERIES_MAX && self.permit(now) {
-            self.series.insert(event.clone(), (new(), now));
-        }
-        self.series.get(event).map(|(recorder, _)| recorder)
-    }
-
-    fn permit(&mut self, now: Instant) -> bool {
-        let (permits, since) = self.permits;
-        let more = now.saturating_duration_since(since).as_secs_f64() / REFILL.as_secs_f64();
-        let permits = (permits + more).min(BURST);
-        let is_permitted = permits >= 1.0;
-        self.permits = (if is_permitted { permits - 1.0 } else { permits }, now);
-        is_permitted
+/// Whether one more event is sent; not, where its series was sent just now, or a new one is beyond the limit.
+fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
+    series.retain(|_, (_, sent_at)| now.saturating_duration_since(*sent_at) < ENDS_AFTER);
+    match series.get(event) {
+        Some((_, sent_at)) => now.saturating_duration_since(*sent_at) >= UPDATE_EVERY,
+        None => series.len() < SERIES_MAX,
     }
 }
 
@@ -319,22 +298,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_objects_are_bounded_in_rate_and_number() {
-        let (start, mut notes) = (Instant::now(), 0..);
-        let text = |note: u32| EventText { kind: EventKind::Warning, reason: "ImageGCFailed", note: note.to_string() };
-        let mut table = SeriesTable::new(start);
-        let mut created = |table: &mut SeriesTable<()>, seconds, count: usize| {
+    async fn new_objects_are_bounded_until_their_series_have_ended() {
+        let (start, mut notes) = (Instant::now(), 0_u32..);
+        let mut series = Series::new();
+        let mut created = |seconds, count: usize| {
             let now = start + Duration::from_secs(seconds);
-            notes.by_ref().take(count).filter(|note| table.recorder(&text(*note), now, || ()).is_some()).count()
+            let is_created = |note: &u32| {
+                let event = EventText { kind: EventKind::Warning, reason: "ImageGCFailed", note: note.to_string() };
+                let is_due = is_due(&mut series, &event, now);
+                if is_due {
+                    series.insert(event, ((), now));
+                }
+                is_due
+            };
+            notes.by_ref().take(count).filter(is_created).count()
         };
-        assert_eq!(created(&mut table, 0, 100), 10);
-        assert_eq!(created(&mut table, 59, 100), 0);
-        assert_eq!(created(&mut table, 60, 100), 1);
-        assert_eq!(created(&mut table, 180, 100), 2);
-        for _ in 0..100 {
-            table.permits.0 = BURST;
-            created(&mut table, 181, 1);
-        }
-        assert_eq!(table.series.len(), SERIES_MAX);
+        assert_eq!(created(0, 10), 10);
+        assert_eq!(created(60, 100), SERIES_MAX - 10);
+        assert_eq!(created(359, 100), 0);
+        assert_eq!(created(360, 100), 10);
     }
 }

@@ -27,7 +27,6 @@ use crate::{
     image_archive::{ArchiveFiles, ImageArchive, references},
     manifest::{Descriptor, ImageConfig, Index, ManifestDocument, select},
     pipeline::{
-        Stopped,
         buffer_pool::{Expansion, queue},
         frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
@@ -212,7 +211,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let source = FrameReader::new(frames, ReaderWait::default());
+    let source = FrameReader::new(frames, ReaderWait::default(), WrittenBytes::default());
     let memory = LayerMemory::of_its_own(MEMORY);
     let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WrittenBytes::default());
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
@@ -222,10 +221,11 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
         let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
-    let outcome = outcome.map(drop).map_err(|stopped| match stopped {
-        Stopped::Failed(error) => error,
-        Stopped::Downstream => RuntimeError::defect("the reader was not dropped"),
-    });
+    let outcome = match outcome {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(RuntimeError::defect("the reader was not dropped")),
+        Err(error) => Err(error),
+    };
     Inflated { outcome, bytes, ended }
 }
 

@@ -1,34 +1,15 @@
 //! The port of native import: an image is fetched and unpacked here, and its layers become a runtime's own.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 
 use imagelet_core::{
     image::{Digest, ImageId, Reference},
-    runtime::{Freed, Progress, PullRequest, RegistryHost, RuntimeError, chain_ids},
+    runtime::{RuntimeError, chain_ids},
 };
 
-/// Pulls images into a runtime's own stores without the runtime's help.
-#[async_trait]
-pub trait ImageImporter: Send + Sync + fmt::Debug {
-    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
-    ///
-    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
-    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
-
-    /// The hosts that an import of an image may ask beside its registry.
-    async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
-        Vec::new()
-    }
-
-    /// Disk space that running imports have reserved and not yet written.
-    fn reserved(&self) -> Freed;
-}
+use crate::registry::ImageDocument;
 
 #[derive(Debug)]
 pub struct ImportError {
@@ -97,10 +78,10 @@ pub enum Taken {
 pub struct ImportedImage {
     pub reference: Reference,
     /// The document that the reference names: an index, or the manifest itself.
-    pub root: ImportedDocument,
+    pub root: ImageDocument,
     /// The manifest for the platform; equal to `root` without an index.
-    pub manifest: ImportedDocument,
-    pub config: ImportedDocument,
+    pub manifest: ImageDocument,
+    pub config: ImageDocument,
     /// The layers, lowest first.
     pub layers: Vec<ImportedLayer>,
     /// Digests of all manifests that the index lists, in its order; empty where `root` is no index.
@@ -112,23 +93,6 @@ impl ImportedImage {
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
     }
-}
-
-#[derive(Clone)]
-pub struct ImportedDocument {
-    pub digest: Digest,
-    pub media_type: String,
-    /// Its length in bytes.
-    pub size: u64,
-    pub bytes: ImportedBytes,
-}
-
-#[derive(Clone)]
-pub enum ImportedBytes {
-    /// A small document's.
-    Memory(Arc<[u8]>),
-    /// A large document's, in a file that stays for as long as this does.
-    File(Arc<dyn AsRef<Path> + Send + Sync>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,19 +115,4 @@ pub struct StagedTree {
     pub implicit: Vec<Vec<u8>>,
     /// The compressed blob, where it is kept.
     pub blob: Option<PathBuf>,
-}
-
-impl fmt::Debug for ImportedBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(bytes) => write!(f, "[{} bytes]", bytes.len()),
-            Self::File(file) => write!(f, "{}", (**file).as_ref().display()),
-        }
-    }
-}
-
-impl fmt::Debug for ImportedDocument {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} [{} bytes]", self.media_type, self.digest, self.size)
-    }
 }

@@ -30,15 +30,14 @@ mod unpack;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{Engine, EngineConfig, check_signature_policy};
+pub use engine::{Engine, EngineConfig, EngineImporter, check_signature_policy};
 pub use layer_sink::{
-    ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-    LayerImport, LayerSink, StagedTree, Taken,
+    ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };
 pub use pipeline::LayerLimits;
 pub use registry::{
-    Bandwidth, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules, RegistryConfig,
-    check_login, check_path, check_registry_files, registry_hosts,
+    Bandwidth, ImageDocument, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules,
+    RegistryConfig, check_login, check_path, check_registry_files, registry_hosts,
 };
-pub use store::{Access, Durability, command_of_owner};
+pub use store::{Access, DocumentBytes, Durability, command_of_owner};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

@@ -13,8 +13,8 @@ mod sizes;
 mod wire;
 
 pub use import::{
-    Containerd, ContainerdConfig, ImportHealth, ImportMode, ImportSite, ImportingImages, Opened, OpenedSite,
-    RouteTaken, RuntimeSite,
+    Containerd, ContainerdConfig, ImportHealth, ImportMode, ImportSite, ImportingImages, Opened, RouteTaken,
+    RuntimeSite,
 };
 pub use sizes::ContainerdSizes;
 

@@ -1,16 +1,69 @@
-//! How much an encoded message may hold, counted before it is decoded, and the codec that counts it.
+//! Calls over a Unix socket, with a bound on what an encoded answer may hold, counted before it is decoded.
 //!
 //! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
 //! adapter counts the elements of a message before it decodes them.
 
-use std::marker::PhantomData;
+use std::{io, marker::PhantomData};
 
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use tokio::net::UnixStream;
 use tonic::{
-    Status,
+    Request, Response, Status,
+    client::Grpc,
     codec::{Codec, DecodeBuf, Decoder},
+    codegen::http::uri::PathAndQuery,
+    transport::{Channel, Uri},
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
+use tower::service_fn;
+
+use crate::MESSAGE_BYTES_MAX;
+
+/// A channel that connects by `dial` when it is used.
+pub(crate) fn channel<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Channel
+where
+    F: Future<Output = io::Result<UnixStream>> + Send + 'static,
+{
+    let connect = service_fn(move |_: Uri| {
+        let dialled = dial();
+        async move { dialled.await.map(TokioIo::new) }
+    });
+    // The URI only sets the `:authority`.
+    Channel::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
+
+pub(crate) async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
+    let mut grpc = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+    Ok(grpc)
+}
+
+pub(crate) async fn unary<Q: Message + 'static, A: Message + Default + 'static>(
+    channel: Channel,
+    path: PathAndQuery,
+    request: Request<Q>,
+    bounds: MessageBounds,
+) -> Result<A, Status> {
+    ready(channel).await?.unary(request, path, BoundedCodec::new(bounds)).await.map(Response::into_inner)
+}
+
+/// All items of a streamed list.
+pub(crate) async fn listed<Q: Message + 'static, A: Message + Default + 'static, T>(
+    channel: Channel,
+    path: PathAndQuery,
+    request: Request<Q>,
+    bounds: MessageBounds,
+    items: fn(A) -> Vec<T>,
+) -> Result<Vec<T>, Status> {
+    let codec = BoundedCodec::<Q, A>::new(bounds);
+    let mut pages = ready(channel).await?.server_streaming(request, path, codec).await?.into_inner();
+    let mut all = Vec::new();
+    while let Some(page) = pages.message().await? {
+        all.extend(items(page));
+    }
+    Ok(all)
+}
 
 /// The limits of one response, over all its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use imagelet_core::{
     records::PullRecords,
     runtime::{
         FilesystemUsage, ImageFilesystems, ImageService, Listing, NoContainers, Progress, PullRequest, RuntimeError,
-        RuntimeErrorKind, RuntimeManager, no_progress,
+        RuntimeErrorKind, RuntimeManager, unwatched,
     },
 };
 
@@ -39,7 +39,7 @@ pub(crate) async fn run(store: MemoryStore, images: &[String]) -> Vec<String> {
     let manager = ImageManager::new(ManagerParts::new(runtime, Arc::new(PullRecords::in_memory())));
     let mut lines = Vec::new();
     for image in images {
-        let ensured = manager.ensure(&EnsureRequest::new(image, PullPolicy::IfNotPresent), no_progress()).await;
+        let ensured = manager.ensure(&EnsureRequest::new(image, PullPolicy::IfNotPresent), unwatched()).await;
         lines.push(match ensured {
             Ok(ensured) => format!("{image}: {:?}", ensured.origin),
             Err(error) => format!("{image}: {}: {}", error.reason(), error.message()),

@@ -17,7 +17,7 @@ use imagelet_core::{
     inventory::Inventory,
     manager::{EnsureRequest, ImageManager, ManagerParts, PullPolicy},
     records::{PullRecords, VerificationPolicy},
-    runtime::{PullEvent, RuntimeManager},
+    runtime::{PullProgress, RuntimeManager},
 };
 use imagelet_oci::{Engine, EngineConfig};
 
@@ -48,7 +48,7 @@ pub(crate) async fn run(folder: &Path, images: &[String]) -> Result<Vec<String>,
     let events = Arc::new(AtomicUsize::new(0));
     let progress = {
         let events = Arc::clone(&events);
-        Arc::new(move |_: PullEvent| {
+        Arc::new(move |_: &PullProgress| {
             events.fetch_add(1, Ordering::Relaxed);
         })
     };

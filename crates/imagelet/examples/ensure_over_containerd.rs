@@ -7,7 +7,7 @@ use std::{error::Error, path::Path, sync::Arc, time::Duration};
 use imagelet_core::{
     manager::{EnsureRequest, ImageManager, ManagerParts, PodIdentity, PullPolicy},
     records::{PullRecords, VerificationPolicy},
-    runtime::{RuntimeManager, no_progress},
+    runtime::{RuntimeManager, unwatched},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 
@@ -40,7 +40,7 @@ pub(crate) async fn run(state: &Path, socket: &Path, images: &[String]) -> Resul
     let mut lines = Vec::new();
     for image in images {
         let request = EnsureRequest { pod: pod.clone(), ..EnsureRequest::new(image, PullPolicy::IfNotPresent) };
-        let ensured = manager.ensure(&request, no_progress()).await?;
+        let ensured = manager.ensure(&request, unwatched()).await?;
         lines.push(format!("{image}: {} ({:?})", ensured.id, ensured.origin));
     }
     Ok(lines)

@@ -16,7 +16,7 @@ use rustix::termios::tcgetwinsize;
 use tokio::time::Instant;
 
 use imagelet_node::{
-    api::{LayerSize, PullProgress, PullRetry, Step, Steps, no_steps},
+    api::{LayerSize, PullProgressRow, PullRetry, Step, Steps, no_steps},
     config::has_dumb_terminal,
 };
 
@@ -200,7 +200,7 @@ impl PullScreen {
     }
 
     /// Updates the line of a pull; removes it when the pull has ended.
-    pub(crate) fn show(&mut self, pull: &PullProgress) {
+    pub(crate) fn show(&mut self, pull: &PullProgressRow) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
             // The pull has left the queue.
@@ -271,7 +271,7 @@ fn in_columns(name: &str, columns: usize) -> String {
     format!("…{end}")
 }
 
-pub(crate) fn standing(pull: &PullProgress) -> String {
+pub(crate) fn standing(pull: &PullProgressRow) -> String {
     let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
     let mut retry = pull.retry.as_ref().map_or_else(String::new, |retry| format!(", {}", retry.text()));
     if !pull.waits.is_empty() {
@@ -541,27 +541,27 @@ mod tests {
             LayerProgress { state: "done".into(), size: 1_000_000, received: 1_000_000, ..LayerProgress::default() },
             LayerProgress { state: "fetching".into(), size: 2_000_000, received: 500_000, ..LayerProgress::default() },
         ];
-        let pull = PullProgress {
+        let pull = PullProgressRow {
             phase: "fetching".into(),
             bytes_total: Some(3_000_000),
             bytes_received: 1_500_000,
             bytes_per_second: Some(500_000),
             remaining_ms: Some(2500),
             layers,
-            ..PullProgress::default()
+            ..PullProgressRow::default()
         };
         assert_eq!(standing(&pull), "fetching 1.5MB of 3MB, 500kB/s, 3 s left, 1 of 2 layers");
-        let of_runtime = PullProgress {
+        let of_runtime = PullProgressRow {
             phase: "pulling".into(),
             elapsed_ms: 4200,
             bytes_estimated: Some(9_000_000),
-            ..PullProgress::default()
+            ..PullProgressRow::default()
         };
         assert_eq!(standing(&of_runtime), "pulling through the runtime for 4 s, about 9MB");
-        let waits = PullProgress { phase: "waiting".into(), position: Some(3), ..PullProgress::default() };
+        let waits = PullProgressRow { phase: "waiting".into(), position: Some(3), ..PullProgressRow::default() };
         assert_eq!(standing(&waits), "waiting at place 3 for 0 s");
         let retry = Some(PullRetry { host: "r.test".into(), remaining_ms: 11_001, requested: true });
-        let held = PullProgress { phase: "asking".into(), retry, ..PullProgress::default() };
+        let held = PullProgressRow { phase: "asking".into(), retry, ..PullProgressRow::default() };
         assert_eq!(standing(&held), "asking for 0 s, r.test limits requests, next try in 12 s");
     }
 

@@ -13,7 +13,7 @@ use imagelet_core::{
     disks::{DiskProbe, DiskUse},
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
-    inventory::{HandedOut, Inventory},
+    inventory::{Inventory, PullCost, UseReport},
     node_policy::NodePolicy,
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
@@ -107,8 +107,9 @@ pub(crate) async fn live(
                 // A kubelet's collector hears of no pull and no start.
                 let key = ImageKey::new(world.id(start.image), String::new());
                 let took = Duration::from_millis(bytes * 1000 / LINK_BYTES);
-                let pulled = (bytes > 0).then_some((ByteSize(bytes), took));
-                inventory.hand_out(&HandedOut { key, user: None, pulled }, at(start.at));
+                let cost = PullCost { bytes: ByteSize(bytes), duration: took, at: at(start.at) };
+                let pulled = (bytes > 0).then_some(cost);
+                inventory.record(&key, UseReport { pulled, ..UseReport::default() }, 1, at(start.at));
             }
         }
         if world.goes_on_until(end) {

@@ -29,7 +29,6 @@ pub(super) struct LogFiles {
 pub struct Damage {
     /// Torn lines, and lines that this version cannot parse.
     pub lines: u64,
-    /// Unreadable files.
     pub files: u64,
 }
 
@@ -106,9 +105,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
 }
 
 /// Reads every line, oldest first. Takes no lock: a line in progress counts as damaged.
-///
-/// # Errors
-/// When the directory cannot be read; an absent one is an empty log.
+/// An absent directory is an empty log.
 pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
     for (_, path) in list(directory)? {
@@ -118,9 +115,6 @@ pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<D
 }
 
 /// The last acts, the latest first, of the last [`RECENT_BYTES_MAX`]. Reads no more files than they need.
-///
-/// # Errors
-/// As [`read`].
 pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
     let (mut recent, mut bytes_left) = (Vec::new(), RECENT_BYTES_MAX);
     for (_, path) in list(directory)?.into_iter().rev() {

@@ -36,7 +36,6 @@ pub struct History {
 pub struct ImageHistory {
     /// The image's key; empty where only failed pulls of a name are recorded.
     pub key: String,
-    /// All names the image had.
     pub names: Vec<String>,
     /// The last ones, oldest first.
     pub acts: Vec<Act>,
@@ -115,9 +114,7 @@ fn add(acts: &mut VecDeque<Act>, act: Act) {
 
 struct Wanted {
     text: String,
-    /// The text as a full name.
     canonical: Option<String>,
-    /// The text as an id or digest prefix.
     digits: Option<String>,
 }
 

@@ -61,8 +61,6 @@ struct WriteState {
     lost: AtomicU64,
     /// The last write failed.
     is_failing: AtomicBool,
-    /// Why the last record was lost.
-    last_error: Mutex<String>,
 }
 
 #[derive(Debug)]
@@ -81,9 +79,12 @@ enum Message {
 impl AuditLog {
     /// Opens a log of at most this many bytes; the directory is created with the first line.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
-        let mut log = Self::read_only(directory);
-        log.bytes_max = bytes_max.max(BYTES_MIN);
-        log
+        Self {
+            bytes_max: bytes_max.max(BYTES_MIN),
+            directory: Some(directory.to_owned()),
+            state: Arc::default(),
+            worker: Mutex::default(),
+        }
     }
 
     pub fn read_only(directory: &Path) -> Self {
@@ -118,18 +119,12 @@ impl AuditLog {
     }
 
     /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
-    ///
-    /// # Errors
-    /// When the directory cannot be read; an absent one is an empty log, and damage is skipped.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
     }
 
     /// The last acts on all images, the latest first. Blocks.
-    ///
-    /// # Errors
-    /// As [`Self::history`].
     pub fn recent(&self, max: usize) -> io::Result<Vec<Act>> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| files::recent(directory, max))
@@ -166,15 +161,10 @@ impl AuditLog {
 impl WriteState {
     /// Counts a lost record; logs the first error only.
     fn failed(&self, why: &str) {
-        self.last_error().replace_range(.., why);
         self.lost.fetch_add(1, Ordering::Relaxed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             tracing::warn!(error = why, "could not write the audit log; decisions continue and are not recorded");
         }
-    }
-
-    fn last_error(&self) -> MutexGuard<'_, String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn succeeded(&self) {
@@ -203,8 +193,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
                 // An unreachable registry causes many failed pulls, none of which changes an image.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
-                let report =
-                    LostLine { at: SystemTime::now(), count: lost - reported, error: state.last_error().clone() };
+                let report = LostLine { at: SystemTime::now(), count: lost - reported };
                 let report = (lost > reported).then_some(Line::Lost(report));
                 let lines: Vec<Line> = report.into_iter().chain([Line::Act(*act)]).collect();
                 match files.append(&lines, is_synced) {

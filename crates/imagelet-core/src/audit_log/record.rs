@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal, or a refusal of one
-//! {"lost":{"at":…,"count":3,"error":…}}                        so much could not be written
+//! {"lost":{"at":…,"count":3}}                                  so much could not be written
 //! ```
 //!
 //! A line is one JSON document without a line end in it, so a reader that finds damage continues with the next line. A
@@ -16,10 +16,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
-    /// Time of the act.
     #[serde(with = "moment")]
     pub at: SystemTime,
-    /// Kind of the act.
     pub code: ActCode,
     /// The image's key; for a change of pins, all matching images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -32,7 +30,6 @@ pub struct Act {
     /// Bytes fetched or reclaimed, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Duration in milliseconds, where recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// Of a removal by a collection, or its refusal: the stable code of the reason.
@@ -56,7 +53,6 @@ pub struct PullHost {
     pub manifest: bool,
     /// Blobs of which it sent bytes.
     pub blobs: u64,
-    /// Bytes of those blobs.
     pub bytes: u64,
     /// Failed requests by class; at most [`PullHost::CLASSES_MAX`] classes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -64,9 +60,7 @@ pub struct PullHost {
 }
 
 impl PullHost {
-    /// Hosts reported for one pull.
     pub const REPORTED_MAX: usize = 8;
-    /// Classes of failures reported for one host.
     pub const CLASSES_MAX: usize = 8;
 
     /// Adds what hosts sent in a further attempt of the same pull.
@@ -92,11 +86,9 @@ impl PullHost {
     }
 }
 
-/// The kind of an act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActCode {
-    /// The image was pulled.
     Pulled,
     /// The image came from an archive.
     Imported,
@@ -104,9 +96,7 @@ pub enum ActCode {
     RemovedOnRequest,
     /// One name of the image was removed on request.
     UntaggedOnRequest,
-    /// A pattern was pinned.
     Pinned,
-    /// A pattern was unpinned.
     Unpinned,
     /// Another image manager of the node pulled it, according to its records.
     Adopted,
@@ -131,7 +121,6 @@ impl ActCode {
         matches!(self, Self::Pinned | Self::Unpinned)
     }
 
-    /// The stable code.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
@@ -156,14 +145,12 @@ pub(super) enum Line {
     Lost(LostLine),
 }
 
-/// Records that were lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LostLine {
     /// When writing succeeded again.
     #[serde(with = "moment")]
     pub(super) at: SystemTime,
     pub(super) count: u64,
-    pub(super) error: String,
 }
 
 /// RFC 3339 times, exact to the nanosecond.

@@ -279,7 +279,6 @@ fn the_log_reports_the_records_that_a_full_queue_lost() {
     let reports: Vec<_> =
         lines.iter().filter_map(|it| if let Line::Lost(lost) = it { Some(lost) } else { None }).collect();
     assert_eq!(reports.iter().map(|lost| lost.count).sum::<u64>(), log.lost());
-    assert!(reports[0].error.contains("slower"), "{reports:?}");
     assert_eq!(log.history("x").unwrap().lost, log.lost());
 }
 

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 
 use super::TrackedCredential;
 
-/// The pod and the repository of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialQuery {
     /// The image's normalised repository, without tag and digest.

@@ -22,7 +22,6 @@ const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
-/// The two types of secret that hold registry credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullSecretKind {
     /// `kubernetes.io/dockerconfigjson`, key `.dockerconfigjson`.
@@ -41,7 +40,6 @@ impl PullSecretKind {
         }
     }
 
-    /// The key under which the secret holds its document.
     pub fn key(self) -> &'static str {
         match self {
             Self::DockerConfigJson => ".dockerconfigjson",
@@ -72,7 +70,6 @@ impl HelperNames {
         self.helper_of(registry_key(repository))
     }
 
-    /// The helper for a registry's host.
     pub(super) fn helper_of(&self, registry: &str) -> Option<(&str, String)> {
         let name = self.by_host.get(registry).unwrap_or(&self.store);
         (!name.is_empty()).then(|| (name.as_str(), server_of(registry).to_owned()))
@@ -90,7 +87,6 @@ pub(super) fn server_of(registry: &str) -> &str {
     if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry }
 }
 
-/// One entry. `Debug` hides the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DockerEntry {
     pub(crate) username: String,
@@ -121,7 +117,6 @@ impl DockerConfig {
         Ok(config)
     }
 
-    /// Without identity tokens, which the kubelet does not read.
     pub(super) fn without_tokens(mut self) -> Self {
         self.entries.values_mut().for_each(|entry| entry.identity_token = None);
         self

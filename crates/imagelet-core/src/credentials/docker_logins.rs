@@ -34,7 +34,6 @@ const HOST_LENGTH_MAX: usize = 255;
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
-/// The logins of one docker configuration file.
 #[derive(Debug)]
 pub struct DockerLogins {
     path: PathBuf,
@@ -71,9 +70,6 @@ impl From<HelperError> for LoginError {
 
 /// The registry that a login names: host and port, in lower case. A scheme and the path of a version are removed; all
 /// names of Docker Hub become `docker.io`.
-///
-/// # Errors
-/// The text has another path, a user, or characters that no host has.
 pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -97,9 +93,6 @@ impl DockerLogins {
     }
 
     /// Keeps a login for a registry, as [`registry_host`] spells it: with its credential helper, else in the file.
-    ///
-    /// # Errors
-    /// The file is unreadable, malformed or cannot be replaced; or the helper fails.
     pub async fn store(&self, registry: &str, user: &str, password: &Secret) -> Result<LoginPlace, LoginError> {
         if user.is_empty() || user.contains(':') {
             return Err(LoginError::User);
@@ -125,9 +118,6 @@ impl DockerLogins {
 
     /// Removes the login of a registry, from its credential helper, if one is configured, and from the file. `false`: it has
     /// no helper, and the file has no login; a helper does not report whether it had one.
-    ///
-    /// # Errors
-    /// As [`Self::store`].
     pub async fn erase(&self, registry: &str) -> Result<bool, LoginError> {
         let helper = self.helper(registry)?;
         if let Some((name, server)) = &helper {

@@ -59,7 +59,6 @@ pub struct TrackedCredential {
     pub hash: String,
 }
 
-/// The owner of a credential.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
     /// The node: every pod may use an image that it opens.
@@ -69,7 +68,6 @@ pub enum CredentialSource {
     ServiceAccount(ObjectIdentity),
 }
 
-/// The identity of a Kubernetes object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectIdentity {
@@ -78,7 +76,6 @@ pub struct ObjectIdentity {
     pub name: String,
 }
 
-/// A pull secret before parsing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullSecret {
     pub identity: ObjectIdentity,
@@ -207,6 +204,13 @@ impl TrackedCredential {
     pub(crate) fn new(credential: Credential, source: CredentialSource) -> Self {
         let hash = hash_of(&credential);
         Self { credential, source, hash }
+    }
+}
+
+impl ObjectIdentity {
+    /// The order of objects in a record.
+    pub(crate) fn sorted_by(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.uid)
     }
 }
 

@@ -22,7 +22,7 @@ pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::{LoginFile, NodeKeyring};
-pub use provider::{Gates, ProviderOptions, Providers, ProvidersError, Variables};
+pub use provider::{ProviderOptions, Providers, ProvidersError, Variables};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use provider::{helper_answer, plugin_answer, provider_names};
@@ -33,7 +33,7 @@ pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    provider::PROVIDER_FAMILIES.into_iter()
+    provider::PROVIDER_FAMILIES.iter().copied()
 }
 
 /// A credential for a registry. `Debug` hides the secret.

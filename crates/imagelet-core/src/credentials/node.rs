@@ -64,7 +64,6 @@ pub enum LoginFile {
 }
 
 impl NodeKeyring {
-    /// A fixed keyring that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
         let cached = Arc::new(NodeCredentials { keyring: Arc::new(keyring), ..NodeCredentials::default() });
         Self { state: Mutex::new(NodeKeyringState { cached, ..NodeKeyringState::default() }), helpers: None }
@@ -76,7 +75,6 @@ impl NodeKeyring {
         Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
     }
 
-    /// Reads a single `config.json`.
     pub fn from_file(path: impl Into<PathBuf>) -> Self {
         let (kind, spelling) = (PullSecretKind::DockerConfigJson, Some(KeySpelling::Kubelet));
         Self::from_files(vec![NodeFile { path: path.into(), kind, spelling }], false)

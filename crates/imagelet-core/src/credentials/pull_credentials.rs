@@ -11,7 +11,6 @@ pub(crate) struct PullCredentials {
     pub(crate) hosts: Vec<HostCredentials>,
 }
 
-/// The credentials of a host that serves the registry's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCredentials {
     /// As in [`crate::runtime::RegistryHost::host`].

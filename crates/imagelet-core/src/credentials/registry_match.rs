@@ -1,6 +1,6 @@
 //! Maps repository names to registries and matches keys with wildcards (`docs/spec/pull.md §6.7`).
 
-use crate::text::quoted;
+use crate::{image::glob_matches, text::quoted};
 
 pub(super) fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
@@ -46,8 +46,7 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 }
 
 impl Location {
-    /// # Errors
-    /// Go's text, where this is not a URL.
+    /// The error is Go's text.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
@@ -99,16 +98,7 @@ fn label_matches(glob: &str, label: &str) -> bool {
         let mut characters = label.chars();
         return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));
     }
-    let mut parts = glob.split('*');
-    let Some(rest) = label.strip_prefix(parts.next().unwrap_or_default()) else { return false };
-    let middle: Vec<&str> = parts.collect();
-    let Some((last, middle)) = middle.split_last() else { return rest.is_empty() };
-    let mut rest = rest;
-    for part in middle {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    rest.ends_with(last)
+    glob_matches(glob, label)
 }
 
 fn check_user(user: &str) -> Result<(), String> {

@@ -22,7 +22,6 @@ impl Secret {
         Self(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns the text, for a request to a registry.
     pub fn expose(&self) -> &str {
         &self.0
     }

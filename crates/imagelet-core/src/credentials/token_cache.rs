@@ -90,7 +90,6 @@ fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }
 }
 
-/// Whether a token is due for renewal, although it may still be valid.
 fn wants_renewal(token: &IssuedToken, now: SystemTime, jitter: Duration) -> bool {
     let life = token.expires.duration_since(token.issued).unwrap_or_default();
     let last_fifth = Duration::from_secs(life.as_secs() / 5);

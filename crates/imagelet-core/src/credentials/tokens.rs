@@ -12,7 +12,6 @@ pub struct ServiceAccount {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The parameters of a token: audience and bound pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TokenRequest {
     pub namespace: String,

@@ -38,7 +38,6 @@ use crate::{
     runtime::RuntimeManager,
 };
 
-/// Collects images, one collection at a time.
 #[derive(Debug)]
 pub struct ImageGc {
     runtime: RuntimeManager,

@@ -15,7 +15,6 @@ use crate::{
 #[derive(Debug)]
 struct Remaining {
     reason: Reason,
-    /// The begin of its removal.
     since: SystemTime,
     /// As a pass after its removal lists them; `None` before that pass.
     names: Option<Vec<String>>,

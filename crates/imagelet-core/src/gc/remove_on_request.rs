@@ -39,9 +39,6 @@ impl ImageGc {
     /// image is absent.
     ///
     /// A concurrent request for the image waits and then finds it absent.
-    ///
-    /// # Errors
-    /// When the image is in use, when its users are unknown, or when the store refuses.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,

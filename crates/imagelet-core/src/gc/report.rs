@@ -16,7 +16,6 @@ use crate::{
     text::aggregate,
 };
 
-/// The results of a collection, or the predicted results of a dry run.
 #[derive(Debug, Default)]
 pub struct GcReport {
     /// The disk at the start; all zero where not measured and not needed by the goal.
@@ -138,7 +137,6 @@ pub enum GcError {
 }
 
 impl GcError {
-    /// The kubelet's event for this error.
     pub fn event(&self) -> Option<GcEvent> {
         let reason = match self {
             Self::NoCapacity => "InvalidDiskCapacity",
@@ -148,7 +146,6 @@ impl GcError {
         Some(GcEvent { reason, message: self.to_string() })
     }
 
-    /// Whether the goal was missed without an error.
     pub fn is_shortfall(&self) -> bool {
         matches!(self, Self::NotEnough { .. } | Self::OutOfReach { .. })
     }

@@ -45,9 +45,6 @@ impl ImageGc {
     }
 
     /// As [`Self::run`]; the audit log names what started the collection: `timer`, `command`, `pull`.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
     pub async fn run_by(&self, by: &str, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         // Held over the whole pass: two concurrent collections would both count the other's removals and together free
         // more than requested.

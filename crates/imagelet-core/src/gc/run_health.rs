@@ -4,7 +4,6 @@ use tracing::Level;
 
 use super::report::GcEvent;
 
-/// Whether the previous run failed. One per daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GcRuns {
     failed: bool,

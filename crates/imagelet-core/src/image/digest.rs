@@ -7,16 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 /// The algorithms of the reference grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DigestAlgorithm {
-    /// SHA-256, 64 hexadecimal digits.
     Sha256,
-    /// SHA-384, 96 hexadecimal digits.
     Sha384,
-    /// SHA-512, 128 hexadecimal digits.
     Sha512,
 }
 
 impl DigestAlgorithm {
-    /// The name before the colon.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -67,7 +63,6 @@ impl Digest {
         Self { algorithm, text: text.into() }
     }
 
-    /// The SHA-256 digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self::from_hash(DigestAlgorithm::Sha256, aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
     }
@@ -76,7 +71,6 @@ impl Digest {
         self.algorithm
     }
 
-    /// The digits after the colon.
     pub fn hex(&self) -> &str {
         &self.text[self.algorithm.name().len() + 1..]
     }

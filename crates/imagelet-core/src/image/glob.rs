@@ -5,7 +5,6 @@ use std::fmt;
 /// Longest glob; no image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
-/// A pattern for whole texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Glob(String);
 
@@ -14,10 +13,6 @@ pub struct Glob(String);
 pub struct GlobError(&'static str);
 
 impl Glob {
-    /// Parses a pattern.
-    ///
-    /// # Errors
-    /// When it is empty, too long, or has characters that no name has.
     pub fn new(text: &str) -> Result<Self, GlobError> {
         if text.is_empty() {
             Err(GlobError("an empty pattern covers nothing"))
@@ -30,9 +25,8 @@ impl Glob {
         }
     }
 
-    /// Whether the pattern matches the whole text.
     pub fn matches(&self, text: &str) -> bool {
-        matches(&self.0, text)
+        glob_matches(&self.0, text)
     }
 
     /// Whether the pattern matches the name of an image or repository, in full or in its short form.
@@ -54,7 +48,8 @@ fn spellings(name: &str) -> impl Iterator<Item = &str> {
     [Some(name), hub, library].into_iter().flatten()
 }
 
-fn matches(pattern: &str, text: &str) -> bool {
+/// Whether a pattern matches the whole text.
+pub(crate) fn glob_matches(pattern: &str, text: &str) -> bool {
     let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let (middle, last) = behind.rsplit_once('*').unwrap_or(("", behind));

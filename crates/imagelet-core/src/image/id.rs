@@ -24,7 +24,6 @@ enum IdText {
 }
 
 impl ImageId {
-    /// Wraps an id as the store spells it.
     pub fn new(id: impl AsRef<str>) -> Self {
         let id = id.as_ref();
         Self(match u8::try_from(id.len()) {
@@ -115,7 +114,6 @@ pub struct ImageKey {
 }
 
 impl ImageKey {
-    /// Joins an id and a handler; an empty handler means the default one.
     pub fn new(id: ImageId, handler: String) -> Self {
         Self { id, handler }
     }

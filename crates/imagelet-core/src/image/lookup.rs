@@ -10,7 +10,6 @@ use super::{
 const ID_PREFIX_LENGTH_MIN: usize = 3;
 const ID_LENGTH: usize = 64;
 
-/// The present images and their names.
 pub trait ImageNames {
     fn has(&self, id: &ImageId) -> bool;
 
@@ -35,9 +34,6 @@ pub enum LookupError {
 ///
 /// A whole digest is an id only, so a manifest digest finds nothing. The name is next, normalised by Docker's rules,
 /// its tag dropped where a digest follows; the id prefix is last.
-///
-/// # Errors
-/// When the text is empty or ambiguous.
 pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, LookupError> {
     if text.is_empty() {
         return Err(LookupError::Empty);

@@ -4,7 +4,6 @@ use std::{fmt, ops::Add};
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);

@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use docker_hub::DOCKER_HUB_NAMES;
 pub use docker_hub::{DOCKER_HUB, DOCKER_HUB_HOST, is_docker_hub};
-pub(crate) use glob::GLOB_LENGTH_MAX;
+pub(crate) use glob::{GLOB_LENGTH_MAX, glob_matches};
 pub use glob::{Glob, GlobError};
 pub use id::{ImageId, ImageKey};
 pub use lookup::{ImageNames, LookupError, look_up, split_names};

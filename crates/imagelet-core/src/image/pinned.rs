@@ -1,6 +1,6 @@
 //! Names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
 
-use super::{Image, Reference};
+use super::{Glob, Image, Reference};
 
 /// Pinned names, whatever image they refer to at the time.
 ///
@@ -16,15 +16,10 @@ use super::{Image, Reference};
 pub struct PinnedNames(Vec<Pattern>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Pattern {
-    /// A whole name; tags keep their capital letters.
-    Exact(String),
-    /// A whole name, in lower case.
-    Whole(String),
-    /// `TEXT*`: a prefix.
-    Beginning(String),
-    /// `*TEXT*`: a part of the name.
-    Within(String),
+struct Pattern {
+    glob: Glob,
+    /// In lower case, for names in any case. Tags of whole names keep their capital letters.
+    is_caseless: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,18 +29,22 @@ pub struct PinnedNamesError(String);
 impl PinnedNames {
     /// containerd's notation: whole names, compared after normalisation.
     pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
-        let kept = |name: &str| name.parse::<Reference>().map(|name| name.canonical().to_string());
-        let spelled = names.into_iter().flat_map(|name| [Some(name.to_owned()), kept(name).ok()]);
-        Self(spelled.flatten().filter(|name| !name.is_empty()).map(Pattern::Exact).collect())
+        let mut pinned = Self::default();
+        names.into_iter().filter(|name| !name.contains('*')).for_each(|name| pinned.add(name, false));
+        pinned
+    }
+
+    /// Adds a pattern, and the full name that it stands for: a name without tag means `latest`.
+    fn add(&mut self, text: &str, is_caseless: bool) {
+        let full = text.parse::<Reference>().ok().map(|name| name.canonical().to_string());
+        let globs = [Some(text), full.as_deref()].into_iter().flatten().filter_map(|text| Glob::new(text).ok());
+        self.0.extend(globs.map(|glob| Pattern { glob, is_caseless }));
     }
 
     /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
     /// the name, domain included; CRI-O also matches it within.
-    ///
-    /// # Errors
-    /// When a pattern would pin everything or nothing, or has a `*` elsewhere.
     pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PinnedNamesError> {
-        let mut patterns = Vec::new();
+        let mut pinned = Self::default();
         for text in texts {
             let small = text.trim().to_ascii_lowercase();
             let refused = |why: &str| Err(PinnedNamesError(why.to_owned()));
@@ -60,22 +59,11 @@ impl PinnedNames {
             if middle.contains('*') || (front && !end) {
                 return refused(&format!("`{text}`: a `*` stands at the end, or at both ends"));
             }
-            let pattern = match (front, end) {
-                (false, false) => {
-                    // A name without tag means `latest`.
-                    let kept = small.parse::<Reference>().map(|name| name.canonical().to_string());
-                    patterns.extend(kept.ok().filter(|kept| *kept != small).map(Pattern::Whole));
-                    Pattern::Whole(small)
-                }
-                (false, true) => Pattern::Beginning(middle.to_owned()),
-                _ => Pattern::Within(middle.to_owned()),
-            };
-            patterns.push(pattern);
+            pinned.add(&small, true);
         }
-        Ok(Self(patterns))
+        Ok(pinned)
     }
 
-    /// The union of both.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -88,21 +76,15 @@ impl PinnedNames {
 
     /// Whether a name, in full and with its tag or digest, is pinned.
     pub fn pins(&self, name: &str) -> bool {
-        self.0.iter().any(|pattern| match pattern {
-            Pattern::Exact(whole) => name == whole,
-            Pattern::Whole(whole) => name.eq_ignore_ascii_case(whole),
-            Pattern::Beginning(beginning) => name.to_ascii_lowercase().starts_with(beginning),
-            Pattern::Within(word) => name.to_ascii_lowercase().contains(word),
-        })
+        let small = name.to_ascii_lowercase();
+        self.0.iter().any(|pattern| pattern.glob.matches(if pattern.is_caseless { &small } else { name }))
     }
 
-    /// Whether an unpinned image has a pinned name.
     pub fn marks(&self, image: &Image) -> bool {
         let is_named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
         !image.pinned && !self.is_empty() && is_named()
     }
 
-    /// Marks an image with a pinned name as pinned.
     pub fn mark(&self, image: &mut Image) {
         image.pinned |= self.marks(image);
     }

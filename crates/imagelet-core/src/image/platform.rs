@@ -5,9 +5,7 @@ use std::{fmt, str::FromStr};
 /// `OS/ARCHITECTURE[/VARIANT]` in Go's spelling, as in image indexes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Platform {
-    /// `linux`
     pub os: String,
-    /// `amd64`, `arm64`, …
     pub architecture: String,
     /// `v8`, …; `None` accepts an entry without variant.
     pub variant: Option<String>,
@@ -18,7 +16,6 @@ pub struct Platform {
 pub struct PlatformError(String);
 
 impl Platform {
-    /// The platform of this build.
     pub fn host() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",

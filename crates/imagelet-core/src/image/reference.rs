@@ -26,15 +26,11 @@ pub struct Reference {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
-    /// The text does not match the grammar.
     #[error("invalid reference format")]
     Format,
     /// The text begins with a scheme, which no reference has.
     #[error("invalid reference format")]
-    Scheme {
-        /// What to write instead.
-        hint: String,
-    },
+    Scheme { hint: String },
     /// The repository has capital letters, in this part.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
@@ -45,7 +41,6 @@ pub enum ReferenceError {
     Empty,
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     LooksLikeId(String),
-    /// The path is longer than the grammar allows.
     #[error("repository name must not be more than {PATH_LENGTH_MAX} characters")]
     TooLong,
     #[error(transparent)]
@@ -177,9 +172,6 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
 }
 
 /// The user's spelling, with `:latest` where it has neither tag nor digest: the name passed to a runtime.
-///
-/// # Errors
-/// When the text is not a reference.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
     // A parsed name ends in its last path component; a colon after the last slash starts a tag.
@@ -189,9 +181,6 @@ pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
 }
 
 /// The user's spelling without tag and digest, by the parser that does not normalise.
-///
-/// # Errors
-/// When the text does not match the grammar as written.
 pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     match Parts::parse(text) {
         Ok(parts) => Ok(parts.name),

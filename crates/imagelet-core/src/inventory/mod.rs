@@ -47,19 +47,19 @@ use self::{
     observation_window::ObservationWindow,
     pins::{change::parse_patterns, of_sets},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
-    usage_history::{UsageHistory, image_usage::UseReport},
+    usage_history::UsageHistory,
     waiting_pods::PodLeases,
 };
 pub use self::{
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, of_sets::OwnedPin},
-    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
+    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory, UseReport},
     waiting_pods::WaitingPod,
 };
 use crate::{
     durable::{MachineDisk, StateDir},
-    image::{ByteSize, Image, ImageKey},
+    image::{Image, ImageKey},
     leases::{LeaseFile, LeaseService},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
@@ -95,16 +95,13 @@ struct InventoryState {
     memory: UsageHistory,
     /// The last used time; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
-    /// At the start and at each pass.
     clocks: Option<Clocks>,
-    /// The end of the last pass.
     passed_at: Option<Instant>,
     snapshot: Option<Arc<Snapshot>>,
     pod_leases: PodLeases,
     pins: Vec<PinPattern>,
     /// Pins of the configuration, which no command removes.
     configured_pins: Vec<PinPattern>,
-    /// Pins of `ImageSet` objects.
     set_pins: Vec<OwnedPin>,
     /// Mounts never change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
@@ -115,7 +112,6 @@ struct InventoryState {
     flushed_at: Option<Instant>,
 }
 
-/// The result of one pass.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// When the listings were complete.
@@ -124,7 +120,6 @@ pub struct Snapshot {
     pub entries: Vec<Arc<ImageEntry>>,
     /// Start of watching without a long gap; earlier uses may be missing.
     pub watched_since: SystemTime,
-    /// Number of listed runtime containers.
     pub containers: usize,
     /// No container is listed after some were listed: the users are unknown.
     pub containers_vanished: bool,
@@ -138,11 +133,9 @@ impl Snapshot {
     }
 }
 
-/// An image with its ages, uses and pins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageEntry {
     pub image: Arc<Image>,
-    /// Time of the first pass that saw it.
     pub first_seen: SystemTime,
     /// Time of the last use or request.
     pub last_used: Option<SystemTime>,
@@ -150,7 +143,6 @@ pub struct ImageEntry {
     pub leased_at: Option<SystemTime>,
     /// The last user as `NAMESPACE/POD`, if a pod.
     pub last_user: Option<String>,
-    /// The end of its last lease.
     pub leased_until: Option<SystemTime>,
     /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of it yet.
     pub awaited_by: Vec<String>,
@@ -174,20 +166,9 @@ impl ImageEntry {
     }
 }
 
-/// An image returned to a caller that may start a container from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HandedOut {
-    pub key: ImageKey,
-    /// `NAMESPACE/POD` of the requesting pod, if any.
-    pub user: Option<String>,
-    /// Compressed bytes fetched and the duration, if pulled.
-    pub pulled: Option<(ByteSize, Duration)>,
-}
-
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InventoryError {
-    /// The runtime did not list images or pods.
     #[error(transparent)]
     List(RuntimeError),
     /// The runtime did not report a container's mounts. The kubelet's text includes the cause.
@@ -198,7 +179,6 @@ pub enum InventoryError {
     Sandboxes(RuntimeError),
     #[error("could not keep the inventory in `{}`", path.display())]
     File {
-        /// The directory of the file.
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -214,9 +194,6 @@ pub enum InventoryError {
 impl Inventory {
     /// An inventory of this runtime's images, stored in `state_dir` if given. A damaged file is set aside as
     /// `NAME.corrupt-SECONDS` and logged.
-    ///
-    /// # Errors
-    /// When the directory cannot be created or its files cannot be read.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
         let open =
             |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
@@ -224,9 +201,6 @@ impl Inventory {
     }
 
     /// Opens a directory without writing: changes are not stored, and pins cannot change.
-    ///
-    /// # Errors
-    /// When an existing file cannot be read.
     pub fn open_read_only(runtime: RuntimeManager, state_dir: &Path) -> Result<Self, InventoryError> {
         Self::with_state(runtime, Some(StateDir::open_read_only(state_dir)))
     }
@@ -287,37 +261,27 @@ impl Inventory {
         Ok(snapshot)
     }
 
-    /// The last pass's result, without a runtime call.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.lock().snapshot.clone()
     }
 
     /// Records a request for the image by a caller that may start a container, which counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
-        self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
+        self.record(key, UseReport::default(), 1, now);
     }
 
-    /// Records that a caller got the image, with its pod and the pull cost; this counts as use.
-    pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
-        self.record(handed, 1, false, now);
-    }
-
-    /// Records an image that a caller got. A prefetch is no use of it.
-    pub(crate) fn record(&self, handed: &HandedOut, uses: u64, is_prefetch: bool, now: SystemTime) {
+    /// Records an image that a caller got, with this number of uses. A prefetch is no use of it.
+    pub fn record(&self, key: &ImageKey, mut report: UseReport, uses: u64, now: SystemTime) {
         let mut state = self.lock();
         let now = state.time(now);
         state.seen_at = state.seen_at.max(Some(now));
-        let pulled = handed.pulled.map(|(bytes, duration)| PullCost { bytes, duration, at: now });
-        let reported = UseReport { user: handed.user.clone(), pulled, is_prefetch };
-        state.memory.used(&handed.key, reported, uses, now);
+        report.pulled.iter_mut().for_each(|cost| cost.at = now);
+        state.memory.used(key, report, uses, now);
         state.dirty = true;
     }
 
     /// Leases the image that `ask` finds to a pod, by uid or empty, as `LeaseService::leased` does. A pod's manager has
     /// recorded the use itself.
-    ///
-    /// # Errors
-    /// The error of `ask`.
     pub async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -329,7 +293,7 @@ impl Inventory {
         F: Future<Output = Result<T, E>>,
     {
         let granted = |key, at| {
-            self.record(&HandedOut { key, user: None, pulled: None }, u64::from(pod.is_empty()), false, at);
+            self.record(&key, UseReport::default(), u64::from(pod.is_empty()), at);
         };
         self.leases.leased(pod, now, ask, key, granted).await
     }

@@ -15,7 +15,6 @@ use crate::inventory::Inventory;
 /// An older list is refreshed; the interval of the kubelet's loop.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
-/// Limit of reported names per image.
 const NAMES_MAX: usize = 5;
 
 /// An image in `status.images` of a Node.
@@ -24,7 +23,6 @@ const NAMES_MAX: usize = 5;
 pub struct NodeImage {
     /// Its digests, then its tags, the first five.
     pub names: Vec<String>,
-    /// The listed size in bytes.
     pub size_bytes: u64,
 }
 

@@ -13,12 +13,9 @@ pub const VANISHED_WAIT: Duration = Duration::from_mins(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct ObservationWindow {
-    /// Start of watching without a long gap.
     pub(super) since: Option<SystemTime>,
     pub(super) last_pass: Option<SystemTime>,
-    /// Containers of the last pass.
     pub(super) containers: usize,
-    /// Time at which all containers vanished at once.
     pub(super) vanished_at: Option<SystemTime>,
 }
 

@@ -8,7 +8,6 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX, split_known};
 use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
 
-/// The pin of an image for new sandboxes.
 pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
 
 /// Image of each sandbox by id; `None` where the runtime does not report it.

@@ -47,9 +47,6 @@ impl LeaseFile {
     }
 
     /// Writes the leases up to this version, which are valid that long; concurrent callers share a write.
-    ///
-    /// # Errors
-    /// When the file cannot be written; the leases hold for this process alone.
     pub(super) async fn keep(
         &self,
         wanted: u64,

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark, RemovalBlocker};
 use crate::image::{ImageId, ImageKey};
 
-/// All leases, in memory and in their file.
 #[derive(Debug)]
 pub struct LeaseService {
     state: Mutex<Leases>,
@@ -54,7 +53,6 @@ impl LeaseService {
         leases.pods_unknown_until = Some(now + leases.lasts);
     }
 
-    /// The end of the image's last lease.
     pub fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         self.lock().until(id, now)
     }
@@ -65,9 +63,6 @@ impl LeaseService {
     /// `ask` is a look or a pull; `key` extracts the found image; `granted` is called with each lease. If a removal
     /// intervenes between the answer and the lease, `ask` runs again, so the returned image is present. Concurrent requests
     /// share one write to the disk, and a repeated request within seconds writes nothing.
-    ///
-    /// # Errors
-    /// The error of `ask`.
     pub(crate) async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -140,7 +135,6 @@ impl LeaseService {
         }
     }
 
-    /// Adds the leases that other processes wrote.
     pub(crate) async fn reload(&self, now: SystemTime) {
         match self.file.reload().await {
             Ok(found) => self.lock().restore(found, now, false),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
-    metrics::{Family, MetricKind, Metrics, families},
+    metrics::{MetricKind, Metrics, families},
     records::CheckResult,
     runtime::Fault,
 };
@@ -30,6 +30,15 @@ families! {
     WAIT_SECONDS = "imagelet_pull_wait_seconds",
         "How long pulls waited for their turn, for a slot and for the rate.",
         MetricKind::Histogram(&[0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0]), &[];
+    PULLS = "imagelet_pulls_total",
+        "Pulls of the store or runtime that ended, by outcome: pulled, failed, cancelled. Callers that share a pull count once.",
+        MetricKind::Counter, &["outcome"];
+    WAITS = "imagelet_pull_waits_total",
+        "Waits of layers for what other pulls hold, by thing: memory, place, layer, space. Of memory, places and space, waits of less than a quarter of a second do not count.",
+        MetricKind::Counter, &["thing"];
+    RECEIVED = "imagelet_pull_received_bytes_total",
+        "Bytes of layers that pulls received, compressed as in the registry; none of pulls by a runtime.",
+        MetricKind::Counter, &[];
     STALE_USED = "imagelet_stale_used_total",
         "Number of images used under the policy Always while their registry was unavailable.",
         MetricKind::Counter, &[];

@@ -43,7 +43,7 @@ use crate::{
     metrics::{Family, Metrics},
     node_policy::NodePolicy,
     records::PullRecords,
-    runtime::{Progress, PullEstimate, RuntimeManager},
+    runtime::{PullEstimate, PullWatcher, RuntimeManager},
 };
 
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
@@ -128,12 +128,12 @@ impl ImageManager {
     /// An image returned as present stays present: a concurrent removal restarts the steps. Dropping the future frees
     /// the queue slot and cancels the pull, unless other clients wait for it. Its intent stays until a check for the
     /// image.
-    pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
+    pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.parts.inventory.as_ref().filter(|_| request.is_for_a_container()) else {
-            return self.ensure_once(request, progress).await;
+            return self.ensure_once(request, watcher).await;
         };
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
-        let ask = || self.ensure_once(request, Arc::clone(&progress));
+        let ask = || self.ensure_once(request, Arc::clone(&watcher));
         inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
     }
 
@@ -143,8 +143,8 @@ impl ImageManager {
         Ensuring::new(self, request, None).estimate().await
     }
 
-    async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
-        let ensured = Ensuring::new(self, request, Some(&self.parts.metrics)).run(progress).await;
+    async fn ensure_once(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
+        let ensured = Ensuring::new(self, request, Some(&self.parts.metrics)).run(watcher).await;
         ensured.inspect_err(|error| meters::failed(&self.parts.metrics, &error.fault()))
     }
 
@@ -162,6 +162,12 @@ impl ImageManager {
             .collect();
         held_back.sort_by(|a, b| (a.remaining, &a.image, &a.pod_uid).cmp(&(b.remaining, &b.image, &b.pod_uid)));
         ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
+    }
+
+    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
+    /// ended.
+    pub fn pulls_since(&self, version: u64) -> (u64, Vec<PullStatus>) {
+        self.puller.since(version)
     }
 
     /// The node's own credentials, from its files.

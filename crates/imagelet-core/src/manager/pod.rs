@@ -11,7 +11,7 @@ use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind},
     image::Reference,
-    runtime::Progress,
+    runtime::PullWatcher,
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
@@ -94,13 +94,13 @@ impl ImageManager {
     /// [`NodePolicy::parallel_pod_images`](crate::node_policy::NodePolicy::parallel_pod_images) all run in sequence, and
     /// images that a failed init container or volume blocks are not requested.
     ///
-    /// `progress` makes the sink of an image whose request begins, and `finished` receives each result; neither blocks.
+    /// `watcher` makes the watcher of an image whose request begins, and `finished` receives each result; neither blocks.
     ///
     /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(
         &self,
         request: &PodRequest,
-        progress: &(dyn Fn(usize) -> Progress + Sync),
+        watcher: &(dyn Fn(usize) -> PullWatcher + Sync),
         finished: &(dyn Fn(usize, &PodOutcome) + Sync),
     ) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
@@ -119,7 +119,7 @@ impl ImageManager {
                     let blocked = blocked_by(&request.images, &lock(), step[0], in_parallel);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
-                        None => self.ensure_one(request, step[0], progress(step[0])).await,
+                        None => self.ensure_one(request, step[0], watcher(step[0])).await,
                     };
                     for image in step {
                         lock()[image] = Some(outcome.clone());
@@ -136,7 +136,7 @@ impl ImageManager {
         results.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
     }
 
-    async fn ensure_one(&self, request: &PodRequest, image: usize, progress: Progress) -> PodOutcome {
+    async fn ensure_one(&self, request: &PodRequest, image: usize, watcher: PullWatcher) -> PodOutcome {
         let wanted = &request.images[image];
         let asked = EnsureRequest {
             image: wanted.image.clone(),
@@ -146,7 +146,7 @@ impl ImageManager {
             priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
             ..request.common.clone()
         };
-        match self.ensure(&asked, progress).await {
+        match self.ensure(&asked, watcher).await {
             Ok(ensured) => PodOutcome::Ensured(ensured),
             Err(error) => PodOutcome::Failed(error),
         }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::puller::circuit_breaker::OpenCircuit;
+use super::{PodIdentity, puller::circuit_breaker::OpenCircuit};
+use crate::runtime::PullProgress;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct ManagerStatus {
     /// Running and waiting pulls, oldest first.
     pub pulls: Vec<PullStatus>,
@@ -15,9 +16,13 @@ pub struct ManagerStatus {
     pub open_circuits: Vec<OpenCircuit>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct PullStatus {
+    /// Unique in this process, from one on.
+    pub number: u64,
     pub image: String,
+    /// The pod of its first client.
+    pub pod: PodIdentity,
     pub state: PullState,
     pub since: Instant,
     /// The number of requests for it; zero in its grace.
@@ -25,6 +30,7 @@ pub struct PullStatus {
     /// Its place in the queue, from one on; `None` once it runs.
     pub position: Option<usize>,
     pub priority: i32,
+    pub progress: PullProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

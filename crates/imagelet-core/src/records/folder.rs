@@ -88,24 +88,22 @@ impl<T: RecordFile> RecordFolder<T> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the disk where memory has an unreadable file.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
-        self.find_in_memory(key).or_else(|_| Ok(of_key(key, self.read_again(&file_name(key))?)))
-    }
-
-    pub(super) fn find_in_memory(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
-        Ok(of_key(key, self.files().get(&file_name(key)).cloned().transpose()?))
+        let found = self.files().get(&file_name(key)).cloned().transpose()?;
+        // A file with another key's content says nothing about this key.
+        Ok(found.filter(|found| found.key() == key))
     }
 
     pub(super) fn any(&self, mut wanted: impl FnMut(&T) -> bool) -> bool {
         self.files().values().flatten().any(|record| wanted(record))
     }
 
-    /// All records, and why files cannot be read, one error for each.
+    /// All records, and why files cannot be read, one error for each. An unreadable file is read again: it may be repaired
+    /// or deleted, or its disk failed for a moment.
     pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
-        let unreadable: Vec<String> =
-            self.files().iter().filter(|(_, file)| file.is_err()).map(|(name, _)| name.clone()).collect();
-        let failures = unreadable.iter().filter_map(|name| self.read_again(name).err()).collect();
+        let broken = |(name, file): (&String, &Result<_, _>)| file.is_err().then(|| name.clone());
+        let broken: Vec<String> = self.files().iter().filter_map(broken).collect();
+        let failures = broken.iter().filter_map(|name| self.read_again(name)).collect();
         (self.files().values().flatten().cloned().collect(), failures)
     }
 
@@ -168,9 +166,8 @@ impl<T: RecordFile> RecordFolder<T> {
         }
     }
 
-    /// Reads a file that could not be read: it may be repaired or deleted, or its disk failed for a moment. Writes
-    /// nothing, because no turn excludes other changes; such a change counts more than what was read.
-    fn read_again(&self, name: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+    /// Writes nothing; a change meanwhile counts more than what was read.
+    fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
         let file = match self.read(name) {
             Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,
             file => Some(file.map(|file| Arc::new(file.content)).map_err(Arc::new)),
@@ -180,17 +177,12 @@ impl<T: RecordFile> RecordFolder<T> {
             files.remove(name);
             files.extend(file.map(|file| (name.to_owned(), file)));
         }
-        files.get(name).cloned().transpose()
+        files.get(name)?.as_ref().err().cloned()
     }
 
     fn files(&self) -> MutexGuard<'_, Files<T>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A file with another key's content says nothing about this key.
-fn of_key<T: RecordFile>(key: &str, found: Option<Arc<T>>) -> Option<Arc<T>> {
-    found.filter(|found| found.key() == key)
 }
 
 fn drop_unfinished(path: &Path) -> io::Result<()> {
@@ -218,7 +210,7 @@ fn names(path: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn read(file: File) -> io::Result<Vec<u8>> {
+pub(super) fn read(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > FILE_LENGTH_MAX {
@@ -307,8 +299,8 @@ mod tests {
         let folder = open(root.path());
         assert!(folder.find("a").is_err() && folder.list().1.len() == 1);
         fs::write(&path, PullIntent::new("a").encode()).unwrap();
-        assert!(folder.find_in_memory("a").is_err(), "memory alone says nothing new");
-        assert!(folder.find("a").unwrap().is_some() && folder.list().1.is_empty());
+        assert!(folder.find("a").is_err(), "memory alone says nothing new");
+        assert!(folder.list().1.is_empty() && folder.find("a").unwrap().is_some());
     }
 
     #[test]
@@ -323,8 +315,8 @@ mod tests {
         for path in &paths {
             fs::remove_file(path).unwrap();
         }
-        assert!(folder.find("a").unwrap().is_none());
         assert_eq!((folder.list().1.len(), folder.count()), (0, 0));
+        assert!(folder.find("a").unwrap().is_none());
     }
 
     #[test]
@@ -335,8 +327,8 @@ mod tests {
         let folder = open(root.path());
         let old = String::from_utf8(PullIntent::new("a").encode()).unwrap().replace("v1beta1", "v1alpha1");
         fs::write(&path, &old).unwrap();
-        assert!(folder.find("a").unwrap().is_some());
-        assert_eq!(fs::read_to_string(&path).unwrap(), old, "a lookup has no turn to write");
+        assert_eq!(folder.list().0.len(), 1);
+        assert_eq!(fs::read_to_string(&path).unwrap(), old, "a list has no turn to write");
         open(root.path());
         assert_eq!(fs::read(&path).unwrap(), PullIntent::new("a").encode());
     }

@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::{self, Read as _},
+    io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 use super::{
     PulledRecord,
     file::{RecordFile as _, file_name},
-    folder::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
+    folder::{PREFIX, UNFINISHED, read},
 };
 use crate::image::ImageId;
 
@@ -45,18 +45,12 @@ impl KubeletRecords {
     }
 
     /// Whether the kubelet pulled an image.
-    ///
-    /// # Errors
-    /// When it did, and its record cannot be read.
     pub fn include(&self, id: &ImageId) -> io::Result<bool> {
         let record = self.read(&file_name(id.as_str()))?;
         Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
     }
 
     /// Reads all records; unreadable ones are listed with their reason.
-    ///
-    /// # Errors
-    /// When the folder exists and cannot be read.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
         let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
@@ -94,12 +88,7 @@ impl KubeletRecords {
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
-        let mut content = Vec::new();
-        file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
-        if content.len() as u64 > FILE_LENGTH_MAX {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        PulledRecord::decode(&content).map(|decoded| Some(decoded.content)).map_err(io::Error::other)
+        PulledRecord::decode(&read(file)?).map(|decoded| Some(decoded.content)).map_err(io::Error::other)
     }
 }
 
@@ -115,6 +104,7 @@ mod tests {
     use std::{os::unix::fs::symlink, time::Duration};
 
     use super::*;
+    use crate::records::folder::FILE_LENGTH_MAX;
 
     const GOOD: &str = "sha256:1";
 

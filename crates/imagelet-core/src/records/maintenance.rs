@@ -22,12 +22,10 @@ const TOUCHED_MAX: usize = 4096;
 /// An interrupted pull is over when its image is still missing after this many checks, one collection apart.
 const LOOKS_MAX: u8 = 2;
 
-/// The result of a check for interrupted pulls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Pulls that had finished unrecorded; their images now require credentials.
     pub finished: usize,
-    /// Pulls that never finished.
     pub unfinished: usize,
 }
 
@@ -83,9 +81,7 @@ impl PullRecords {
     /// Resolves the intents without a running pull: a pull whose image is present did finish.
     ///
     /// Such an image gets a record without a client, so each client has to present credentials.
-    ///
-    /// # Errors
-    /// When an intent could not be closed; it stays, and all others are closed.
+    /// An intent that cannot be closed stays, and all others are closed.
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],

@@ -1,6 +1,7 @@
 //! Merges one more pull into a record (`docs/spec/pull.md §8.5`); pure functions.
 
-use super::file::{ImageAccess, PulledRecord};
+use super::file::{ImageAccess, PulledRecord, RecordedSecret};
+use crate::credentials::ObjectIdentity;
 
 /// Adds the credentials that opened the image under a name. Returns whether the record changed.
 pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess) -> bool {
@@ -18,40 +19,25 @@ pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess)
         *entry = ImageAccess { node_pods_accessible: true, ..ImageAccess::default() };
         return true;
     }
-    if access.kubernetes_secrets.is_empty() { merge_accounts(entry, access) } else { merge_secrets(entry, access) }
+    let (secrets, accounts) = (&access.kubernetes_secrets, &access.kubernetes_service_accounts);
+    if secrets.is_empty() {
+        merge_sorted(&mut entry.kubernetes_service_accounts, accounts, ObjectIdentity::sorted_by)
+    } else {
+        merge_sorted(&mut entry.kubernetes_secrets, secrets, RecordedSecret::object)
+    }
 }
 
-fn merge_secrets(entry: &mut ImageAccess, access: &ImageAccess) -> bool {
-    let mut changed = false;
-    for secret in &access.kubernetes_secrets {
-        let known = entry.kubernetes_secrets.iter_mut().find(|known| known.object() == secret.object());
-        match known {
-            Some(known) if known.credential_hash == secret.credential_hash => continue,
-            Some(known) => known.credential_hash.clone_from(&secret.credential_hash),
-            None => entry.kubernetes_secrets.push(secret.clone()),
-        }
-        changed = true;
+/// Replaces or adds items of a sorted list, by their objects. Returns whether it changed.
+fn merge_sorted<T: Clone + PartialEq>(known: &mut Vec<T>, items: &[T], object: fn(&T) -> (&str, &str, &str)) -> bool {
+    if items.iter().all(|item| known.contains(item)) {
+        return false;
     }
-    if changed {
-        entry.kubernetes_secrets.sort_by(|a, b| a.object().cmp(&b.object()));
+    for item in items {
+        known.retain(|known| object(known) != object(item));
+        known.push(item.clone());
     }
-    changed
-}
-
-fn merge_accounts(entry: &mut ImageAccess, access: &ImageAccess) -> bool {
-    let mut changed = false;
-    for account in &access.kubernetes_service_accounts {
-        if !entry.kubernetes_service_accounts.contains(account) {
-            entry.kubernetes_service_accounts.push(account.clone());
-            changed = true;
-        }
-    }
-    if changed {
-        entry
-            .kubernetes_service_accounts
-            .sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    }
-    changed
+    known.sort_by(|a, b| object(a).cmp(&object(b)));
+    true
 }
 
 #[cfg(test)]

@@ -12,12 +12,10 @@
 
 mod file;
 mod folder;
-mod gauges;
 mod intent_match;
 mod kubelet_import;
 mod maintenance;
 mod merge;
-mod settings;
 mod verify;
 
 use std::{
@@ -38,28 +36,32 @@ use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
 pub use maintenance::{Absent, PruneMark, Recovered};
-pub use settings::{Guard, RecordsSettings};
 #[cfg(test)]
 pub(crate) use tests::faults;
 pub(crate) use verify::{AccessProof, CheckResult, Verdict};
-pub use verify::{Allowlist, AllowlistError, VerificationPolicy};
+pub use verify::{Allowlist, AllowlistError, Guard, RecordsSettings, VerificationPolicy};
 
 use crate::{
     durable::{Disk, MachineDisk},
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
-    metrics::Metrics,
+    metrics::{Family, MetricKind, Metrics, families},
 };
 
-pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    gauges::FAMILIES.into_iter()
+families! {
+    INTENTS = "kubelet_imagemanager_ondisk_pullintents", "Number of ImagePullIntents stored on disk.",
+        MetricKind::Gauge, &[];
+    RECORDS = "kubelet_imagemanager_ondisk_pulledrecords", "Number of ImagePulledRecords stored on disk.",
+        MetricKind::Gauge, &[];
+}
+
+pub fn metric_families() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().copied()
 }
 
 /// Most unrecorded images that are tracked individually; beyond that, every image counts as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
 /// A time this far ahead is a corrected clock; later times are invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
-
-type Find<T> = fn(&RecordFolder<T>, &str) -> Result<Option<Arc<T>>, Arc<Unreadable>>;
 
 /// The recorded pulls, and the access of clients that follows from them.
 pub struct PullRecords {
@@ -136,9 +138,7 @@ impl PullRecords {
     }
 
     /// Reads the records below a read-only data root. Changes end with the process.
-    ///
-    /// # Errors
-    /// When a folder exists and cannot be read: without its records every client could use the present images.
+    /// An unreadable folder is an error: without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), true)
     }
@@ -164,7 +164,6 @@ impl PullRecords {
         Self::in_memory_with(VerificationPolicy::NeverVerifyPreloadedImages)
     }
 
-    /// As [`Self::in_memory`], with other settings.
     pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
         Self {
             intents: RecordFolder::in_memory(),
@@ -180,7 +179,6 @@ impl PullRecords {
         Self { settings: None, ..Self::in_memory() }
     }
 
-    /// Whether pulls are recorded and verified.
     pub(crate) fn is_on(&self) -> bool {
         self.settings.is_some()
     }
@@ -237,32 +235,16 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// As [`Self::look_up`], which blocks only where a record or an intent is unreadable.
-    pub(crate) async fn evidence(self: &Arc<Self>, image: &str, found: &Image) -> Evidence {
-        if let Ok(evidence) = self.look_up_by(RecordFolder::find_in_memory, RecordFolder::find_in_memory, image, found)
-        {
-            return evidence;
-        }
-        let (image, found) = (image.to_owned(), found.clone());
-        self.on_disk(move |records| records.look_up(&image, &found)).await
-    }
-
-    /// Looks up what is recorded about a present image, without a wait for pulls that write their records.
-    pub(crate) fn look_up(&self, image: &str, found: &Image) -> Evidence {
-        self.look_up_by(RecordFolder::find, RecordFolder::find, image, found).unwrap_or_else(|error| {
+    /// Looks up what is recorded about a present image. Reads no disk, and waits for no pull that writes its record.
+    pub(crate) fn evidence(&self, image: &str, found: &Image) -> Evidence {
+        self.look_up(image, found).unwrap_or_else(|error| {
             let id = found.id.as_str();
             tracing::warn!(image, id, %error, "a pull record cannot be read; its image asks for credentials");
             Evidence::Unreadable
         })
     }
 
-    fn look_up_by(
-        &self,
-        record: Find<PulledRecord>,
-        intent: Find<PullIntent>,
-        image: &str,
-        found: &Image,
-    ) -> Result<Evidence, Arc<Unreadable>> {
+    fn look_up(&self, image: &str, found: &Image) -> Result<Evidence, Arc<Unreadable>> {
         let id = found.id.as_str();
         if !self.is_on() {
             return Ok(Evidence::Begun(false));
@@ -270,20 +252,17 @@ impl PullRecords {
         if id.is_empty() {
             return Ok(Evidence::Absent);
         }
-        if let Some(record) = record(&self.records, id)? {
+        if let Some(record) = self.records.find(id)? {
             return Ok(Evidence::Record(record));
         }
-        if self.is_unrecorded(&found.id) || self.begun_for(intent, image, found)? {
+        if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
             return Ok(Evidence::Begun(true));
         }
         // A pull that ended meanwhile had written its record before it removed its intent.
-        Ok(record(&self.records, id)?.map_or(Evidence::Begun(false), Evidence::Record))
+        Ok(self.records.find(id)?.map_or(Evidence::Begun(false), Evidence::Record))
     }
 
     /// Decides from the evidence of [`Self::evidence`] whether a client may use a present image.
-    ///
-    /// # Errors
-    /// The error of `proof`, which is called only where its result matters.
     pub(crate) fn judge<E>(
         &self,
         image: &str,
@@ -303,9 +282,6 @@ impl PullRecords {
     }
 
     /// Adds the credentials that opened an image; creates a missing record. Durable on return.
-    ///
-    /// # Errors
-    /// When the record cannot be written.
     pub(crate) fn learn(
         &self,
         image: &str,
@@ -343,8 +319,8 @@ impl PullRecords {
     }
 
     /// Whether an open intent may have pulled this image.
-    fn begun_for(&self, find: Find<PullIntent>, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
-        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(find(&self.intents, name)?.is_some());
+    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
+        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }
@@ -408,8 +384,8 @@ impl PullRecords {
 
     fn show(&self) {
         if let Some(metrics) = self.metrics.get() {
-            metrics.set(&gauges::INTENTS, &[], self.intents.count() as f64);
-            metrics.set(&gauges::RECORDS, &[], self.records.count() as f64);
+            metrics.set(&INTENTS, &[], self.intents.count() as f64);
+            metrics.set(&RECORDS, &[], self.records.count() as f64);
         }
     }
 
@@ -439,9 +415,7 @@ pub(crate) struct Intent {
 
 impl Intent {
     /// Records a successful pull and its credentials. Durable on return.
-    ///
-    /// # Errors
-    /// The intent stays, and the image counts as pulled under all its names: a full disk opens no image to a client.
+    /// After an error the intent stays, and the image counts as pulled under all its names: a full disk opens no image.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -456,9 +430,7 @@ impl Intent {
     }
 
     /// Withdraws the intent of a failed pull that brought no image.
-    ///
-    /// # Errors
-    /// The image still counts as being pulled.
+    /// After an error the image still counts as being pulled.
     pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());

@@ -1,10 +1,42 @@
 //! Whether a client may use a present image (`docs/spec/pull.md §8.3, §8.4`); pure functions.
 
+use std::time::Duration;
+
 use super::file::{ImageAccess, PulledRecord, RecordedSecret};
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
 /// Most secrets recorded for one name of an image.
 const SECRETS_MAX: usize = 100;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordsSettings {
+    pub policy: VerificationPolicy,
+    pub guard: Guard,
+    /// A record without a pull for this long expires; `None`: never.
+    pub age_max: Option<Duration>,
+}
+
+/// What an open intent protects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// Only the spelling it was recorded under, as in the kubelet. Every other spelling of the image stays open to all
+    /// clients, after a crash permanently; whole seconds identify a record that is older than a collection.
+    Spelling,
+    /// The image, under each of its names.
+    Image,
+}
+
+impl RecordsSettings {
+    pub fn new(policy: VerificationPolicy) -> Self {
+        Self { policy, guard: Guard::Image, age_max: None }
+    }
+}
+
+impl From<VerificationPolicy> for RecordsSettings {
+    fn from(policy: VerificationPolicy) -> Self {
+        Self::new(policy)
+    }
+}
 
 /// The present images for which a client has to present credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,9 +162,7 @@ impl Verdict {
 }
 
 /// Decides access. `record`: the record of the image id; `intended`: there is an open intent for this spelling.
-///
-/// # Errors
-/// The error of `proof`, which is called only where its result matters.
+/// `proof` is called only where its result matters.
 pub(super) fn judge<E>(
     policy: &VerificationPolicy,
     image: &str,

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
@@ -42,12 +42,13 @@ pub struct ImageDetails {
 }
 
 /// The manifest that an image was pulled by.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledManifest {
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
     /// The type of an artifact; `None`: it is an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// Lowest first.
     pub layers: Vec<PulledLayer>,
@@ -56,17 +57,26 @@ pub struct PulledManifest {
 }
 
 /// A layer in the manifest of an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PulledLayer {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty if unknown.
-    pub blob: String,
+    /// Digest of a compressed blob that was fetched and unpacked to this layer; an unknown one is an empty text.
+    #[serde(serialize_with = "text_of", deserialize_with = "digest_of")]
+    pub blob: Option<Digest>,
     /// Size of that blob.
     pub size: u64,
-    /// Digest of the uncompressed tar.
+    /// Digest of the uncompressed tar, the key of the layer in the store. Of an artifact's file, the digest of blob and path.
     pub diff_id: Digest,
     /// Media type in the manifest.
     pub media_type: String,
+}
+
+fn text_of<S: Serializer>(digest: &Option<Digest>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(digest.as_ref().map_or("", Digest::as_str))
+}
+
+fn digest_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
+    Ok(String::deserialize(deserializer)?.parse().ok())
 }
 
 /// A layer of an image.

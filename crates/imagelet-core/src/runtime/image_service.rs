@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{
-    Freed, ImageDetails, Listing, LocalStore, RuntimeError,
-    pull_request::{Progress, PullRequest, RegistryHost},
-};
+use super::{Freed, ImageDetails, Listing, LocalStore, Progress, PullRequest, RegistryHost, RuntimeError};
 use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
 /// An image store: a runtime behind CRI, the embedded engine, or a fake.

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::{LayerGraph, Progress, RuntimeError, VerifyReport, pull_request::PullRequest};
+use super::{LayerGraph, Progress, PullRequest, RuntimeError, VerifyReport};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},

@@ -12,9 +12,7 @@ use tokio::time::Instant;
 use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
     LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, RuntimeError, Sandbox, SandboxImage,
-    UsableImages,
-    pull_request::{ObservedPull, PullObserver},
-    removal,
+    UsableImages, removal,
 };
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
@@ -72,7 +70,6 @@ pub struct RuntimeManager {
     pub metrics: Option<Arc<Metrics>>,
     /// Names of pinned images, in addition to those that the store pins.
     pub pinned: Arc<PinnedNames>,
-    pub observer: Option<Arc<dyn PullObserver>>,
     /// Reads the layer graph from another interface of the runtime. `None`: the image store supplies it.
     pub layers: Option<Arc<dyn LayerSource>>,
     /// Whether a listed image has its layers. `None`: the image store lists no other.
@@ -98,8 +95,7 @@ pub struct Pod {
 
 impl RuntimeManager {
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        let (metrics, pinned, observer) = (None, Arc::default(), None);
-        Self { images, containers, metrics, pinned, observer, layers: None, usable: None, names: None }
+        Self { images, containers, metrics: None, pinned: Arc::default(), layers: None, usable: None, names: None }
     }
 
     #[must_use]
@@ -164,13 +160,7 @@ impl RuntimeManager {
     }
 
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let Some(observer) = &self.observer else {
-            return self.counted("pull_image", self.images.pull(request, progress)).await;
-        };
-        let observed = ObservedPull::begin(observer, request);
-        let outcome = self.counted("pull_image", self.images.pull(request, observed.progress(progress))).await;
-        observed.end(&outcome);
-        outcome
+        self.counted("pull_image", self.images.pull(request, progress)).await
     }
 
     pub(crate) async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {

@@ -9,6 +9,7 @@ mod listing;
 mod local_store;
 mod manager;
 mod presence;
+mod pull_progress;
 mod pull_request;
 mod pull_route;
 mod removal;
@@ -31,10 +32,11 @@ pub use local_store::{
 };
 pub use manager::{Pod, RuntimeManager};
 pub use presence::{ImageBacking, UsableImages};
-pub use pull_request::{
-    EncodedPod, LayerState, Patience, Progress, PullEnd, PullEvent, PullObserver, PullRequest, RegistryHost,
-    SandboxConfig, no_progress,
+pub use pull_progress::{
+    LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullWatcher, PulledLayerProgress, no_progress,
+    unwatched,
 };
+pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost, SandboxConfig};
 pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};

@@ -1,15 +1,10 @@
-//! The parameters of a pull, its progress events, and the port of an observer of all pulls of a store.
+//! The parameters of a pull.
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
-use super::{PullRoute, RemovedImage, RuntimeError};
 use crate::{
-    audit_log::PullHost,
     credentials::Credential,
-    hold::PullWait,
-    image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
+    image::{ImageSpec, Platform},
 };
 
 #[derive(Clone, Debug, Default)]
@@ -31,7 +26,7 @@ pub struct PullRequest {
 /// and none of the registry's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryHost {
-    /// As in [`PullHost::host`].
+    /// As in [`PullHost::host`](crate::audit_log::PullHost::host).
     pub host: String,
     /// The repository there, as keys of a docker configuration name it; with the default port also in another form.
     pub repositories: Vec<String>,
@@ -92,138 +87,5 @@ impl EncodedPod {
 impl fmt::Debug for EncodedPod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{} bytes]", self.0.len())
-    }
-}
-
-pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
-
-pub fn no_progress() -> Progress {
-    Arc::new(|_| {})
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PullEvent {
-    /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
-    Route(PullRoute),
-    /// The manifest is known.
-    Resolved {
-        /// The manifest chosen for the platform.
-        manifest: Digest,
-        /// Digest and compressed size of each layer, in manifest order.
-        layers: Vec<(Digest, ByteSize)>,
-    },
-    Layer {
-        digest: Digest,
-        state: LayerState,
-    },
-    /// All layers are present; the store syncs and names the image.
-    Committing,
-    /// An image was removed, because the disk had no space for the pull.
-    Removed(RemovedImage),
-    /// What each host of the registry sent in an attempt that is over, also one that failed.
-    Hosts(Vec<PullHost>),
-    /// A request of the pull is sent at a later time; other requests of the pull may go on.
-    Retry {
-        /// The host that gets the request.
-        host: String,
-        at: Instant,
-        /// The host has requested the wait; otherwise it has failed.
-        is_requested: bool,
-    },
-    /// A layer waits for something that other pulls hold, or (`None`) no longer.
-    Waits {
-        layer: Digest,
-        wait: Option<PullWait>,
-    },
-    /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
-    Warning {
-        /// The warning, in one line.
-        text: String,
-    },
-    /// A host has a request of the pull and has not begun its answer for a while, or (`false`) no longer.
-    Head {
-        /// Host and port.
-        host: String,
-        /// Whether the answer is waited for.
-        is_awaited: bool,
-    },
-    /// A request for a token is over.
-    Token {
-        service: String,
-        /// When the request began; it ends with this event.
-        began: Instant,
-        /// Whether the service sent a token.
-        is_granted: bool,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerState {
-    /// Present before the pull; nothing is fetched.
-    Present,
-    /// The download is running.
-    Fetching {
-        /// Compressed bytes received so far.
-        received: ByteSize,
-    },
-    /// Fetched, verified and unpacked.
-    Done,
-}
-
-/// Is notified of every pull. Must not block.
-pub trait PullObserver: Send + Sync + fmt::Debug {
-    /// A pull begins. Returns its number for the other calls.
-    fn begin(&self, request: &PullRequest) -> u64;
-
-    /// The pull made progress.
-    fn step(&self, pull: u64, event: &PullEvent);
-
-    /// The pull ended. Called once.
-    fn end(&self, pull: u64, end: PullEnd<'_>);
-}
-
-/// The end of a pull.
-#[derive(Clone, Copy, Debug)]
-pub enum PullEnd<'a> {
-    /// The image is present.
-    Pulled,
-    /// The pull failed.
-    Failed(&'a RuntimeError),
-    /// Its future was dropped.
-    Cancelled,
-}
-
-/// Observes a pull until it ends or is dropped.
-pub(super) struct ObservedPull {
-    observer: Arc<dyn PullObserver>,
-    pull: u64,
-    is_over: bool,
-}
-
-impl ObservedPull {
-    pub(super) fn begin(observer: &Arc<dyn PullObserver>, request: &PullRequest) -> Self {
-        Self { observer: Arc::clone(observer), pull: observer.begin(request), is_over: false }
-    }
-
-    /// Notifies the observer before `progress`.
-    pub(super) fn progress(&self, progress: Progress) -> Progress {
-        let (observer, pull) = (Arc::clone(&self.observer), self.pull);
-        Arc::new(move |event| {
-            observer.step(pull, &event);
-            progress(event);
-        })
-    }
-
-    pub(super) fn end(mut self, outcome: &Result<ImageId, RuntimeError>) {
-        self.is_over = true;
-        self.observer.end(self.pull, outcome.as_ref().map_or_else(PullEnd::Failed, |_| PullEnd::Pulled));
-    }
-}
-
-impl Drop for ObservedPull {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.observer.end(self.pull, PullEnd::Cancelled);
-        }
     }
 }

@@ -151,7 +151,15 @@ impl TestNode {
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(FullDisk));
         let metrics = Arc::new(Metrics::new());
         inventory.leases.start(Duration::from_mins(10), SystemTime::now());
-        let agent = NodeAgent::new(client.clone(), node, Arc::clone(&inventory), Arc::clone(&metrics));
+        let parts = NodeAgentParts {
+            node: node.to_owned(),
+            inventory: Arc::clone(&inventory),
+            metrics: Arc::clone(&metrics),
+            starts: Arc::new(PodStarts::new(Arc::clone(&metrics))),
+            look_ahead: None,
+            events: None,
+        };
+        let agent = NodeAgent::new(client.clone(), parts);
         let health = agent.health();
         let agent = tokio::spawn(async move { agent.run().await });
         Self { runtime: fake, inventory, gc, metrics, health, agent }

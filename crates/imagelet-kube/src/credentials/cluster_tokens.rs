@@ -4,11 +4,17 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
-use k8s_openapi::api::authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus};
+use k8s_openapi::{
+    api::{
+        authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus},
+        core::v1::ServiceAccount as KubeServiceAccount,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::Client;
 use serde_json::{Value, json};
 
-use super::{object_cache::ObjectName, secret_api, service_account::read_account};
+use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
 
 /// The longest token; those of the API server have about a kilobyte.
@@ -18,7 +24,6 @@ const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 /// The longest life that is believed.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
-/// The service accounts of a cluster, uncached.
 pub struct ClusterTokens {
     client: Client,
 }
@@ -32,9 +37,11 @@ impl ClusterTokens {
 #[async_trait]
 impl TokenSource for ClusterTokens {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        let answer = secret_api::get(&self.client, &path(namespace, name)).await;
-        let account = answer.and_then(|json| read_account(&json)).map_err(|error| failed(&error))?.object;
-        Ok(ServiceAccount { uid: account.uid, annotations: account.annotations })
+        let answer = secret_api::get(&self.client, &path(namespace, name)).await.map_err(|error| failed(&error))?;
+        let account =
+            serde_json::from_slice(&answer).map_err(|error| failed(&kube::Error::SerdeError(error).into()))?;
+        let KubeServiceAccount { metadata: ObjectMeta { uid, annotations, .. }, .. } = account;
+        Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
     }
 
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {

@@ -5,9 +5,8 @@
 mod cluster_tokens;
 mod object_cache;
 mod pull_secrets;
-pub(crate) mod secret_api;
+mod secret_api;
 mod secret_object;
-mod service_account;
 
 pub use self::cluster_tokens::ClusterTokens;
-pub(crate) use self::{object_cache::ObjectName, pull_secrets::PullSecrets, secret_object::read_secret};
+pub(crate) use self::pull_secrets::{PullSecrets, read_set_secret};

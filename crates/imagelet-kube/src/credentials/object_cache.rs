@@ -51,10 +51,7 @@ pub(crate) struct Versioned<T> {
 /// What a read led to; a failure is its text.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 
-/// Objects of one kind. `Debug` shows none.
-pub(super) struct ObjectCache<T> {
-    slots: std::sync::Mutex<HashMap<ObjectName, Slot<T>>>,
-}
+pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>);
 
 struct Slot<T> {
     used_at: Instant,
@@ -68,11 +65,13 @@ struct CachedObject<T> {
     read: Option<(Instant, ReadResult<T>)>,
 }
 
-impl<T> ObjectCache<T> {
-    pub(super) fn new() -> Self {
-        Self { slots: std::sync::Mutex::default() }
+impl<T> Default for ObjectCache<T> {
+    fn default() -> Self {
+        Self(std::sync::Mutex::default())
     }
+}
 
+impl<T> ObjectCache<T> {
     /// The object, read where it is absent or too old. `read` gets the version that the object had: an answer that is older
     /// is rejected.
     pub(super) async fn get(
@@ -99,7 +98,7 @@ impl<T> ObjectCache<T> {
     }
 
     fn cell(&self, name: &ObjectName) -> Arc<Mutex<CachedObject<T>>> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
         make_room(&mut slots, name, OBJECTS_MAX, |slot| slot.used_at);
@@ -107,12 +106,6 @@ impl<T> ObjectCache<T> {
         let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: empty() });
         slot.used_at = now;
         Arc::clone(&slot.cell)
-    }
-}
-
-impl<T> fmt::Debug for ObjectCache<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObjectCache").finish_non_exhaustive()
     }
 }
 
@@ -137,7 +130,7 @@ mod tests {
     impl Counted {
         fn failing(failing: &[usize]) -> Self {
             let (reads, failing) = (AtomicUsize::new(0), failing.to_vec());
-            Self { cache: ObjectCache::new(), reads, failing, versions: std::sync::Mutex::default() }
+            Self { cache: ObjectCache::default(), reads, failing, versions: std::sync::Mutex::default() }
         }
 
         async fn get(&self, object: &str) -> Result<usize, String> {
@@ -185,10 +178,10 @@ mod tests {
         for object in 0..OBJECTS_MAX + 10 {
             counted.get(&object.to_string()).await.unwrap();
         }
-        assert_eq!(counted.cache.slots.lock().unwrap().len(), OBJECTS_MAX);
-        assert!(!counted.cache.slots.lock().unwrap().contains_key(&name("0")));
+        assert_eq!(counted.cache.0.lock().unwrap().len(), OBJECTS_MAX);
+        assert!(!counted.cache.0.lock().unwrap().contains_key(&name("0")));
         tokio::time::advance(IDLE_MAX).await;
         counted.get("new").await.unwrap();
-        assert_eq!(counted.cache.slots.lock().unwrap().len(), 1);
+        assert_eq!(counted.cache.0.lock().unwrap().len(), 1);
     }
 }

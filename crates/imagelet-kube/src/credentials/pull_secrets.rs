@@ -1,17 +1,21 @@
-//! The pull secrets of a pod: those it names, or those of its service account, and no others.
+//! The pull secrets of a pod: those it names, or those of its service account, and no others; and that of a set.
 
 use std::sync::Arc;
 
 use imagelet_core::{credentials::PullSecret, image::ByteSize};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
 
 use super::{
-    object_cache::{ObjectCache, ObjectName, ReadResult, Versioned, encoded},
+    object_cache::{ObjectCache, ObjectName, Versioned, encoded},
     secret_api,
     secret_object::{NotPullSecret, read_secret},
-    service_account::{AccountObject, read_account},
 };
-use crate::{api_error::ApiError, pods::BoundPod};
+use crate::{
+    api_error::ApiError,
+    names::{NAME_LENGTH_MAX, is_name},
+    pods::{BoundPod, SECRETS_MAX},
+};
 
 /// Most bytes of one pod's documents: each of its images has a copy while it is pulled.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
@@ -20,38 +24,33 @@ const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 pub(crate) struct PullSecrets {
     client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
-    accounts: ObjectCache<AccountObject>,
+    /// The pull secrets of service accounts.
+    accounts: ObjectCache<Vec<Arc<str>>>,
 }
 
 impl PullSecrets {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, secrets: ObjectCache::new(), accounts: ObjectCache::new() }
+        Self { client, secrets: ObjectCache::default(), accounts: ObjectCache::default() }
     }
 
     /// The readable pull secrets of a pod, in its order. The others are skipped with a warning, as a kubelet does.
     pub(crate) async fn of_pod(&self, pod: &BoundPod) -> Vec<PullSecret> {
-        let mut found = Vec::new();
-        let mut length = 0;
+        let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
             let name = ObjectName { namespace: Arc::clone(&pod.identity.namespace), name };
-            let secret = match self.secret(&name).await {
-                Ok(secret) => secret,
-                Err(error) => {
-                    let (pod, secret) = (pod.full_name(), &*name.name);
-                    tracing::warn!(pod, secret, %error, "cannot read a pull secret; it is skipped");
-                    continue;
-                }
-            };
-            // As in a kubelet, such a secret has no credentials.
-            let Ok(secret) = &*secret else { continue };
+            let read =
+                async |version: &str| self.read("secrets", &name, version, |json| read_secret(&name, json)).await;
+            let secret = self.secrets.get(&name, read).await;
+            let secret = secret.inspect_err(|error| {
+                let (pod, secret) = (pod.full_name(), &*name.name);
+                tracing::warn!(pod, secret, %error, "could not read a pull secret; it is skipped");
+            });
+            // As in a kubelet, a secret of another type has no credentials.
+            let Some(Ok(secret)) = secret.as_deref().ok() else { continue };
             length += secret.document.expose().len();
             if length > DOCUMENTS_LENGTH_MAX {
-                tracing::warn!(
-                    pod = pod.full_name(),
-                    secret = &*name.name,
-                    "the pull secrets of the pod are longer than {}; the rest is skipped",
-                    ByteSize(DOCUMENTS_LENGTH_MAX as u64)
-                );
+                let (pod, secret, max) = (pod.full_name(), &*name.name, ByteSize(DOCUMENTS_LENGTH_MAX as u64));
+                tracing::warn!(pod, secret, "the pull secrets of the pod are longer than {max}; the rest is skipped");
                 break;
             }
             found.push(secret.clone());
@@ -64,25 +63,14 @@ impl PullSecrets {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();
         }
-        let (namespace, name) = (Arc::clone(&pod.identity.namespace), Arc::clone(&pod.service_account));
-        match self.account(&ObjectName { namespace, name }).await {
-            Ok(account) => account.pull_secrets.clone(),
-            Err(error) => {
-                let (pod, account) = (pod.full_name(), &*pod.service_account);
-                tracing::debug!(pod, account, %error, "cannot read a service account; it counts as without pull secrets");
-                Vec::new()
-            }
-        }
-    }
-
-    async fn secret(&self, name: &ObjectName) -> ReadResult<Result<PullSecret, NotPullSecret>> {
-        let read = async |version: &str| self.read("secrets", name, version, |json| read_secret(name, json)).await;
-        self.secrets.get(name, read).await
-    }
-
-    async fn account(&self, name: &ObjectName) -> ReadResult<AccountObject> {
-        let read = async |version: &str| self.read("serviceaccounts", name, version, read_account).await;
-        self.accounts.get(name, read).await
+        let name =
+            ObjectName { namespace: Arc::clone(&pod.identity.namespace), name: Arc::clone(&pod.service_account) };
+        let read = async |version: &str| self.read("serviceaccounts", &name, version, secrets_of_account).await;
+        self.accounts.get(&name, read).await.map(|names| names.to_vec()).unwrap_or_else(|error| {
+            let (pod, account) = (pod.full_name(), &*pod.service_account);
+            tracing::debug!(pod, account, %error, "could not read a service account; it counts as without pull secrets");
+            Vec::new()
+        })
     }
 
     async fn read<T>(
@@ -101,5 +89,88 @@ impl PullSecrets {
             answer => answer?,
         };
         decode(&answer)
+    }
+}
+
+/// The names of the pull secrets of an account, in its namespace.
+fn secrets_of_account(json: &[u8]) -> Result<Versioned<Vec<Arc<str>>>, ApiError> {
+    let account: ServiceAccount = serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
+    let names = account.image_pull_secrets.into_iter().flatten().map(|it| it.name);
+    let names = names.filter(|name| is_name(name, NAME_LENGTH_MAX)).take(SECRETS_MAX).map(Arc::from).collect();
+    Ok(Versioned { version: account.metadata.resource_version.unwrap_or_default(), object: names })
+}
+
+/// Reads the pull secret of a set from its namespace. The error is for people, and shows nothing of the secret.
+pub(crate) async fn read_set_secret(client: &Client, namespace: &str, name: &str) -> Result<PullSecret, String> {
+    let object = ObjectName { namespace: namespace.into(), name: name.into() };
+    let answer = secret_api::get(client, &object.path("secrets")).await;
+    let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| error.to_string());
+    let secret = secret.and_then(|secret| secret.object.map_err(|why| why.to_string()));
+    secret.map_err(|why| format!("cannot read the pull secret `{namespace}/{name}`: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{FakeApi, FakeApiOptions};
+
+    async fn read_with(object: Value) -> Result<PullSecret, String> {
+        let fake = FakeApi::start(FakeApiOptions::default()).await;
+        fake.put("/api/v1/secrets", object);
+        read_set_secret(&fake.client(), "shop", "login").await
+    }
+
+    fn secret(kind: &str, data: &Value) -> Value {
+        json!({"metadata": {"namespace": "shop", "name": "login", "uid": "7"}, "type": kind, "data": data})
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_read_with_its_identity_and_its_debug_hides_it() {
+        let document = BASE64_STANDARD.encode(r#"{"auths":{}}"#);
+        let found =
+            read_with(secret("kubernetes.io/dockerconfigjson", &json!({".dockerconfigjson": document}))).await.unwrap();
+        assert_eq!(found.document.expose(), r#"{"auths":{}}"#);
+        assert_eq!(found.identity.uid, "7");
+        assert!(!format!("{found:?}").contains("auths"));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_pull_secret_is_refused_without_a_byte_of_it() {
+        let hidden = BASE64_STANDARD.encode("hidden");
+        for (object, why) in [
+            (secret("Opaque", &json!({".dockerconfigjson": hidden})), "its type is neither"),
+            (secret("kubernetes.io/dockercfg", &json!({"other": hidden})), "it has no `.dockercfg`"),
+            (
+                secret("kubernetes.io/dockercfg", &json!({".dockercfg": "hidden!"})),
+                "the API server sent an invalid secret",
+            ),
+            (secret("kubernetes.io/dockercfg", &json!(["hidden"])), "the API server sent an invalid secret"),
+            (json!({"metadata": {"namespace": "other", "name": "login"}}), "secrets \"login\" not found"),
+        ] {
+            let error = read_with(object).await.unwrap_err();
+            assert!(error.starts_with("cannot read the pull secret `shop/login`: "), "{error}");
+            assert!(error.contains(why) && !error.contains("hidden"), "{error}");
+        }
+    }
+
+    #[test]
+    fn pull_secrets_of_an_account_are_read_up_to_the_bound_and_names_that_are_none_are_passed_over() {
+        let many: Vec<_> = (0..100).map(|at| json!({"name": format!("s{at}")})).collect();
+        for (secrets, expected) in [
+            (json!([{"name": "a"}, {"name": "../b"}, {}, {"name": "c"}]), 2),
+            (json!(null), 0),
+            (json!([]), 0),
+            (json!(many), SECRETS_MAX),
+        ] {
+            let object = json!({"metadata": {"resourceVersion": "9"}, "imagePullSecrets": secrets});
+            let read = secrets_of_account(object.to_string().as_bytes()).unwrap();
+            assert_eq!((read.version.as_str(), read.object.len()), ("9", expected), "{secrets}");
+        }
+        for text in ["[]", r#"{"metadata": {}, "imagePullSecrets": 5}"#, "<html>"] {
+            assert!(secrets_of_account(text.as_bytes()).is_err(), "{text}");
+        }
     }
 }

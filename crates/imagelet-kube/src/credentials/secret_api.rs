@@ -20,7 +20,7 @@ const LENGTH_MAX: usize = 2 << 20;
 /// which may be some milliseconds after the watch of this node has.
 const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
-pub(crate) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+pub(super) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
     send(client, Method::GET, path, "").await
 }
 
@@ -33,8 +33,8 @@ async fn send(client: &Client, method: Method, path: &str, object: &str) -> Resu
     loop {
         let request = Request::builder().method(&method).uri(path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(object.as_bytes().to_vec())).map_err(kube::Error::HttpError)?;
-        let late = |_| kube::Error::Service(format!("no answer within {} s", ANSWER_MAX.as_secs()).into());
-        match (timeout(ANSWER_MAX, answer(client, request)).await.map_err(late)?, waits.next()) {
+        let answer = timeout(ANSWER_MAX, answer(client, request)).await.map_err(|_| ApiError::Silent(ANSWER_MAX))?;
+        match (answer, waits.next()) {
             (Err(error), Some(wait)) if error.code() == Some(403) => tokio::time::sleep(*wait).await,
             (answer, _) => return answer,
         }

@@ -35,45 +35,36 @@ struct SecretMetadata<'a> {
 
 /// Why a secret has no credentials for registries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotPullSecret {
+pub(super) enum NotPullSecret {
     #[error("its type is neither `kubernetes.io/dockerconfigjson` nor `kubernetes.io/dockercfg`")]
     Type,
     #[error("it has no `{0}`")]
     Document(&'static str),
 }
 
-/// Reads a secret.
-///
-/// # Errors
-/// Where the text is not a secret object. The error shows nothing of it.
-pub(crate) fn read_secret(
+/// Reads a secret object. The error shows nothing of it.
+pub(super) fn read_secret(
     name: &ObjectName,
     json: &[u8],
 ) -> Result<Versioned<Result<PullSecret, NotPullSecret>>, ApiError> {
     let object: SecretObject<'_> =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;
     let SecretMetadata { uid, resource_version: version } = object.metadata;
+    let invalid = |why| ApiError::SecretInvalid { what: "secret", why };
     if uid.len() > UID_LENGTH_MAX {
-        return Err(ApiError::SecretInvalid {
-            what: "secret",
-            why: format!("its uid is longer than {UID_LENGTH_MAX} bytes"),
-        });
+        return Err(invalid(format!("its uid is longer than {UID_LENGTH_MAX} bytes")));
     }
-    let kind = PullSecretKind::from_type(&object.r#type).ok_or(NotPullSecret::Type);
-    let found = kind.and_then(|kind| {
+    let found = PullSecretKind::from_type(&object.r#type).ok_or(NotPullSecret::Type).and_then(|kind| {
         let raw = object.data.as_ref().and_then(|data| data.get(kind.key()));
-        Ok((kind, *raw.ok_or(NotPullSecret::Document(kind.key()))?))
+        Ok((kind, raw.ok_or(NotPullSecret::Document(kind.key()))?))
     });
     let (kind, raw) = match found {
         Ok(found) => found,
         Err(why) => return Ok(Versioned { version, object: Err(why) }),
     };
     let text: String = serde_json::from_str(raw.get()).map_err(|error| ApiError::undecodable("secret", &error))?;
-    let text = Zeroizing::new(text);
-    let document = BASE64_STANDARD.decode(text.as_bytes());
-    let document = document
-        .map(Secret::from_bytes)
-        .map_err(|_| ApiError::SecretInvalid { what: "secret", why: format!("`{}` is not base64", kind.key()) })?;
+    let document = BASE64_STANDARD.decode(Zeroizing::new(text).as_bytes()).map(Secret::from_bytes);
+    let document = document.map_err(|_| invalid(format!("`{}` is not base64", kind.key())))?;
     let (uid, namespace, name) = (uid.into_owned(), name.namespace.to_string(), name.name.to_string());
     let secret = PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document };
     Ok(Versioned { version, object: Ok(secret) })

@@ -11,29 +11,24 @@ use imagelet_core::{
     events::EventSink,
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
-    metrics::{Family, MetricKind, Metrics},
-    runtime::{ErrorClass, Patience, RuntimeManager, no_progress},
+    metrics::{MetricKind, Metrics, families},
+    runtime::{ErrorClass, Patience, RuntimeManager, unwatched},
 };
 use kube::Client;
-use tokio::{
-    sync::watch,
-    task::{AbortHandle, Id, JoinSet},
-};
+use tokio::sync::watch;
+use tokio_util::task::JoinMap;
 
-use self::plan::{Fetch, FetchKey, FetchState, asks_registry, plan};
+use self::plan::{Fetch, FetchState, asks_registry, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
 
 /// Below that of every request: what a container waits for is pulled first.
 const PRIORITY: i32 = -10;
 
-static IMAGES: Family = Family {
-    name: "imagelet_look_ahead_images_total",
-    help: "Images of bound pods that were fetched ahead, by outcome: present, pulled, failed, held_back, cancelled.",
-    kind: MetricKind::Counter,
-    labels: &["outcome"],
-};
-
-pub(crate) const FAMILIES: [&Family; 1] = [&IMAGES];
+families! {
+    IMAGES = "imagelet_look_ahead_images_total",
+        "Images of bound pods that were fetched ahead, by outcome: present, pulled, failed, held_back, cancelled.",
+        MetricKind::Counter, &["outcome"];
+}
 
 /// The pods of the node, at each change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
@@ -56,14 +51,6 @@ pub(crate) struct LookAhead {
     metrics: Arc<Metrics>,
 }
 
-/// The fetches of the node. A drop cancels those that run.
-#[derive(Default)]
-struct Fetches {
-    states: HashMap<FetchKey, FetchState>,
-    running: HashMap<Id, (FetchKey, AbortHandle)>,
-    tasks: JoinSet<()>,
-}
-
 impl LookAhead {
     pub(crate) fn new(parts: LookAheadParts, client: Client, metrics: Arc<Metrics>) -> Self {
         metrics.declare(&IMAGES);
@@ -72,39 +59,37 @@ impl LookAhead {
 
     /// Fetches for as long as the pods are received and this future lives.
     pub(crate) async fn run(&self, mut pods: PodsReceiver) {
-        let mut fetches = Fetches::default();
+        let (mut states, mut tasks) = (HashMap::new(), JoinMap::new());
         loop {
-            let ended = tokio::select! {
-                changed = pods.changed() => match changed {
-                    Ok(()) => None,
-                    Err(_) => return,
-                },
-                Some(ended) = fetches.tasks.join_next_with_id() => Some(match ended {
-                    Ok((id, ())) => (id, false),
-                    Err(error) => {
-                        if error.is_panic() {
-                            tracing::error!(%error, "a look-ahead did not end well");
-                        }
-                        (error.id(), error.is_cancelled())
+            tokio::select! {
+                changed = pods.changed() => {
+                    if changed.is_err() {
+                        return;
                     }
-                }),
-            };
-            if let Some((id, is_cancelled)) = ended {
-                fetches.ended(id);
-                if is_cancelled {
-                    self.count("cancelled");
+                }
+                Some((key, ended)) = tasks.join_next() => {
+                    match ended {
+                        Ok(()) => {}
+                        Err(error) if error.is_cancelled() => self.count("cancelled"),
+                        Err(error) => tracing::error!(%error, "a look-ahead did not end well"),
+                    }
+                    states.entry(key).and_modify(|state| *state = FetchState::Ended);
                 }
             }
-            let plan = plan(&pods.borrow_and_update(), &fetches.states, self.parts.images_max);
-            for key in &plan.cancel {
-                fetches.cancel(key);
+            let plan = plan(&pods.borrow_and_update(), &states, self.parts.images_max);
+            for key in plan.cancel {
+                tracing::debug!(pod = &*key.pod.name, image = &*key.image, "no container waits for a look-ahead");
+                tasks.abort(&key);
+                // It counts as ended at once; its task ends soon.
+                states.insert(key, FetchState::Ended);
             }
             for key in &plan.forget {
-                fetches.states.remove(key);
+                states.remove(key);
             }
             for fetch in plan.begin {
                 let (look_ahead, key) = (self.clone(), fetch.key.clone());
-                fetches.begin(key, async move { look_ahead.fetch(&fetch).await });
+                states.insert(key.clone(), FetchState::Running);
+                tasks.spawn(key, async move { look_ahead.fetch(&fetch).await });
             }
         }
     }
@@ -152,7 +137,7 @@ impl LookAhead {
             patience: Patience::ONE_RETRY,
             ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
-        self.parts.manager.ensure(&request, no_progress()).await.map(|_| "pulled")
+        self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }
 
     /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.
@@ -177,31 +162,6 @@ impl LookAhead {
 
     fn count(&self, outcome: &str) {
         self.metrics.increment(&IMAGES, &[outcome]);
-    }
-}
-
-impl Fetches {
-    fn begin(&mut self, key: FetchKey, fetch: impl Future<Output = ()> + Send + 'static) {
-        let task = self.tasks.spawn(fetch);
-        self.states.insert(key.clone(), FetchState::Running);
-        self.running.insert(task.id(), (key, task));
-    }
-
-    /// The fetch counts as ended at once; its task ends soon.
-    fn cancel(&mut self, key: &FetchKey) {
-        for (running, task) in self.running.values().filter(|(running, _)| running == key) {
-            tracing::debug!(pod = &*running.pod.name, image = &*running.image, "no container waits for a look-ahead");
-            task.abort();
-        }
-        self.states.insert(key.clone(), FetchState::Ended);
-    }
-
-    fn ended(&mut self, id: Id) {
-        if let Some((key, _)) = self.running.remove(&id)
-            && let Some(state) = self.states.get_mut(&key)
-        {
-            *state = FetchState::Ended;
-        }
     }
 }
 

@@ -122,7 +122,6 @@ mod tests {
         Arc::new(BoundPod {
             identity: PodIdentity { namespace: "shop".into(), name: name.into(), uid: format!("uid-{name}").into() },
             service_account: "default".into(),
-            runtime_class: "".into(),
             pull_secrets: Vec::new(),
             images: images.iter().map(image).collect(),
             passed_over: Vec::new(),

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     ApiAccess,
-    pods::read_pod,
+    pods::bound_pod,
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
 
@@ -58,8 +58,8 @@ impl TestNode {
     }
 
     fn bind(&self, pods: &[Value]) {
-        let pods = pods.iter().filter_map(|pod| read_pod(pod.to_string().as_bytes()).unwrap()).map(Arc::new);
-        self.pods.send_replace(pods.collect());
+        let pods = pods.iter().filter_map(|pod| bound_pod(&serde_json::from_value(pod.clone()).unwrap()).unwrap());
+        self.pods.send_replace(pods.map(Arc::new).collect());
     }
 
     /// Creates a pull secret for a user of the registry.

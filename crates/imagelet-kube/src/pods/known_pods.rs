@@ -8,17 +8,22 @@ use kube::runtime::watcher::Event;
 use super::{BoundPod, PODS_MAX, PodObject, StartTracker, bound_pod};
 
 /// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The pods of a list that is being read.
     listing: BTreeMap<String, Arc<BoundPod>>,
     /// The last list was longer than the limit.
     is_cut: bool,
-    starts: Option<StartTracker>,
+    starts: StartTracker,
 }
 
 impl KnownPods {
+    /// No pods yet; the start of each is measured.
+    pub(crate) fn new(starts: StartTracker) -> Self {
+        Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, starts }
+    }
+
     /// Returns whether other images are awaited than before, or for another pod; after a list always.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
@@ -30,9 +35,7 @@ impl KnownPods {
             }
             Event::InitDone => {
                 self.pods = std::mem::take(&mut self.listing);
-                if let Some(starts) = &mut self.starts {
-                    starts.retain(&self.pods.values().map(|pod| &*pod.identity.uid).collect());
-                }
+                self.starts.retain(&self.pods.values().map(|pod| &*pod.identity.uid).collect());
                 return true;
             }
             Event::Apply(object) => return self.change(&object),
@@ -52,15 +55,8 @@ impl KnownPods {
 
     /// Returns whether it was known: a pod with all its containers has fetches on record.
     fn remove(&mut self, object: &PodObject) -> bool {
-        if let Some(starts) = &mut self.starts {
-            starts.forget(object);
-        }
+        self.starts.forget(object);
         self.pods.remove(&object.full_name()).is_some()
-    }
-
-    /// No pods yet; the start of each is measured.
-    pub(crate) fn measured(starts: StartTracker) -> Self {
-        Self { starts: Some(starts), ..Self::default() }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
@@ -78,12 +74,10 @@ impl KnownPods {
     /// What the pod says about images; `None`: it is finished, being deleted, or no pod.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
         let pod = bound_pod(object).unwrap_or_else(|error| {
-            tracing::warn!(%error, "passing over a pod");
+            tracing::warn!(error, "passing over a pod");
             None
         })?;
-        if let Some(starts) = &mut self.starts {
-            starts.observe(object, SystemTime::now());
-        }
+        self.starts.observe(object, SystemTime::now());
         // Each update of a pod has its invalid names again.
         if self.pods.get(&pod.full_name()).is_none_or(|before| before.passed_over != pod.passed_over) {
             for why in &pod.passed_over {

@@ -15,9 +15,9 @@ use imagelet_core::{
 
 pub(crate) use known_pods::KnownPods;
 pub(crate) use object::PodObject;
-use object::{ContainerSpec, ContainerStatus};
+use object::{ContainerSpec, status_of};
 pub(crate) use start_latency::{FAMILIES, StartTracker};
-use waits::{Restart, waits};
+use waits::waits;
 
 use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
@@ -31,32 +31,29 @@ pub(crate) const SECRETS_MAX: usize = 64;
 
 /// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoundPod {
-    pub identity: PodIdentity,
+pub(crate) struct BoundPod {
+    pub(crate) identity: PodIdentity,
     /// Its service account; empty: it has none, as the pod of a kubelet's own manifest.
-    pub service_account: Arc<str>,
-    /// Its runtime class; empty: the default one.
-    pub runtime_class: Arc<str>,
+    pub(crate) service_account: Arc<str>,
     /// The names of its pull secrets, in its own namespace.
-    pub pull_secrets: Vec<Arc<str>>,
+    pub(crate) pull_secrets: Vec<Arc<str>>,
     /// The images of its volumes and containers, in the kubelet's order of requests.
-    pub images: Vec<PodImageUse>,
+    pub(crate) images: Vec<PodImageUse>,
     /// What is passed over, for the log.
-    pub passed_over: Vec<String>,
+    pub(crate) passed_over: Vec<String>,
 }
 
-/// One use of an image in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodImageUse {
-    pub role: PodRole,
+pub(crate) struct PodImageUse {
+    pub(crate) role: PodRole,
     /// The container's or the volume's name.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// The image as the pod spells it; a valid reference.
-    pub image: Arc<str>,
+    pub(crate) image: Arc<str>,
     /// The pull policy, defaulted as in the API server.
-    pub policy: PullPolicy,
+    pub(crate) policy: PullPolicy,
     /// Its container does not exist yet, or is going to be created again.
-    pub waits: bool,
+    pub(crate) waits: bool,
 }
 
 impl PodImageUse {
@@ -69,58 +66,34 @@ impl PodImageUse {
     }
 }
 
-/// Why a pod object is passed over as a whole.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PodRejection {
-    /// The API server accepts no such namespace or name.
-    #[error("`{0}` is no name of a pod")]
-    Name(String),
-    /// The text is not JSON, or not that of a pod object.
-    #[error("could not decode the pod object")]
-    Decode(#[source] serde_json::Error),
-}
-
 impl BoundPod {
-    /// `NAMESPACE/NAME`.
-    pub fn full_name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
 
     /// The images that its containers wait for; `None`: all exist.
-    pub fn waiting(&self) -> Option<WaitingPod> {
+    pub(crate) fn waiting(&self) -> Option<WaitingPod> {
         let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
         let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
         (!images.is_empty()).then(|| WaitingPod { pod: self.full_name().into(), images })
     }
 }
 
-/// Reads one pod object of the API, as JSON; `None` for a pod that is finished or being deleted.
-///
-/// # Errors
-/// When the text is not a pod object, or the pod has an invalid name.
-pub fn read_pod(json: &[u8]) -> Result<Option<BoundPod>, PodRejection> {
-    bound_pod(&serde_json::from_slice(json).map_err(PodRejection::Decode)?)
-}
-
 /// The images of a pod; `None` for a pod that is finished or being deleted: it starts no more containers.
-///
-/// # Errors
-/// When the pod has an invalid name, which the API server rejects.
-pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejection> {
+/// Fails for an invalid name, which the API server rejects.
+pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, String> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
         [&metadata.namespace, &metadata.name, &metadata.uid].map(|text| text.as_deref().unwrap_or_default());
     for (name, length_max) in [(namespace, NAMESPACE_LENGTH_MAX), (pod_name, NAME_LENGTH_MAX)] {
         if !is_name(name, length_max) {
-            return Err(PodRejection::Name(shown(name)));
+            return Err(format!("`{}` is no name of a pod", shown(name)));
         }
     }
     if metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed") {
         return Ok(None);
     }
     let mut read = ImageReader::default();
-    let restart = Restart::of_pod(&spec.restart_policy);
     let lists = [
         (PodRole::Ephemeral, &spec.ephemeral_containers, &status.ephemeral_container_statuses),
         (PodRole::Init, &spec.init_containers, &status.init_container_statuses),
@@ -128,15 +101,15 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
     ];
     let mut is_waiting = false;
     for (role, containers, statuses) in lists {
-        for (position, container) in containers.iter().enumerate() {
+        for (position, container) in containers.iter().flatten().enumerate() {
             let ContainerSpec { name, image, image_pull_policy, .. } = container;
-            let waits = waits(role, container, status_of(statuses, name), restart);
+            let waits = waits(role, container, status_of(statuses, name), &spec.restart_policy);
             is_waiting |= waits;
             read.add(role, name, position, image, image_pull_policy, waits);
         }
     }
     // A volume is mounted before any container of the pod is created.
-    let volumes = spec.volumes.iter().enumerate();
+    let volumes = spec.volumes.iter().flatten().enumerate();
     for (position, volume, source) in volumes.filter_map(|(at, it)| Some((at, it, it.image.as_ref()?))) {
         read.add(PodRole::Volume, &volume.name, position, &source.reference, &source.pull_policy, is_waiting);
     }
@@ -145,13 +118,12 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, PodRejec
     if left_out > 0 {
         passed_over.push(format!("{} beyond the limit of {IMAGES_MAX}", counted(left_out, "image")));
     }
-    let secrets = spec.image_pull_secrets.iter().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
+    let secrets = spec.image_pull_secrets.iter().flatten().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
     let accounts = [&spec.service_account_name, &spec.service_account];
     let account = accounts.into_iter().find(|name| is_name(name, NAME_LENGTH_MAX));
     Ok(Some(BoundPod {
         identity: PodIdentity { namespace: namespace.into(), name: pod_name.into(), uid: uid.into() },
         service_account: account.map_or("", String::as_str).into(),
-        runtime_class: spec.runtime_class_name.as_str().into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
         images,
         passed_over,
@@ -191,10 +163,6 @@ fn defaulted_policy(image: &str, policy: &str) -> Result<PullPolicy, String> {
     let default = image.parse::<Reference>().and_then(|_| PullPolicy::default_for(image));
     let default = default.map_err(|error| error.to_string())?;
     Ok(if policy.is_empty() { default } else { PullPolicy::as_written(policy) })
-}
-
-fn status_of<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
-    statuses.iter().find(|status| status.name == name)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The fields of a pod object that are about images and its start; all others are skipped without being stored.
 
-use std::time::SystemTime;
-
-use jiff::Timestamp;
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use crate::metadata::{narrow, resource};
@@ -18,6 +18,8 @@ pub(crate) struct PodObject {
     pub(super) status: PodStatus,
 }
 
+resource!(PodObject, NamespaceResourceScope, (), |()| ["", "v1", "Pod", "pods"]);
+
 impl PodObject {
     /// `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
@@ -26,26 +28,19 @@ impl PodObject {
     }
 }
 
-resource!(PodObject, "Pod", "", "v1", "pods", NamespaceResourceScope);
+type List<T> = Option<Vec<T>>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodSpec {
-    #[serde(deserialize_with = "nullable")]
-    pub(super) containers: Vec<ContainerSpec>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) init_containers: Vec<ContainerSpec>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) ephemeral_containers: Vec<ContainerSpec>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) volumes: Vec<VolumeSpec>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) image_pull_secrets: Vec<ObjectName>,
+    pub(super) containers: List<ContainerSpec>,
+    pub(super) init_containers: List<ContainerSpec>,
+    pub(super) ephemeral_containers: List<ContainerSpec>,
+    pub(super) volumes: List<VolumeSpec>,
+    pub(super) image_pull_secrets: List<ObjectName>,
     pub(super) service_account_name: String,
     /// The deprecated spelling.
     pub(super) service_account: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) runtime_class_name: String,
     pub(super) restart_policy: String,
 }
 
@@ -56,10 +51,8 @@ pub(super) struct ContainerSpec {
     pub(super) image: String,
     pub(super) image_pull_policy: String,
     /// Of an init container: `Always` makes it a sidecar.
-    #[serde(deserialize_with = "nullable")]
-    pub(super) restart_policy: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) restart_policy_rules: Vec<IgnoredAny>,
+    pub(super) restart_policy: Option<String>,
+    pub(super) restart_policy_rules: List<IgnoredAny>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -101,14 +94,10 @@ pub(super) struct ObjectName {
 pub(super) struct PodStatus {
     pub(super) phase: String,
     /// When the kubelet began with the pod.
-    #[serde(deserialize_with = "time")]
-    pub(super) start_time: Option<SystemTime>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) container_statuses: Vec<ContainerStatus>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) init_container_statuses: Vec<ContainerStatus>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) ephemeral_container_statuses: Vec<ContainerStatus>,
+    pub(super) start_time: Option<Time>,
+    pub(super) container_statuses: List<ContainerStatus>,
+    pub(super) init_container_statuses: List<ContainerStatus>,
+    pub(super) ephemeral_container_statuses: List<ContainerStatus>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -123,34 +112,25 @@ pub(super) struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerPhase {
-    pub(super) running: Option<Running>,
-    pub(super) terminated: Option<Terminated>,
+    pub(super) running: Option<ContainerRun>,
+    pub(super) terminated: Option<ContainerRun>,
 }
 
+/// The time of a container that ran, and its exit code where it ended.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Running {
-    #[serde(deserialize_with = "time")]
-    pub(super) started_at: Option<SystemTime>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Terminated {
+pub(super) struct ContainerRun {
     pub(super) exit_code: i64,
-    #[serde(deserialize_with = "time")]
-    pub(super) started_at: Option<SystemTime>,
-    #[serde(deserialize_with = "time")]
-    pub(super) finished_at: Option<SystemTime>,
-}
-
-/// Parses a timestamp of the API. Invalid text counts as absent.
-fn time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<SystemTime>, D::Error> {
-    let text = Option::<String>::deserialize(value)?;
-    Ok(text.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from))
+    pub(super) started_at: Option<Time>,
+    pub(super) finished_at: Option<Time>,
 }
 
 /// Null is the default, as in Go.
 fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
+}
+
+/// What a container does; `None`: it has no status.
+pub(super) fn status_of<'a>(statuses: &'a List<ContainerStatus>, name: &str) -> Option<&'a ContainerPhase> {
+    statuses.iter().flatten().find(|status| status.name == name).map(|status| &status.state)
 }

@@ -9,13 +9,12 @@ use std::{
 
 use imagelet_core::{
     manager::PodStarts,
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{MetricKind, Metrics, families},
 };
 
 use super::{
     PODS_MAX,
-    object::{ContainerStatus, PodObject, VolumeSpec},
-    status_of,
+    object::{PodObject, VolumeSpec, status_of},
 };
 
 const BUCKETS: &[f64] = &[
@@ -23,20 +22,14 @@ const BUCKETS: &[f64] = &[
     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 
-static START: Family = Family {
-    name: "kubelet_pod_start_sli_duration_seconds",
-    help: "Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch",
-    kind: MetricKind::Histogram(BUCKETS),
-    labels: &[],
-};
-static PULLING: Family = Family {
-    name: "imagelet_pod_start_pull_duration_seconds",
-    help: "Of each pod that kubelet_pod_start_sli_duration_seconds counts, the time in which its images were pulled.",
-    kind: MetricKind::Histogram(BUCKETS),
-    labels: &[],
-};
-
-pub(crate) const FAMILIES: [&Family; 2] = [&START, &PULLING];
+families! {
+    START = "kubelet_pod_start_sli_duration_seconds",
+        "Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch",
+        MetricKind::Histogram(BUCKETS), &[];
+    PULLING = "imagelet_pod_start_pull_duration_seconds",
+        "Of each pod that kubelet_pod_start_sli_duration_seconds counts, the time in which its images were pulled.",
+        MetricKind::Histogram(BUCKETS), &[];
+}
 
 /// From a time to a later one.
 type Interval = (SystemTime, SystemTime);
@@ -87,23 +80,22 @@ impl StartTracker {
 
 /// The object of a kubelet's own manifest has another uid than its pod, and a volume from elsewhere takes its own time.
 fn is_measured(pod: &PodObject) -> bool {
-    pod.metadata.annotations.is_none() && pod.spec.volumes.iter().all(VolumeSpec::is_of_the_node)
+    pod.metadata.annotations.is_none() && pod.spec.volumes.iter().flatten().all(VolumeSpec::is_of_the_node)
 }
 
 fn runs(pod: &PodObject) -> bool {
-    let has_started =
-        |status: &ContainerStatus| status.state.running.as_ref().is_some_and(|it| it.started_at.is_some());
-    let containers = &pod.spec.containers;
-    let mut statuses = containers.iter().map(|container| status_of(&pod.status.container_statuses, &container.name));
-    !containers.is_empty() && statuses.all(|status| status.is_some_and(has_started))
+    let has_started = |name| status_of(&pod.status.container_statuses, name)?.running.as_ref()?.started_at.as_ref();
+    let mut containers = pod.spec.containers.iter().flatten().peekable();
+    containers.peek().is_some() && containers.all(|container| has_started(&container.name).is_some())
 }
 
 /// The times of init containers that ended, without sidecars.
 fn init_intervals(pod: &PodObject) -> Vec<Interval> {
-    let ordinary = pod.spec.init_containers.iter().filter(|container| container.restart_policy != "Always");
+    let inits = pod.spec.init_containers.iter().flatten();
+    let ordinary = inits.filter(|container| container.restart_policy.as_deref() != Some("Always"));
     let ended = ordinary.filter_map(|container| {
-        let ended = status_of(&pod.status.init_container_statuses, &container.name)?.state.terminated.as_ref()?;
-        ended.started_at.zip(ended.finished_at)
+        let ended = status_of(&pod.status.init_container_statuses, &container.name)?.terminated.as_ref()?;
+        Some((ended.started_at.as_ref()?.0.into(), ended.finished_at.as_ref()?.0.into()))
     });
     ended.collect()
 }

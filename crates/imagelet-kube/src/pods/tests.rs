@@ -13,7 +13,7 @@ fn pod(spec: &Value, status: &Value) -> Value {
 }
 
 fn read(object: &Value) -> Option<BoundPod> {
-    read_pod(object.to_string().as_bytes()).unwrap()
+    bound_pod(&serde_json::from_value(object.clone()).unwrap()).unwrap()
 }
 
 fn bound(spec: &Value, status: &Value) -> BoundPod {
@@ -40,7 +40,6 @@ fn every_image_of_a_pod_is_read_in_the_order_of_a_kubelet_with_its_policy() {
         ],
         "imagePullSecrets": [{"name": "registry"}, {"name": ""}, {"name": "../other"}],
         "serviceAccountName": "builder",
-        "runtimeClassName": "kata",
     });
     let pod = bound(&spec, &json!({}));
     let found: Vec<_> = pod.images.iter().map(|it| (it.role, &*it.name, &*it.image, it.policy.name())).collect();
@@ -55,7 +54,7 @@ fn every_image_of_a_pod_is_read_in_the_order_of_a_kubelet_with_its_policy() {
             (PodRole::Container, "latest", "app", "Always"),
         ]
     );
-    assert_eq!((&*pod.service_account, &*pod.runtime_class), ("builder", "kata"));
+    assert_eq!(&*pod.service_account, "builder");
     assert_eq!(pod.pull_secrets.iter().map(|it| &**it).collect::<Vec<_>>(), ["registry"]);
     assert_eq!((pod.full_name().as_str(), &*pod.identity.uid), ("shop/web", "u1"));
     assert_eq!(pod.passed_over, [""; 0]);
@@ -69,9 +68,9 @@ fn what_a_pod_leaves_out_has_the_api_servers_defaults() {
     {
         let pod = bound(&json!({"containers": [{"name": "app", "image": image}]}), &json!(null));
         assert_eq!(pod.images[0].policy.name(), policy, "{image}");
-        assert_eq!((&*pod.service_account, &*pod.runtime_class), ("", ""));
+        assert_eq!(&*pod.service_account, "");
     }
-    let old = json!({"serviceAccount": "old", "containers": null, "volumes": null, "runtimeClassName": null});
+    let old = json!({"serviceAccount": "old", "containers": null, "volumes": null});
     let pod = bound(&old, &json!({"containerStatuses": null}));
     assert_eq!((&*pod.service_account, pod.images.len()), ("old", 0));
     assert_eq!(pod.waiting(), None);
@@ -178,8 +177,7 @@ fn a_pod_whose_name_is_none_is_rejected_as_a_whole() {
         [("", "web"), ("shop", ""), ("shop", "web/../x"), ("Shop", "web"), ("shop", "w\u{1b}[2J"), ("shop", &long)]
     {
         let object = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {}});
-        let error = read_pod(object.to_string().as_bytes()).unwrap_err().to_string();
+        let error = bound_pod(&serde_json::from_value(object.clone()).unwrap()).unwrap_err();
         assert!(error.ends_with("is no name of a pod") && !error.contains('\u{1b}'), "{error}");
     }
-    assert!(read_pod(b"[]").is_err());
 }

@@ -2,62 +2,37 @@
 
 use imagelet_core::manager::PodRole;
 
-use super::object::{ContainerPhase, ContainerSpec, ContainerStatus};
+use super::object::{ContainerPhase, ContainerSpec};
 
-/// When a container that ended is created again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Restart {
-    Always,
-    OnFailure,
-    Never,
-}
-
-impl Restart {
-    /// The pod's policy; an absent one is `Always`, as in the API server.
-    pub(super) fn of_pod(text: &str) -> Self {
-        Self::parse(text).unwrap_or(Self::Always)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "Always" => Some(Self::Always),
-            "OnFailure" => Some(Self::OnFailure),
-            "Never" => Some(Self::Never),
-            _ => None,
-        }
-    }
-
-    fn of_container(role: PodRole, container: &ContainerSpec, of_pod: Self) -> Self {
-        let own = Self::parse(&container.restart_policy);
-        let restart = match (role, own) {
-            // Created by a person, once.
-            (PodRole::Ephemeral, _) => Self::Never,
-            (_, Some(own)) => own,
-            // It has to succeed once.
-            (PodRole::Init, None) if of_pod == Self::Always => Self::OnFailure,
-            (_, None) => of_pod,
-        };
-        // The rules decide by the exit code, and are the kubelet's to read.
-        if container.restart_policy_rules.is_empty() { restart } else { Self::Always }
-    }
-}
-
-/// Whether the container does not exist yet, or is going to be created again.
+/// Whether the container does not exist yet, or is going to be created again. `of_pod` is the restart policy of the pod.
 ///
 /// A container without a status waits, and so does one in back-off, whether for its image or after a crash.
-pub(super) fn waits(
-    role: PodRole,
-    container: &ContainerSpec,
-    status: Option<&ContainerStatus>,
-    of_pod: Restart,
-) -> bool {
-    match status.map(|status| &status.state) {
+pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerPhase>, of_pod: &str) -> bool {
+    match state {
         Some(ContainerPhase { running: Some(_), .. }) => false,
-        Some(ContainerPhase { terminated: Some(ended), .. }) => match Restart::of_container(role, container, of_pod) {
-            Restart::Always => true,
-            Restart::OnFailure => ended.exit_code != 0,
-            Restart::Never => false,
+        Some(ContainerPhase { terminated: Some(ended), .. }) => match restart_policy(role, container, of_pod) {
+            "Never" => false,
+            "OnFailure" => ended.exit_code != 0,
+            // An absent policy is `Always`, as in the API server.
+            _ => true,
         },
         Some(_) | None => true,
+    }
+}
+
+/// When a container that ended is created again.
+fn restart_policy<'a>(role: PodRole, container: &'a ContainerSpec, of_pod: &'a str) -> &'a str {
+    let is_policy = |text: &&str| ["Always", "OnFailure", "Never"].contains(text);
+    // The rules decide by the exit code, and are the kubelet's to read.
+    if container.restart_policy_rules.iter().flatten().next().is_some() {
+        return "Always";
+    }
+    match (role, container.restart_policy.as_deref().filter(is_policy)) {
+        // Created by a person, once.
+        (PodRole::Ephemeral, _) => "Never",
+        (_, Some(own)) => own,
+        // It has to succeed once.
+        (PodRole::Init, None) if !["OnFailure", "Never"].contains(&of_pod) => "OnFailure",
+        (_, None) => of_pod,
     }
 }

@@ -1,17 +1,16 @@
 //! The requests of the command line: apply, list and delete sets.
 
-use std::{collections::BTreeMap, fmt::Debug};
-
 use imagelet_core::printable::printable;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
     core::ObjectList,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 
-use super::objects::{FailureCount, ImageSet, PREFETCH_GROUP, SetName, SetObject, SetRejection, SetScope};
+use super::objects::{FailureCount, NodeCounts, PREFETCH_GROUP, SetName, SetObject, SetRejection, SetScope};
 use crate::{
     api_error::{ApiError, code},
     names::{NAMESPACE_LENGTH_MAX, is_name, shown},
@@ -35,23 +34,11 @@ pub struct SetDocument {
 struct DocumentFields {
     api_version: String,
     kind: String,
-    metadata: DocumentMetadata,
+    metadata: ObjectMeta,
     spec: Value,
     /// What `kubectl get -o yaml` prints is not sent.
     #[serde(default, rename = "status")]
-    _status: serde::de::IgnoredAny,
-}
-
-#[derive(Debug, Deserialize)]
-struct DocumentMetadata {
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    namespace: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
+    _status: IgnoredAny,
 }
 
 impl SetDocument {
@@ -61,29 +48,22 @@ impl SetDocument {
     /// When it is no set, or breaks a rule: the error names the field.
     pub fn read(document: Value, namespace: &str) -> Result<Self, SetRejection> {
         let no_fields = |error: serde_json::Error| SetRejection(shown(&error.to_string()));
-        let kind = format!("{} {}", text(&document["apiVersion"]), text(&document["kind"]));
-        let is_set = |scope: &SetScope| kind == format!("{PREFETCH_GROUP} {}", scope.kind());
+        let [group, kind] = ["apiVersion", "kind"].map(|field| document[field].as_str().unwrap_or_default());
+        let is_set = |scope: &SetScope| group == PREFETCH_GROUP && kind == scope.kind();
         let scope = SetScope::ALL.into_iter().find(is_set).ok_or_else(|| {
-            let kind = shown(&kind);
+            let kind = shown(&format!("{group} {kind}"));
             SetRejection(format!("`{kind}` is no set; there are ImageSet and ClusterImageSet of {PREFETCH_GROUP}"))
         })?;
-        let fields = DocumentFields::deserialize(document).map_err(no_fields)?;
-        let DocumentFields { api_version, kind, metadata, spec, _status } = fields;
-        let mut of_object = json!({"name": metadata.name});
-        if scope == SetScope::Namespace {
-            let own = Some(metadata.namespace.as_str()).filter(|own| !own.is_empty());
-            of_object["namespace"] = own.unwrap_or(namespace).into();
-        }
-        if !metadata.labels.is_empty() {
-            of_object["labels"] = json!(metadata.labels);
-        }
-        if !metadata.annotations.is_empty() {
-            of_object["annotations"] = json!(metadata.annotations);
-        }
-        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": of_object, "spec": spec});
-        let set = ImageSet::read(&SetObject::deserialize(&object).map_err(no_fields)?, scope)?;
-        let set = set.ok_or_else(|| SetRejection("the set is being deleted".to_owned()))?;
-        Ok(Self { name: set.name, object })
+        let DocumentFields { api_version, kind, metadata, spec, .. } =
+            DocumentFields::deserialize(document).map_err(no_fields)?;
+        let own = metadata.namespace.filter(|own| !own.is_empty()).unwrap_or_else(|| namespace.to_owned());
+        let namespace = Some(own).filter(|_| scope == SetScope::Namespace);
+        let ObjectMeta { name, labels, annotations, .. } = metadata;
+        let metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec});
+        let set = SetObject::deserialize(&object).map_err(no_fields)?.read(scope)?;
+        let name = set.map(|set| set.name).ok_or_else(|| SetRejection("the set is being deleted".to_owned()))?;
+        Ok(Self { name, object })
     }
 
     /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
@@ -99,20 +79,10 @@ pub struct SetRow {
     pub kind: &'static str,
     /// Empty for a set of the cluster.
     pub namespace: String,
-    /// The name.
     pub name: String,
-    /// Number of images.
     pub images: usize,
-    /// Nodes that it selects; zero before the controller has seen it.
-    pub wanted: usize,
-    /// Nodes that have fetched all images.
-    pub ready: usize,
-    /// Nodes that pull.
-    pub pulling: usize,
-    /// Nodes on which an image failed.
-    pub failed: usize,
-    /// Nodes that have not begun.
-    pub waiting: usize,
+    #[serde(flatten)]
+    pub nodes: NodeCounts,
     /// All nodes are ready.
     pub complete: bool,
     /// The message of the condition `Complete`, or why it is absent.
@@ -121,7 +91,6 @@ pub struct SetRow {
     pub failures: Vec<String>,
 }
 
-/// The requests of the command line.
 pub struct PrefetchApi {
     client: Client,
 }
@@ -171,20 +140,19 @@ impl PrefetchApi {
         if !set.is_valid() {
             return Ok(false);
         }
-        let Some(found) = set.api(&self.client).get_opt(name).await? else { return Ok(false) };
-        delete(&set.api(&self.client), name, found.metadata.uid.unwrap_or_default()).await?;
-        Ok(true)
+        match set.api(&self.client).delete(name, &DeleteParams::default()).await {
+            Err(error) if code(&error) == Some(404) => Ok(false),
+            deleted => Ok(deleted.map(|_| true)?),
+        }
     }
 }
 
-/// All objects of a collection, page by page.
 async fn list(api: &Api<SetObject>) -> Result<Vec<SetObject>, ApiError> {
     let (mut objects, mut page) = (Vec::new(), ListParams::default().limit(PAGE_SETS));
     loop {
         let ObjectList { metadata, items, .. } = api.list(&page).await?;
         objects.extend(items);
-        let next = metadata.continue_.filter(|token| !token.is_empty());
-        match next {
+        match metadata.continue_.filter(|token| !token.is_empty()) {
             Some(_) if objects.len() >= SETS_MAX => return Err(ApiError::TooMany { max: SETS_MAX }),
             Some(token) => page = page.continue_token(&token),
             None => return Ok(objects),
@@ -192,30 +160,16 @@ async fn list(api: &Api<SetObject>) -> Result<Vec<SetObject>, ApiError> {
     }
 }
 
-/// Deletes an object, if it still is this one; an absent one counts as deleted. No object has an empty uid.
-pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: String) -> Result<(), kube::Error>
-where
-    K: Clone + DeserializeOwned + Debug,
-{
-    let options = DeleteParams::default().preconditions(Preconditions { uid: Some(uid), ..Preconditions::default() });
-    match api.delete(name, &options).await {
-        Err(error) if code(&error) != Some(404) => Err(error),
-        _ => Ok(()),
-    }
-}
-
 fn row(object: &SetObject, scope: SetScope) -> SetRow {
-    let [namespace, name] =
-        [&object.metadata.namespace, &object.metadata.name].map(|text| shown(text.as_deref().unwrap_or_default()));
-    let row = SetRow { kind: scope.kind(), namespace, name, ..SetRow::default() };
-    let set = match ImageSet::read(object, scope) {
+    let SetName { namespace, name, .. } = object.name(scope);
+    let row = SetRow { kind: scope.kind(), namespace: shown(&namespace), name: shown(&name), ..SetRow::default() };
+    let set = match object.read(scope) {
         Ok(Some(set)) => set,
         Ok(None) => return SetRow { message: "is being deleted".to_owned(), ..row },
         Err(error) => return SetRow { message: format!("invalid: {error}"), ..row },
     };
-    let status = &set.status;
-    let message = status.conditions.iter().find(|it| it.r#type == "Complete").map(|it| shown(&it.message));
-    let message = if status.observed_generation == set.generation { message } else { None };
+    let complete = set.status.condition("Complete").filter(|_| set.is_observed());
+    let message = complete.map_or("the controller has not seen this spec yet", |complete| &complete.message);
     let failure = |it: &FailureCount| {
         let FailureCount { class, hop, nodes, node, image, message } = it;
         let plural = if *nodes == 1 { "" } else { "s" };
@@ -224,20 +178,12 @@ fn row(object: &SetObject, scope: SetScope) -> SetRow {
     };
     SetRow {
         images: set.spec.images.len(),
-        wanted: status.nodes.wanted,
-        ready: status.nodes.ready,
-        pulling: status.nodes.pulling,
-        failed: status.nodes.failed,
-        waiting: status.nodes.waiting,
-        complete: status.has("Complete") && message.is_some(),
-        message: message.unwrap_or_else(|| "the controller has not seen this spec yet".to_owned()),
-        failures: status.failures.iter().map(failure).collect(),
+        nodes: set.status.nodes,
+        complete: complete.is_some_and(|complete| complete.status == "True"),
+        message: shown(message),
+        failures: set.status.failures.iter().map(failure).collect(),
         ..row
     }
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -270,16 +216,6 @@ mod tests {
         assert!(!api.remove(None, "../web").await.unwrap());
         assert!(api.remove(None, "web").await.unwrap());
         assert_eq!(api.sets(None, None).await.unwrap(), []);
-    }
-
-    #[tokio::test]
-    async fn an_object_without_a_uid_is_not_deleted() {
-        let fake = FakeApi::start(FakeApiOptions::default()).await;
-        fake.install("/apis/imagelet.dev/v1alpha1");
-        fake.put("/apis/imagelet.dev/v1alpha1/clusterimagesets", json!({"metadata": {"name": "web"}}));
-        let sets = Api::<SetObject>::all_with(fake.client(), &SetScope::Cluster);
-        let error = delete(&sets, "web", String::new()).await.unwrap_err();
-        assert_eq!(code(&error), Some(409));
     }
 
     #[tokio::test]

@@ -19,4 +19,4 @@ mod tests;
 pub use commands::{PrefetchApi, SetDocument, SetRow};
 pub use controller::{ControllerReport, PrefetchController, controller_metric_families};
 pub use node::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchAgent, PrefetchNode, SetPin};
-pub use objects::{CRDS, SetRejection};
+pub use objects::{CRDS, NodeCounts, SetRejection};

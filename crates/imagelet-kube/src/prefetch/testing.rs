@@ -11,7 +11,7 @@ use imagelet_core::{
     events::Event,
     image::{ByteSize, Digest},
     manager::EnsureRequest,
-    runtime::{ErrorClass, LayerState, Progress, PullEvent, Stage},
+    runtime::{ErrorClass, LayerState, PullEvent, PullProgress, PullWatcher, Stage},
 };
 
 use super::node::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
@@ -102,7 +102,12 @@ impl FakeNode {
         self.lock().events.clone()
     }
 
-    async fn receive(&self, image: &str, (rate, size): (u64, u64), progress: &Progress) {
+    async fn receive(&self, image: &str, (rate, size): (u64, u64), watcher: &PullWatcher) {
+        let mut known = PullProgress::default();
+        let mut progress = |event| {
+            known.apply(event, tokio::time::Instant::now());
+            watcher(&known);
+        };
         let digest = Digest::of(image.as_bytes());
         progress(PullEvent::Resolved { manifest: digest.clone(), layers: vec![(digest.clone(), ByteSize(size))] });
         let mut of_attempt = 0;
@@ -130,14 +135,14 @@ impl PrefetchNode for FakeNode {
         ImagePresence::default()
     }
 
-    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure> {
+    async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
         let (takes, layer) = {
             let mut state = self.lock();
             state.begun.push(request.image.clone());
             (state.takes, state.layers.get(&request.image).copied())
         };
         match layer {
-            Some(layer) => self.receive(&request.image, layer, &progress).await,
+            Some(layer) => self.receive(&request.image, layer, &watcher).await,
             None => tokio::time::sleep(takes).await,
         }
         let mut state = self.lock();

@@ -2,59 +2,32 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
-use imagelet_core::metrics::{Family, MetricKind, Metrics};
+use imagelet_core::metrics::{Family, MetricKind, Metrics, families};
 use tokio::time::Instant;
 
 use crate::client::Answer;
 
-static SYNCED: Family = Family {
-    name: "imagelet_kubernetes_pods_synced",
-    help: "1 while the watch of the node's pods follows the API server, else 0.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static HEARD: Family = Family {
-    name: "imagelet_kubernetes_pods_timestamp_seconds",
-    help: "When the API server last answered about the node's pods.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static RESTARTS: Family = Family {
-    name: "imagelet_kubernetes_watch_restarts_total",
-    help: "Watches of the node's pods that failed, by cause: expired, failed.",
-    kind: MetricKind::Counter,
-    labels: &["cause"],
-};
-static PODS: Family = Family {
-    name: "imagelet_kubernetes_pods",
-    help: "Pods that are bound to the node, without those that are finished or being deleted.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-static WAITING: Family = Family {
-    name: "imagelet_kubernetes_pods_waiting",
-    help: "Those of them with containers that do not exist yet: their images are leased.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-
-pub(crate) const FAMILIES: [&Family; 5] = [&SYNCED, &HEARD, &RESTARTS, &PODS, &WAITING];
-
-#[derive(Debug)]
-pub struct WatchHealth {
-    /// Only the watch of the node's pods has metrics.
-    metrics: Option<Arc<Metrics>>,
-    record: Mutex<WatchRecord>,
+families! {
+    SYNCED = "imagelet_kubernetes_pods_synced",
+        "1 while the watch of the node's pods follows the API server, else 0.", MetricKind::Gauge, &[];
+    HEARD = "imagelet_kubernetes_pods_timestamp_seconds",
+        "When the API server last answered about the node's pods.", MetricKind::Gauge, &[];
+    RESTARTS = "imagelet_kubernetes_watch_restarts_total",
+        "Watches of the node's pods that failed, by cause: expired, failed.", MetricKind::Counter, &["cause"];
+    PODS = "imagelet_kubernetes_pods",
+        "Pods that are bound to the node, without those that are finished or being deleted.", MetricKind::Gauge, &[];
+    WAITING = "imagelet_kubernetes_pods_waiting",
+        "Those of them with containers that do not exist yet: their images are leased.", MetricKind::Gauge, &[];
 }
 
 #[derive(Debug, Default)]
-struct WatchRecord {
-    /// Without the age.
-    report: WatchReport,
-    heard_at: Option<Instant>,
+pub struct WatchHealth {
+    /// Only the watch of the node's pods has metrics.
+    metrics: Option<Arc<Metrics>>,
+    report: Mutex<WatchReport>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,15 +36,13 @@ pub struct WatchReport {
     pub is_listed: bool,
     /// The watch follows the API server.
     pub in_sync: bool,
-    /// Time since the last answer of the API server.
-    pub age: Option<Duration>,
+    pub heard_at: Option<Instant>,
     /// Watches, and attempts to begin one, that failed.
     pub restarts: u64,
     /// Pods that are bound to the node and not finished.
     pub pods: usize,
     /// Those with containers that do not exist yet.
     pub waiting: usize,
-    /// The failure that lasts.
     pub failure: Option<String>,
 }
 
@@ -80,12 +51,7 @@ impl WatchHealth {
         for family in FAMILIES {
             metrics.declare(family);
         }
-        Self { metrics: Some(metrics), record: Mutex::default() }
-    }
-
-    /// Of another watch, without metrics.
-    pub(crate) fn unmeasured() -> Self {
-        Self { metrics: None, record: Mutex::default() }
+        Self { metrics: Some(metrics), ..Self::default() }
     }
 
     fn set(&self, family: &'static Family, value: f64) {
@@ -95,21 +61,20 @@ impl WatchHealth {
     }
 
     pub fn report(&self) -> WatchReport {
-        let record = self.lock();
-        WatchReport { age: record.heard_at.map(|at| at.elapsed()), ..record.report.clone() }
+        self.lock().clone()
     }
 
     /// What becomes of the requests of the watch. Returns the failure that has ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
-        let mut record = self.lock();
+        let mut report = self.lock();
         match answer {
             Answer::Watching => {
-                record.report.in_sync = true;
+                report.in_sync = true;
                 self.set(&SYNCED, 1.0);
-                return record.report.failure.take();
+                return report.failure.take();
             }
             Answer::Heard => {
-                record.heard_at = Some(Instant::now());
+                report.heard_at = Some(Instant::now());
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 self.set(&HEARD, now.as_secs_f64());
             }
@@ -119,39 +84,34 @@ impl WatchHealth {
     }
 
     pub(super) fn listed(&self) {
-        self.lock().report.is_listed = true;
+        self.lock().is_listed = true;
     }
 
     pub(crate) fn counted(&self, pods: usize, waiting: usize) {
-        let report = &mut self.lock().report;
+        let mut report = self.lock();
         (report.pods, report.waiting) = (pods, waiting);
         self.set(&PODS, pods as f64);
         self.set(&WAITING, waiting as f64);
     }
 
-    /// The API server has forgotten the version at which the watch is, as it does from time to time: a list follows.
-    pub(super) fn expired(&self) {
-        self.restarts("expired");
-    }
-
-    /// A watch, or the attempt to start one, failed. Returns whether the failure is another one than before.
-    pub(super) fn failed(&self, failure: String) -> bool {
-        self.restarts("failed");
-        let report = &mut self.lock().report;
+    /// A watch, or the attempt to start one, failed; an expired one only begins anew. Returns whether the failure is another
+    /// one than before.
+    pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
+        if let Some(metrics) = &self.metrics {
+            metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
+        }
+        let mut report = self.lock();
+        report.restarts += 1;
+        if is_expired {
+            return false;
+        }
         report.in_sync = false;
         self.set(&SYNCED, 0.0);
         let before = report.failure.replace(failure);
         before != report.failure
     }
 
-    fn restarts(&self, cause: &'static str) {
-        if let Some(metrics) = &self.metrics {
-            metrics.increment(&RESTARTS, &[cause]);
-        }
-        self.lock().report.restarts += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WatchRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, WatchReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,15 +4,10 @@
 
 mod health;
 
-use std::{
-    fmt::Debug,
-    future::ready,
-    hash::{BuildHasher as _, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt::Debug, future::ready, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use imagelet_core::backoff::{grown, random_share, scattered};
 use kube::{
     Api, Client, Resource,
     runtime::{
@@ -26,12 +21,12 @@ use tokio::time::Instant;
 pub(crate) use self::health::FAMILIES;
 pub use self::health::{WatchHealth, WatchReport};
 use crate::{
-    api_error::{watch_code, watch_text},
+    api_error::{code, of_watch, text},
     client::observed,
 };
 
-/// The life of a watch, up to a quarter longer: the watches of a fleet do not end together.
-const LIFE_MIN: Duration = Duration::from_secs(230);
+/// The life of a watch, up to a fifth shorter: the watches of a fleet do not end together.
+const LIFE_MAX: Duration = Duration::from_secs(288);
 /// The first wait after a failure; it doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
@@ -47,18 +42,18 @@ pub(crate) async fn follow<K>(
     client: &Client,
     kind: &K::DynamicType,
     config: watcher::Config,
-    health: &Arc<WatchHealth>,
+    health: Arc<WatchHealth>,
     mut take: impl FnMut(Event<K>),
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let seen = Arc::clone(health);
+    let seen = Arc::clone(&health);
     let client = observed(client.clone(), move |answer| {
         if let Some(failure) = seen.observe(answer) {
             tracing::info!(failure, "following the {name} again");
         }
     });
-    let life = LIFE_MIN.mul_f64(1.0 + random() / 4.0).as_secs();
+    let life = scattered(LIFE_MAX, 0.2, random_share()).as_secs();
     let (api, config) = (Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
     // An `Init` comes before each attempt to list, and would end the failures in a row of those that fail.
     let begin = || {
@@ -77,20 +72,19 @@ pub(crate) async fn follow<K>(
                 }
                 continue;
             }
-            Err(error) => error,
+            Err(error) => of_watch(error),
         };
         take(Event::Init);
-        let code = watch_code(&error);
-        if code == Some(410) {
-            health.expired();
-        } else if health.failed(watch_text(&error)) {
-            let error = watch_text(&error);
+        let code = code(&error);
+        // The API server forgets the version at which the watch is from time to time: a list follows.
+        if health.failed(text(&error), code == Some(410)) {
+            let error = text(&error);
             if code == Some(404) {
                 tracing::info!(error, "the API server does not have the {name}; the attempt is repeated");
             } else {
                 tracing::warn!(
                     error,
-                    "cannot follow the {name}; the last known ones stay, and the attempt is repeated"
+                    "could not follow the {name}; the last known ones stay, and the attempt is repeated"
                 );
             }
         }
@@ -98,7 +92,7 @@ pub(crate) async fn follow<K>(
             failures = 0;
         }
         let longest = if matches!(code, Some(403 | 404)) { ABSENT_RETRY_MAX } else { RETRY_MAX };
-        tokio::time::sleep(backoff(RETRY_FIRST, longest, failures, random())).await;
+        tokio::time::sleep(backoff(RETRY_FIRST, longest, failures)).await;
         (failures, since) = (failures.saturating_add(1), Instant::now());
         // The API server does not have the version from which the library would repeat the watch: a list comes first.
         if matches!(code, Some(410 | 504)) {
@@ -115,28 +109,7 @@ where
 }
 
 /// The wait after so many failures in a row, each of which doubles it: between half of it and all of it, so that the agents
-/// of a fleet do not return together. `random` is between 0 and 1.
-pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32, random: f64) -> Duration {
-    let wait = first.saturating_mul(2_u32.saturating_pow(failures)).min(longest);
-    wait.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
-}
-
-/// Each `RandomState` has its own seed: random enough for jitter.
-pub(crate) fn random() -> f64 {
-    f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_double_up_to_the_longest_and_scatter_over_their_second_half() {
-        let wait = |failures, random| backoff(Duration::from_secs(1), Duration::from_mins(1), failures, random);
-        let longest = [0, 1, 2, 5, 6, 7, u32::MAX].map(|failures| wait(failures, 1.0).as_millis());
-        assert_eq!(longest, [1000, 2000, 4000, 32_000, 60_000, 60_000, 60_000]);
-        assert_eq!([0, 1, 99].map(|failures| wait(failures, 0.0).as_millis()), [500, 1000, 30_000]);
-        let scattered = [random(), random(), random()].map(|random| wait(9, random));
-        assert!(scattered[0] != scattered[1] || scattered[1] != scattered[2], "{scattered:?}");
-    }
+/// of a fleet do not return together.
+pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
+    scattered(grown(first, 2.0, longest, failures), 0.5, random_share())
 }

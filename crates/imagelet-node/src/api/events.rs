@@ -28,7 +28,7 @@ api_documents! {
         class: String,
         hop: String,
     }
-    PullProgress {
+    PullProgressRow {
         /// Unique in this daemon; zero while the pull waits for a slot.
         pull: u64,
         /// The normalized name that the store pulls.
@@ -94,7 +94,7 @@ impl EventsRequest {
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum EventLine {
     Event(Box<NodeEvent>),
-    Progress(Box<PullProgress>),
+    Progress(Box<PullProgressRow>),
     /// The reader was too slow: this many events are missing here.
     Missed {
         count: u64,

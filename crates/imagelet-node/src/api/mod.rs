@@ -27,14 +27,14 @@ mod steps;
 mod transport;
 mod types;
 
-pub use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress, PullRetry, RemovedForPull};
+pub use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgressRow, PullRetry, RemovedForPull};
 pub use fields::{Hidden, moment};
 pub(crate) use fields::{milliseconds_of, since_epoch};
 pub use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, OpenCircuits, PullsRequest, Queue, QueueRequest, RunningPulls,
 };
 pub use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
-pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences};
+pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences, watcher};
 pub(crate) use transport::serve_commands;
 pub use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Replies, Wait};
 pub use types::*;

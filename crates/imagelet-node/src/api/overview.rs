@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    events::PullProgress,
+    events::PullProgressRow,
     types::{HeldBackRow, ImageRow, LastCollection, OpenCircuitRow, PullRow},
 };
 
@@ -48,7 +48,7 @@ api_documents! {
     PullsRequest {}
     /// The running and waiting pulls with their layers.
     RunningPulls {
-        pulls: Vec<PullProgress>,
+        pulls: Vec<PullProgressRow>,
     }
     QueueRequest {}
     /// What waits, and for what.

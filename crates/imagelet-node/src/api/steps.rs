@@ -1,11 +1,11 @@
 //! Progress of a command, as the daemon reports it while the command runs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use imagelet_core::{
     image::ByteSize,
     printable::printable,
-    runtime::{LayerState, Progress, PullEvent, RemovedImage},
+    runtime::{LayerState, NextRequest, Progress, PullProgress, PullWatcher, RemovedImage},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -23,12 +23,23 @@ pub fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// The sink of a pull whose events are steps of a command.
+/// The watcher of a pull whose progress is steps of a command.
+pub fn watcher(steps: Steps) -> PullWatcher {
+    let seen = Mutex::new(PullProgress::default());
+    Arc::new(move |progress| {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Step::between(&seen, progress).into_iter().for_each(|step| steps(step));
+        seen.clone_from(progress);
+    })
+}
+
+/// The sink of a call of the store whose events are steps of a command.
 pub fn progress(steps: Steps) -> Progress {
+    let (watcher, progress) = (watcher(steps), Mutex::new(PullProgress::default()));
     Arc::new(move |event| {
-        if let Some(step) = Step::from_event(event) {
-            steps(step);
-        }
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.apply(event, Instant::now());
+        watcher(&progress);
     })
 }
 
@@ -82,33 +93,36 @@ pub enum Step {
 }
 
 impl Step {
-    /// `None` for an event without a step.
-    pub(crate) fn from_event(event: PullEvent) -> Option<Self> {
-        Some(match event {
-            PullEvent::Resolved { manifest, layers } => Self::Resolved {
-                manifest: manifest.to_string(),
-                layers: layers
-                    .into_iter()
-                    .map(|(digest, size)| LayerSize { digest: digest.to_string(), size: size.0 })
-                    .collect(),
-            },
-            PullEvent::Layer { digest, state } => {
-                let digest = digest.to_string();
-                match state {
-                    LayerState::Present => Self::Present { digest },
-                    LayerState::Fetching { received: ByteSize(received) } => Self::Fetching { digest, received },
-                    LayerState::Done => Self::Done { digest },
-                }
-            }
-            PullEvent::Committing => Self::Committing,
-            PullEvent::Removed(image) => Self::Removed(image.into()),
-            PullEvent::Retry { host, at, is_requested } => Self::Retry(PullRetry::new(host, at, is_requested)?),
-            PullEvent::Warning { text } => Self::Warning { text },
-            PullEvent::Head { host, is_awaited } => Self::Waiting { host, over: !is_awaited },
-            PullEvent::Route(_) | PullEvent::Hosts(_) | PullEvent::Token { .. } | PullEvent::Waits { .. } => {
-                return None;
-            }
-        })
+    /// What a pull has done since it was seen last.
+    fn between(seen: &PullProgress, now: &PullProgress) -> Vec<Self> {
+        let removed = now.removed.iter().skip(seen.removed.len()).map(|image| Self::Removed(image.clone().into()));
+        let warnings = now.warnings.iter().skip(seen.warnings.len()).map(|text| Self::Warning { text: text.clone() });
+        let mut steps: Vec<Self> = removed.chain(warnings).collect();
+        let is_other = now.resolved != seen.resolved;
+        if let Some((_, manifest)) = now.resolved.as_ref().filter(|_| is_other) {
+            let layers = now.layers.iter();
+            let layers = layers.map(|layer| LayerSize { digest: layer.digest.to_string(), size: layer.size.0 });
+            steps.push(Self::Resolved { manifest: manifest.to_string(), layers: layers.collect() });
+        }
+        for (index, layer) in now.layers.iter().enumerate() {
+            let known = seen.layers.get(index).filter(|_| !is_other).and_then(|layer| layer.state);
+            let Some(state) = layer.state.filter(|state| known != Some(*state)) else { continue };
+            let digest = layer.digest.to_string();
+            steps.push(match state {
+                LayerState::Present => Self::Present { digest },
+                LayerState::Fetching { received: ByteSize(received) } => Self::Fetching { digest, received },
+                LayerState::Done => Self::Done { digest },
+            });
+        }
+        let waiting = |of: &PullProgress, not_of: &PullProgress, over| {
+            let hosts = of.unanswered.keys().filter(|host| !not_of.unanswered.contains_key(*host));
+            hosts.map(|host| Self::Waiting { host: host.clone(), over }).collect::<Vec<_>>()
+        };
+        steps.extend(waiting(seen, now, true).into_iter().chain(waiting(now, seen, false)));
+        steps.extend((now.committing.is_some() && now.committing != seen.committing).then_some(Self::Committing));
+        let retry = now.retry.as_ref().filter(|retry| seen.retry.as_ref() != Some(retry));
+        steps.extend(retry.and_then(PullRetry::of).map(Self::Retry));
+        steps
     }
 }
 
@@ -127,9 +141,9 @@ impl RemovedForPull {
 
 impl PullRetry {
     /// `None`: the wait is over.
-    pub fn new(host: String, at: Instant, requested: bool) -> Option<Self> {
-        let remaining_ms = milliseconds_of(at.saturating_duration_since(Instant::now()));
-        (remaining_ms > 0).then_some(Self { host, remaining_ms, requested })
+    pub fn of(next: &NextRequest) -> Option<Self> {
+        let remaining_ms = milliseconds_of(next.at.saturating_duration_since(Instant::now()));
+        (remaining_ms > 0).then(|| Self { host: next.host.clone(), remaining_ms, requested: next.is_requested })
     }
 
     /// `r.example limits requests, next try in 12 s`.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Gates, ProviderOptions, Secret},
+    credentials::{ProviderOptions, Secret},
     gc::{GcMarks, GcOrder, GcPolicy},
     hold::HoldPolicy,
     image::{PinnedNames, Reference},
@@ -398,13 +398,9 @@ fn providers(own: &OwnKeys, environment: &Environment, found: &mut Violations) -
     let config = found.path(CONFIG, &own.image_credential_provider_config_path);
     let binaries = found.path(BINARIES, &own.image_credential_provider_bin_dir);
     match (config, binaries) {
-        (Some(config), Some(binaries)) => Some(ProviderOptions {
-            config,
-            binaries,
-            limit,
-            environment: environment.variables.clone(),
-            gates: Gates { service_account_tokens: true },
-        }),
+        (Some(config), Some(binaries)) => {
+            Some(ProviderOptions { config, binaries, limit, environment: environment.variables.clone() })
+        }
         (config, binaries) => {
             found.rule(config.is_none(), CONFIG, "needs", BINARIES);
             found.rule(binaries.is_none(), BINARIES, "needs", CONFIG);

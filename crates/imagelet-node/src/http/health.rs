@@ -50,7 +50,7 @@ fn check_pods(watch: &WatchReport) -> Result<String, String> {
         return Err(format!("the pods of this node are not known yet: {failure}"));
     }
     let WatchReport { pods, waiting, restarts, .. } = watch;
-    let age = watch.age.unwrap_or_default().as_secs();
+    let age = watch.heard_at.map_or(0, |at| at.elapsed().as_secs());
     let sync = if watch.in_sync { "in sync".to_owned() } else { format!("not in sync, {failure}") };
     Ok(format!("{sync}; {}, {waiting} waiting; last answer {age} s ago; {restarts} restarts", counted(*pods, "pod")))
 }
@@ -110,6 +110,8 @@ fn check_inventory(node: &LocalNode) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     #[test]
@@ -132,9 +134,9 @@ mod tests {
         );
         let unknown = "the pods of this node are not known yet: the API server has not answered yet";
         assert_eq!(check_pods(&WatchReport::default()), Err(unknown.into()));
-        let age = Some(Duration::from_secs(7));
+        let heard_at = Instant::now().checked_sub(Duration::from_secs(7));
         let listed =
-            WatchReport { is_listed: true, in_sync: true, age, restarts: 3, pods: 12, waiting: 2, failure: None };
+            WatchReport { is_listed: true, in_sync: true, heard_at, restarts: 3, pods: 12, waiting: 2, failure: None };
         let text = "in sync; 12 pods, 2 waiting; last answer 7 s ago; 3 restarts";
         assert_eq!(check_pods(&listed), Ok(text.into()));
         let checks = [("pods", check_pods(&listed))];

@@ -6,16 +6,18 @@ use imagelet_core::{
     events::{EventSubject, RecordedEvent},
     gc::{GcPhase, GcReport},
     image::{counted, shown_name},
-    manager::PullState,
 };
 use tokio::{
     sync::broadcast::error::RecvError,
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::local::{FOLLOWERS_MAX, LocalNode};
+use super::{
+    local::{FOLLOWERS_MAX, LocalNode},
+    pulls::progress_row,
+};
 use crate::{
-    api::{EventLine, EventsRequest, NodeEvent, PullProgress, Replies, milliseconds_of},
+    api::{EventLine, EventsRequest, NodeEvent, PullProgressRow, Replies},
     failure::Failure,
 };
 
@@ -68,14 +70,18 @@ async fn pass(replies: &Replies, line: &EventLine) -> bool {
     replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
-/// The waiting pulls, those that changed after a version, and the present version. Zero returns every running pull.
-pub(crate) fn pulls_since(node: &LocalNode, version: u64) -> (u64, Vec<PullProgress>) {
-    let (now, news) = node.parts.pulls.since(version, Instant::now());
-    let estimate = |pull: PullProgress| PullProgress { bytes_estimated: estimated(node, &pull), ..pull };
-    (now, news.into_iter().chain(waiting(node)).map(estimate).collect())
+/// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that ended.
+pub(crate) fn pulls_since(node: &LocalNode, version: u64) -> (u64, Vec<PullProgressRow>) {
+    let ((version, pulls), now) = (node.parts.manager.pulls_since(version), Instant::now());
+    let is_silent = node.local().is_none();
+    let row = |pull| {
+        let row = progress_row(pull, is_silent, now);
+        PullProgressRow { bytes_estimated: estimated(node, &row), ..row }
+    };
+    (version, pulls.into_iter().map(row).collect())
 }
 
-async fn report(pulls: Vec<PullProgress>, replies: &Replies) -> bool {
+async fn report(pulls: Vec<PullProgressRow>, replies: &Replies) -> bool {
     for pull in pulls {
         if !pass(replies, &EventLine::Progress(Box::new(pull))).await {
             return false;
@@ -84,20 +90,8 @@ async fn report(pulls: Vec<PullProgress>, replies: &Replies) -> bool {
     true
 }
 
-fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
-    let now = Instant::now();
-    let pulls = node.parts.manager.status().pulls.into_iter();
-    pulls.filter(|pull| pull.state != PullState::Running).map(move |pull| PullProgress {
-        phase: "waiting".into(),
-        elapsed_ms: milliseconds_of(now.saturating_duration_since(pull.since)),
-        position: pull.position,
-        image: shown_name(&pull.image).into_owned(),
-        ..PullProgress::default()
-    })
-}
-
 /// The likely size for a runtime that reports none: the size of the image that had this name before.
-fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
+fn estimated(node: &LocalNode, pull: &PullProgressRow) -> Option<u64> {
     if pull.bytes_total.is_some() {
         return None;
     }

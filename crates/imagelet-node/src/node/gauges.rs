@@ -11,7 +11,7 @@ use imagelet_core::{
     credentials,
     disks::{DiskStats, FsStats, StatVfs},
     manager,
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{Family, MetricKind, Metrics, families},
     records, runtime,
 };
 use rustix::{
@@ -19,7 +19,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{gc, local::LocalNode, pulls};
+use super::{gc, local::LocalNode};
 use crate::{api::since_epoch, traces};
 
 /// A scrape does not wait longer for disks; their last values stay.
@@ -59,7 +59,7 @@ fn families() -> impl Iterator<Item = &'static Family> {
         .chain(runtime::metric_families())
         .chain(credentials::metric_families())
         .chain(imagelet_kube::metric_families());
-    let of_node = [gc::FAMILIES, pulls::FAMILIES, ALL].into_iter().flatten().copied();
+    let of_node = [gc::FAMILIES, FAMILIES].into_iter().flatten().copied();
     of_core.chain(of_node).chain([&traces::SPANS])
 }
 

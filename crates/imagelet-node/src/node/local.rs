@@ -26,7 +26,6 @@ use tokio::sync::Semaphore;
 use super::{
     disk_history::DiskHistory,
     images::{KnownSizes, row, row_without_uses},
-    pulls::PullTracker,
 };
 use crate::{
     api::{ImageRow, LastCollection},
@@ -45,7 +44,6 @@ pub struct NodeParts {
     pub runtime: RuntimeManager,
     pub inventory: Arc<Inventory>,
     pub manager: Arc<ImageManager>,
-    pub pulls: PullTracker,
     pub tracer: Tracer,
     pub pod_starts: Arc<PodStarts>,
     pub events: Arc<LogEvents>,

@@ -1,13 +1,5 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
-/// Declares metric families, and a list of all of them.
-macro_rules! families {
-    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
-        $(pub(crate) static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
-        pub(crate) static ALL: &[&Family] = &[$(&$name),*];
-    };
-}
-
 mod command;
 mod disk_history;
 mod events;
@@ -47,7 +39,6 @@ pub use images::{
 pub use local::{LocalNode, NodeParts};
 pub(crate) use overview::sample_disk;
 pub use prefetch::PrefetchTarget;
-pub use pulls::PullTracker;
 pub use remote::{Probed, RemoteNode, socket_hint};
 
 #[derive(Clone, Debug)]

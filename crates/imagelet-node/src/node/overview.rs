@@ -78,7 +78,7 @@ impl Command for QueueRequest {
     type Answer = Queue;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Queue, Failure> {
-        Ok(queue(node.parts.manager.status(), &node.parts.pulls))
+        Ok(queue(node.parts.manager.status()))
     }
 }
 

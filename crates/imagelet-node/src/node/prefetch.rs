@@ -13,7 +13,7 @@ use imagelet_core::{
     image::{ByteSize, ImageId, ImageSpec, Reference},
     inventory::{OwnedPin, PinPattern},
     manager::{EnsureRequest, PullPolicy, PullState, PullStatus},
-    runtime::{ErrorClass, Progress, PullEstimate, Stage},
+    runtime::{ErrorClass, PullEstimate, PullWatcher, Stage},
 };
 use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 
@@ -75,11 +75,11 @@ impl PrefetchNode for PrefetchTarget {
         ImagePresence { taken_at: Some(snapshot.taken_at), absent }
     }
 
-    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure> {
+    async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
         self.check_space(&request).await?;
         let node = &self.0;
-        let ensure = node.parts.manager.ensure(&request, progress);
-        let Err(error) = node.parts.tracer.ensure(&request.image, ensure).await else { return Ok(()) };
+        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
+        let Err(error) = node.parts.tracer.ensure(&request.image, watcher, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
         Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }

@@ -55,7 +55,7 @@ impl Command for StatusRequest {
         let disks = disks.map_err(|problem| problems.push(problem)).ok();
         let disk = disks.as_ref().and_then(|disks| disks.images.disk.as_ref());
         let settings = node.settings();
-        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status(), &node.parts.pulls);
+        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {

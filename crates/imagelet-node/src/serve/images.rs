@@ -17,7 +17,7 @@ use imagelet_core::{
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
         ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind,
-        SandboxConfig,
+        SandboxConfig, unwatched,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -123,10 +123,11 @@ impl ImageService for ServedImages {
         Ok(details)
     }
 
-    async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+    async fn pull(&self, asked: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.readiness.node().await?;
         let request = Self::request(asked, node.local().is_some(), node.settings().interfaces.callers);
-        let ensure = node.parts.tracer.ensure(&request.image, node.parts.manager.ensure(&request, progress));
+        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
+        let ensure = node.parts.tracer.ensure(&request.image, unwatched(), ensure);
         let ensured = tokio::select! {
             ensured = ensure => ensured,
             () = self.working.cancelled() => {

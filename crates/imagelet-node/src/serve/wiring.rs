@@ -27,7 +27,7 @@ use imagelet_core::{
         RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
     },
 };
-use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent};
+use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent, NodeAgentParts};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 use imagelet_runtime::RuntimeSite;
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
@@ -40,7 +40,7 @@ use imagelet_runtime::{ImportSite, ImportingImages};
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
-    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection, declare_metrics},
+    node::{LocalNode, NodeParts, SpaceByCollection, declare_metrics},
     traces::Tracer,
 };
 
@@ -73,10 +73,8 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     };
     let traces = settings.interfaces.traces.as_ref().filter(|_| role == Role::Daemon);
     let tracer = Tracer::new(traces, &metrics);
-    let pulls = PullTracker::new(store.engine.is_none(), Arc::clone(&metrics), tracer.clone());
     let runtime = RuntimeManager {
         pinned: Arc::new(settings.images.pinned.clone()),
-        observer: Some(Arc::new(pulls.clone())),
         layers: store.layers,
         usable: store.usable,
         names: store.names,
@@ -126,17 +124,22 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let agent = NodeAgent::new(access.client(), node, Arc::clone(&inventory), Arc::clone(&metrics))
-            .measuring(Arc::clone(&pod_starts));
-        let images_max = look_ahead_max.filter(|_| settings.pulls.node_policy.looks_ahead);
-        let ahead = images_max.map(|images_max| LookAheadParts {
-            manager: Arc::clone(&manager),
-            runtime: runtime.clone(),
-            images_max,
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-        });
-        let agent = if *sends_events { agent.reporting(Arc::clone(&events)) } else { agent };
-        Arc::new(ahead.into_iter().fold(agent, NodeAgent::looking_ahead))
+        let look_ahead =
+            look_ahead_max.filter(|_| settings.pulls.node_policy.looks_ahead).map(|images_max| LookAheadParts {
+                manager: Arc::clone(&manager),
+                runtime: runtime.clone(),
+                images_max,
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+            });
+        let parts = NodeAgentParts {
+            node: node.clone(),
+            inventory: Arc::clone(&inventory),
+            metrics: Arc::clone(&metrics),
+            starts: Arc::clone(&pod_starts),
+            look_ahead,
+            events: sends_events.then(|| Arc::clone(&events)),
+        };
+        Arc::new(NodeAgent::new(access.client(), parts))
     });
     let parts = NodeParts {
         agent,
@@ -146,7 +149,6 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         runtime,
         inventory,
         manager,
-        pulls,
         tracer,
         pod_starts,
         events,

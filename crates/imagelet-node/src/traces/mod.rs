@@ -3,7 +3,7 @@
 //! ```text
 //! ensure                     a request, below the caller's span where its call carries a trace (W3C)
 //!   queue                    until the pull begins: records, credentials, a slot, the rate
-//!   pull                     one pull, in the trace of one of the requests that share it
+//!   pull                     one pull, in the trace of each request that shares it
 //!     resolve                the manifest
 //!     token                  a request to a token service
 //!     layer                  one streaming pass: download, check, decompression, unpacking
@@ -26,7 +26,7 @@ use imagelet_core::{
     image::shown_name,
     manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
-    runtime::Fault,
+    runtime::{Fault, PullWatcher},
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
@@ -35,7 +35,8 @@ use opentelemetry::{
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-pub(crate) use self::{export::TraceTarget, pull_trace::PullTrace};
+pub(crate) use self::export::TraceTarget;
+use self::pull_trace::PullTrace;
 
 /// Spans that wait for their export; more are dropped and counted.
 const QUEUE_MAX: usize = 2048;
@@ -70,9 +71,25 @@ struct SpanSink {
     rate_per_million: u32,
 }
 
-tokio::task_local! {
-    /// The request that the task works for, and when it began.
-    static REQUEST: (SpanContext, SystemTime);
+/// A request under way, whose pulls become spans below its own. `None`: it is not sampled.
+#[derive(Clone, Debug)]
+pub struct RequestTrace(Option<(Arc<SpanSink>, SpanContext, SystemTime)>);
+
+impl RequestTrace {
+    fn of(span: Option<&OpenSpan>) -> Self {
+        Self(span.map(|span| (Arc::clone(&span.sink), span.context(), span.span.start_time)))
+    }
+
+    /// Makes spans of the progress of a pull, when the last clone of the watcher is dropped.
+    pub fn watch(&self, image: &str, watcher: PullWatcher) -> PullWatcher {
+        let Some((sink, request, asked_at)) = self.0.clone() else { return watcher };
+        let image = shown_name(image).into_owned();
+        let trace = PullTrace { sink, request, asked_at, image, progress: Mutex::default() };
+        Arc::new(move |progress| {
+            trace.progress.lock().unwrap_or_else(PoisonError::into_inner).clone_from(progress);
+            watcher(progress);
+        })
+    }
 }
 
 impl Tracer {
@@ -96,39 +113,38 @@ impl Tracer {
     }
 
     /// Runs a request for an image as a span, below the span of the CRI call that it is made for.
-    pub async fn ensure<T>(
+    pub async fn ensure<T, F: Future<Output = Result<T, EnsureError>>>(
         &self,
         image: &str,
-        work: impl Future<Output = Result<T, EnsureError>>,
+        watcher: PullWatcher,
+        work: impl FnOnce(PullWatcher) -> F,
     ) -> Result<T, EnsureError> {
-        let Some(span) = self.0.as_ref().and_then(|sink| sink.request(image)) else { return work.await };
-        let outcome = REQUEST.scope((span.context(), span.span.start_time), work).await;
-        span.end_at(outcome.as_ref().err().map(EnsureError::fault));
+        let span = self.0.as_ref().and_then(|sink| sink.request(image));
+        let outcome = work(RequestTrace::of(span.as_ref()).watch(image, watcher)).await;
+        if let Some(span) = span {
+            span.end_at(outcome.as_ref().err().map(EnsureError::fault));
+        }
         outcome
     }
 
     /// Runs a request for all images of a pod as a span, which fails with the first of them.
-    pub async fn ensure_pod(&self, pod: &str, work: impl Future<Output = Vec<PodOutcome>>) -> Vec<PodOutcome> {
-        let Some(mut span) = self.0.as_ref().and_then(|sink| sink.request("")) else { return work.await };
-        span.span.attributes = vec![KeyValue::new("k8s.pod.name", pod.to_owned())];
-        let outcomes = REQUEST.scope((span.context(), span.span.start_time), work).await;
-        span.end_at(outcomes.iter().find_map(|outcome| match outcome {
-            PodOutcome::Failed(error) => Some(error.fault()),
-            _ => None,
-        }));
+    pub async fn ensure_pod<F: Future<Output = Vec<PodOutcome>>>(
+        &self,
+        pod: &str,
+        work: impl FnOnce(RequestTrace) -> F,
+    ) -> Vec<PodOutcome> {
+        let mut span = self.0.as_ref().and_then(|sink| sink.request(""));
+        if let Some(span) = &mut span {
+            span.span.attributes = vec![KeyValue::new("k8s.pod.name", pod.to_owned())];
+        }
+        let outcomes = work(RequestTrace::of(span.as_ref())).await;
+        if let Some(span) = span {
+            span.end_at(outcomes.iter().find_map(|outcome| match outcome {
+                PodOutcome::Failed(error) => Some(error.fault()),
+                _ => None,
+            }));
+        }
         outcomes
-    }
-
-    /// A pull that begins now, if the request that it is made for is traced.
-    pub fn pull(&self, image: &str) -> Option<PullTrace> {
-        let sink = self.0.as_ref()?;
-        let (request, asked_at) = REQUEST.try_with(Clone::clone).ok()?;
-        let mut queue = sink.below(&request, "queue");
-        queue.span.start_time = asked_at;
-        queue.end(None);
-        let mut pull = sink.below(&request, "pull");
-        pull.add([KeyValue::new("imagelet.image", shown_name(image).into_owned())]);
-        Some(PullTrace::new(pull))
     }
 }
 
@@ -161,13 +177,12 @@ impl SpanSink {
     }
 }
 
-/// A span under way. It ends when it is dropped: as cancelled, unless its end was set.
+/// A span under way. It ends when it is dropped: as cancelled, unless its end is set.
 #[derive(Debug)]
 struct OpenSpan {
     sink: Arc<SpanSink>,
-    /// Its end is set by the drop.
     span: SpanData,
-    is_over: bool,
+    ended: Option<SystemTime>,
 }
 
 impl OpenSpan {
@@ -190,7 +205,7 @@ impl OpenSpan {
                 .with_version(env!("CARGO_PKG_VERSION"))
                 .build(),
         };
-        Self { sink: Arc::clone(sink), span, is_over: false }
+        Self { sink: Arc::clone(sink), span, ended: None }
     }
 
     fn context(&self) -> SpanContext {
@@ -214,15 +229,15 @@ impl OpenSpan {
 
     fn end(mut self, failure: Option<&'static str>) {
         self.span.status = failure.map_or(Status::Unset, Status::error);
-        self.is_over = true;
+        self.ended = self.ended.or(Some(SystemTime::now()));
     }
 }
 
 impl Drop for OpenSpan {
     fn drop(&mut self) {
         let mut span = self.span.clone();
-        span.end_time = SystemTime::now().max(span.start_time);
-        if !self.is_over {
+        span.end_time = self.ended.unwrap_or_else(SystemTime::now).max(span.start_time);
+        if self.ended.is_none() {
             span.status = Status::error("Cancelled");
         }
         // A full queue never holds a pull up.

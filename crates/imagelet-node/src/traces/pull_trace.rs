@@ -1,99 +1,84 @@
-//! The spans of one pull, from what its store reports of it.
+//! The spans of one pull, made of its progress at its end.
 
-use std::{collections::HashMap, time::SystemTime};
-
-use imagelet_core::{
-    image::Digest,
-    runtime::{LayerState, PullEnd, PullEvent},
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
 };
 
-use opentelemetry::KeyValue;
+use imagelet_core::runtime::{PullEnd, PullProgress};
+use opentelemetry::{KeyValue, trace::SpanContext};
+use tokio::time::Instant;
 
-use super::OpenSpan;
+use super::{OpenSpan, SpanSink};
 
-/// The open spans of a pull. Dropped before its end, all of them end as cancelled.
+/// What a request has seen of its pull. Dropped before the end of the pull, its open spans end as cancelled.
 #[derive(Debug)]
-pub struct PullTrace {
-    /// Before `pull`, so that they are sent first.
-    part: Option<OpenSpan>,
-    layers: HashMap<Digest, OpenSpan>,
-    pull: OpenSpan,
+pub(super) struct PullTrace {
+    pub(super) sink: Arc<SpanSink>,
+    pub(super) request: SpanContext,
+    pub(super) asked_at: SystemTime,
+    pub(super) image: String,
+    pub(super) progress: Mutex<PullProgress>,
 }
 
 impl PullTrace {
-    pub(super) fn new(pull: OpenSpan) -> Self {
-        let resolve = pull.sink.below(&pull.context(), "resolve");
-        Self { part: Some(resolve), layers: HashMap::new(), pull }
+    /// A span that ends when it is dropped, or ended before.
+    fn span(&self, above: &SpanContext, name: &'static str, began: Instant, ended: Option<Instant>) -> OpenSpan {
+        let mut span = self.sink.below(above, name);
+        span.span.start_time = time_of(began);
+        span.ended = ended.map(time_of);
+        span
     }
+}
 
-    pub fn step(&mut self, event: &PullEvent) {
-        match event {
-            PullEvent::Route(way) => {
-                self.pull.add([KeyValue::new("imagelet.way", way.code())]);
-            }
-            PullEvent::Resolved { manifest, layers } => {
-                self.end_part();
-                self.pull.add([
-                    KeyValue::new("imagelet.manifest", manifest.to_string()),
-                    KeyValue::new("imagelet.layers", layers.len().cast_signed() as i64),
-                    KeyValue::new("imagelet.bytes", layers.iter().map(|(_, size)| size.0).sum::<u64>().cast_signed()),
-                ]);
-            }
-            PullEvent::Layer { digest, state: LayerState::Fetching { .. } } => {
-                let pull = &self.pull;
-                self.layers.entry(digest.clone()).or_insert_with(|| {
-                    let mut layer = pull.sink.below(&pull.context(), "layer");
-                    layer.add([KeyValue::new("imagelet.layer", digest.to_string())]);
-                    layer
-                });
-            }
-            PullEvent::Layer { digest, state: LayerState::Done } => {
-                if let Some(layer) = self.layers.remove(digest) {
-                    layer.end(None);
-                }
-            }
-            PullEvent::Layer { state: LayerState::Present, .. }
-            | PullEvent::Hosts(_)
-            | PullEvent::Retry { .. }
-            | PullEvent::Waits { .. }
-            | PullEvent::Warning { .. }
-            | PullEvent::Head { .. }
-            | PullEvent::Removed(_) => {}
-            PullEvent::Token { service, began, is_granted } => {
-                let mut token = self.pull.sink.below(&self.pull.context(), "token");
-                token.span.start_time = SystemTime::now() - began.elapsed();
-                if token.span.start_time < self.pull.span.start_time {
-                    // Obtained while the pull waited in its queue.
-                    token.span.parent_span_id = self.pull.span.parent_span_id;
-                }
-                token.add([KeyValue::new("imagelet.token.service", service.clone())]);
-                token.end((!is_granted).then_some("Denied"));
-            }
-            PullEvent::Committing => {
-                self.end_part();
-                self.part = Some(self.pull.sink.below(&self.pull.context(), "commit"));
-            }
+impl Drop for PullTrace {
+    fn drop(&mut self) {
+        let progress = std::mem::take(self.progress.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Some(began) = progress.began else { return };
+        let mut queue = self.span(&self.request, "queue", began, Some(began));
+        queue.span.start_time = self.asked_at;
+        drop(queue);
+        let mut pull = self.span(&self.request, "pull", began, None);
+        pull.add([KeyValue::new("imagelet.image", self.image.clone())]);
+        pull.add(progress.route.as_ref().map(|route| KeyValue::new("imagelet.way", route.code())));
+        if let Some((_, manifest)) = &progress.resolved {
+            pull.add([
+                KeyValue::new("imagelet.manifest", manifest.to_string()),
+                KeyValue::new("imagelet.layers", progress.layers.len().cast_signed() as i64),
+                KeyValue::new(
+                    "imagelet.bytes",
+                    progress.layers.iter().map(|layer| layer.size.0).sum::<u64>().cast_signed(),
+                ),
+            ]);
+        }
+        let below = pull.context();
+        drop(self.span(&below, "resolve", began, progress.resolved.as_ref().map(|(at, _)| *at)));
+        for token in &progress.tokens {
+            // One obtained while the pull waited in its queue is the request's.
+            let above = if token.began < began { &self.request } else { &below };
+            let mut span = self.span(above, "token", token.began, None);
+            span.add([KeyValue::new("imagelet.token.service", token.service.clone())]);
+            span.ended = Some(time_of(token.ended));
+            span.end((!token.is_granted).then_some("Denied"));
+        }
+        for layer in &progress.layers {
+            let Some(began) = layer.began else { continue };
+            let mut span = self.span(&below, "layer", began, layer.ended);
+            span.add([KeyValue::new("imagelet.layer", layer.digest.to_string())]);
+        }
+        if let Some(began) = progress.committing {
+            let ended = progress.end.as_ref().filter(|(_, end)| matches!(end, PullEnd::Pulled));
+            drop(self.span(&below, "commit", began, ended.map(|(at, _)| *at)));
+        }
+        match progress.end {
+            Some((at, PullEnd::Pulled)) => pull.ended = Some(time_of(at)),
+            Some((_, PullEnd::Failed(error))) => pull.end_at(Some(error.fault())),
+            // An open span is cancelled.
+            Some((_, PullEnd::Cancelled)) | None => {}
         }
     }
+}
 
-    pub fn end(mut self, end: PullEnd<'_>) {
-        let fault = match end {
-            PullEnd::Pulled => None,
-            PullEnd::Failed(error) => Some(error.fault()),
-            // Open spans say so themselves.
-            PullEnd::Cancelled => return,
-        };
-        if fault.is_none() {
-            self.end_part();
-        }
-        let Self { part, layers, pull } = self;
-        drop((part, layers));
-        pull.end_at(fault);
-    }
-
-    fn end_part(&mut self) {
-        if let Some(part) = self.part.take() {
-            part.end(None);
-        }
-    }
+fn time_of(at: Instant) -> SystemTime {
+    SystemTime::now() - at.elapsed()
 }

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, sync::Mutex};
 
 use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageSpec},
+    image::{ByteSize, Digest},
     manager::EnsureError,
-    runtime::{LayerState, PullEnd, PullEvent, PullObserver as _, PullRequest, RuntimeError},
+    runtime::{LayerState, PullEnd, PullEvent, PullProgress, RuntimeError, unwatched},
 };
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
@@ -17,10 +17,9 @@ use opentelemetry_proto::tonic::{
     trace::v1::{Span, status::StatusCode},
 };
 use prost::Message as _;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::Instant};
 
 use super::*;
-use crate::node::PullTracker;
 
 type Received = Arc<Mutex<Vec<ExportRequest>>>;
 
@@ -63,30 +62,31 @@ fn tracer(target: TraceTarget, rate_per_million: u32) -> (Tracer, Arc<Metrics>) 
 }
 
 /// One pull with two layers, one of them present.
-async fn pull_once(tracer: &Tracer, failure: Option<&RuntimeError>) -> Result<(), EnsureError> {
-    let tracker = PullTracker::new(false, Arc::default(), tracer.clone());
-    tracer
-        .ensure("reg.test/app:v1", async {
-            let pull =
-                tracker.begin(&PullRequest { image: ImageSpec::new("reg.test/app:v1"), ..PullRequest::default() });
-            let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
-            let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
-            let service = "auth.test".to_owned();
-            tracker.step(pull, &PullEvent::Token { service, began: tokio::time::Instant::now(), is_granted: true });
-            tracker.step(pull, &PullEvent::Resolved { manifest: Digest::of(b"m"), layers });
-            tracker.step(pull, &PullEvent::Layer { digest: first, state: LayerState::Present });
-            let fetching = LayerState::Fetching { received: ByteSize(5) };
-            tracker.step(pull, &PullEvent::Layer { digest: second.clone(), state: fetching });
-            if let Some(error) = failure {
-                tracker.end(pull, PullEnd::Failed(error));
-                return Err(EnsureError::never_pull("reg.test/app:v1"));
-            }
-            tracker.step(pull, &PullEvent::Layer { digest: second, state: LayerState::Done });
-            tracker.step(pull, &PullEvent::Committing);
-            tracker.end(pull, PullEnd::Pulled);
-            Ok(())
-        })
-        .await
+async fn pull_once(tracer: &Tracer, failure: Option<RuntimeError>) -> Result<(), EnsureError> {
+    let pull = |watcher: PullWatcher| async move {
+        let (mut progress, now) =
+            (PullProgress { began: Some(Instant::now()), ..PullProgress::default() }, Instant::now);
+        let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
+        let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
+        let service = "auth.test".to_owned();
+        progress.apply(PullEvent::Token { service, began: Instant::now(), is_granted: true }, now());
+        progress.apply(PullEvent::Resolved { manifest: Digest::of(b"m"), layers }, now());
+        progress.apply(PullEvent::Layer { digest: first, state: LayerState::Present }, now());
+        let fetching = LayerState::Fetching { received: ByteSize(5) };
+        progress.apply(PullEvent::Layer { digest: second.clone(), state: fetching }, now());
+        watcher(&progress);
+        if let Some(error) = failure {
+            progress.finish(PullEnd::Failed(Arc::new(error)), now());
+            watcher(&progress);
+            return Err(EnsureError::never_pull("reg.test/app:v1"));
+        }
+        progress.apply(PullEvent::Layer { digest: second, state: LayerState::Done }, now());
+        progress.apply(PullEvent::Committing, now());
+        progress.finish(PullEnd::Pulled, now());
+        watcher(&progress);
+        Ok(())
+    };
+    tracer.ensure("reg.test/app:v1", unwatched(), pull).await
 }
 
 fn has(attributes: &[opentelemetry_proto::tonic::common::v1::KeyValue], key: &str, text: &str) -> bool {
@@ -142,7 +142,7 @@ async fn a_failed_pull_has_the_stable_words_of_its_failure_and_no_text_of_it() {
     let (address, received) = collector().await;
     let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
     let error = RuntimeError::other("https://user:hunter2@reg.test said no");
-    pull_once(&tracer, Some(&error)).await.unwrap_err();
+    pull_once(&tracer, Some(error)).await.unwrap_err();
     let spans = spans_of(&received, 6).await;
     for (name, message) in [("ensure", "not-present"), ("pull", "other"), ("layer", "Cancelled")] {
         let status = spans[name].status.as_ref().map(|status| (status.code, status.message.as_str()));
@@ -156,11 +156,11 @@ async fn the_name_of_an_image_is_exported_without_the_password_that_stands_in_it
     let (address, received) = collector().await;
     let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
     let image = "https://user:hunter2@reg.test/app";
-    let request = async {
-        drop(tracer.pull(image));
+    let request = |watcher: PullWatcher| async move {
+        watcher(&PullProgress { began: Some(Instant::now()), ..PullProgress::default() });
         Err::<(), _>(EnsureError::never_pull(image))
     };
-    tracer.ensure(image, request).await.unwrap_err();
+    tracer.ensure(image, unwatched(), request).await.unwrap_err();
     let spans = spans_of(&received, 4).await;
     assert!(!format!("{spans:?}").contains("hunter2"), "{spans:?}");
     let name = "https://[redacted]@reg.test/app";
@@ -172,7 +172,7 @@ async fn the_request_of_a_pod_fails_with_an_image_of_it() {
     let (address, received) = collector().await;
     let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
     let outcomes = vec![PodOutcome::Blocked { by: 1 }, PodOutcome::Failed(EnsureError::never_pull("app:v1"))];
-    tracer.ensure_pod("web", std::future::ready(outcomes)).await;
+    tracer.ensure_pod("web", |_| std::future::ready(outcomes)).await;
     let span = spans_of(&received, 1).await.remove("ensure").unwrap();
     let status = span.status.as_ref().map(|status| (status.code, status.message.as_str()));
     assert_eq!(status, Some((StatusCode::Error as i32, "not-present")));

@@ -11,7 +11,7 @@ mod tests;
 pub(crate) use self::{
     expansion_ratio::expected,
     refusal_message::refusal,
-    reservations::{OpenReservations, Reservation, Reservations, WrittenBytes},
+    reservations::{Reservation, Reservations, RunningPull, WrittenBytes},
 };
 
 /// What a pull holds against others, and asks for at a time.
@@ -46,36 +46,36 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
+    fn each(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            bytes: of(self.bytes, other.bytes),
+            bytes_min: of(self.bytes_min, other.bytes_min),
+            inodes: of(self.inodes, other.inodes),
+            inodes_min: of(self.inodes_min, other.inodes_min),
+        }
+    }
+
     #[must_use]
     pub(crate) fn min(self, most: Self) -> Self {
-        Self {
-            bytes: self.bytes.min(most.bytes),
-            bytes_min: self.bytes_min.min(most.bytes_min),
-            inodes: self.inodes.min(most.inodes),
-            inodes_min: self.inodes_min.min(most.inodes_min),
-        }
+        self.each(most, u64::min)
     }
 
     #[must_use]
     pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_add(other.bytes),
-            bytes_min: self.bytes_min.saturating_add(other.bytes_min),
-            inodes: self.inodes.saturating_add(other.inodes),
-            inodes_min: self.inodes_min.saturating_add(other.inodes_min),
-        }
-    }
-
-    /// At most so many bytes; inodes in proportion.
-    #[must_use]
-    pub(crate) fn at_most(self, bytes: u64) -> Self {
-        self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
+        self.each(other, u64::saturating_add)
     }
 
     /// The part that a pull needs next: what so many bytes a second write in a minute, and 64 MiB at least.
     #[must_use]
     pub(crate) fn step(self, rate: u64) -> Self {
-        self.at_most(rate.saturating_mul(STEP_SECONDS).max(STEP_MIN))
+        let bytes = rate.saturating_mul(STEP_SECONDS).max(STEP_MIN);
+        self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
+    }
+
+    /// Of missing space: whether even the minimum is missing. Otherwise the pull runs out of space if the estimate is
+    /// right, which rejects no pull.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.bytes_min > 0 || self.inodes_min > 0
     }
 
     /// Inodes change in proportion, and only down.
@@ -158,36 +158,21 @@ impl Space {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MissingSpace {
-    /// Until the estimate fits.
-    pub(crate) bytes: u64,
-    pub(crate) inodes: u64,
-    /// Until the pull is not rejected.
-    pub(crate) bytes_least: u64,
-    pub(crate) inodes_least: u64,
-}
-
-impl MissingSpace {
-    /// Otherwise the pull runs out of space if the estimate is right, which rejects no pull.
-    pub(crate) fn is_refusal(&self) -> bool {
-        self.bytes_least > 0 || self.inodes_least > 0
-    }
-}
-
-/// Compares demand and space. `None`: the pull fits.
-pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<MissingSpace> {
-    let (all, least) = (demand.amount.plus(space.reserved), admission != Admission::Strict);
+/// Compares demand and space: what is missing until the estimate fits, and as the minimum until the pull is not rejected.
+/// `None`: the pull fits.
+pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<Amount> {
+    let all = demand.amount.plus(space.reserved);
+    let least = if admission == Admission::Strict { (all.bytes, all.inodes) } else { (all.bytes_min, all.inodes_min) };
     let bytes_short = |bytes: u64| bytes.saturating_add(space.bytes_floor).saturating_sub(space.free_bytes);
     let inodes_short = |inodes: u64| {
         let wanted = inodes.saturating_add(space.inodes_floor);
         space.free_inodes.map_or(0, |free| wanted.saturating_sub(free))
     };
-    let missing = MissingSpace {
+    let missing = Amount {
         bytes: bytes_short(all.bytes),
         inodes: inodes_short(all.inodes),
-        bytes_least: bytes_short(if least { all.bytes_min } else { all.bytes }),
-        inodes_least: inodes_short(if least { all.inodes_min } else { all.inodes }),
+        bytes_min: bytes_short(least.0),
+        inodes_min: inodes_short(least.1),
     };
     // Layers that are present or come with another pull need no space.
     let fits = admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0);
@@ -210,13 +195,13 @@ pub(crate) fn grant(
     fit: Fit,
     (demand, whole): (&Demand, &Space),
     (step, now): (Amount, &Space),
-) -> Result<u64, (MissingSpace, MissingSpace)> {
+) -> Result<u64, (Amount, Amount)> {
     let missing = decide(admission, demand, whole).filter(|_| fit == Fit::Whole);
     let missing_now = decide(admission, &Demand { amount: step, ..demand.clone() }, now);
     let usable = now.usable();
     match (missing, missing_now) {
         (None, None) => Ok(step.bytes),
-        (_, Some(missing)) if fit == Fit::Part && missing.inodes_least == 0 && usable >= PART_MIN => Ok(usable / 2),
+        (_, Some(missing)) if fit == Fit::Part && missing.inodes_min == 0 && usable >= PART_MIN => Ok(usable / 2),
         // The disk decides.
         (_, Some(missing)) if fit == Fit::Part && !missing.is_refusal() => Ok(u64::MAX),
         (missing, missing_now) => {
@@ -229,11 +214,8 @@ pub(crate) fn grant(
 /// Whether to wait for the other pulls to end: only their estimates prevent this pull. A pull that may proceed without
 /// does not wait for other tenants.
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
+    let beside = |reserved| decide(admission, demand, &Space { reserved, ..*space });
     let stays = if admission == Admission::Strict { Amount::default() } else { space.others };
-    let alone = Space { reserved: stays, ..*space };
     let certain = Amount { bytes: space.reserved.bytes_min, inodes: space.reserved.inodes_min, ..space.reserved };
-    let at_best = Space { reserved: certain, ..*space };
-    space.pulls > 0
-        && decide(admission, demand, &alone).is_none()
-        && decide(admission, demand, &at_best).is_none_or(|missing| !missing.is_refusal())
+    space.pulls > 0 && beside(stays).is_none() && beside(certain).is_none_or(|missing| !missing.is_refusal())
 }

@@ -5,86 +5,67 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-use super::{Admission, Demand, MissingSpace, Space};
+use super::{Admission, Amount, Demand, Space};
 
 /// `could_free`: what a collection could still remove; `None`: no collection was requested.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,
     space: &Space,
-    missing: &MissingSpace,
+    missing: &Amount,
     could_free: Option<ByteSize>,
 ) -> RuntimeError {
-    let (kind, arithmetic) = if missing.bytes_least > 0 {
-        ("free space", format!("{}, {}", bytes_needed(admission, demand), bytes_available(space)))
+    let is_strict = admission == Admission::Strict;
+    let (kind, arithmetic) = if missing.bytes_min > 0 {
+        let needed = bytes_needed(is_strict, demand);
+        let amounts = [space.free_bytes, space.reserved.bytes, space.bytes_floor].map(ByteSize);
+        ("space", format!("{needed}, {}", available(amounts, ByteSize::ZERO, " free", space.pulls, "freeBytesFloor")))
     } else {
-        ("free inodes", format!("{}, {}", inodes_needed(admission, demand), inodes_available(space)))
+        let (layers, Amount { inodes, inodes_min, .. }) = (counted(demand.layers, "layer"), demand.amount);
+        let needed = if is_strict {
+            format!("needs about {inodes} inodes ({layers} not here)")
+        } else {
+            format!("needs at least {inodes_min} inodes ({layers} not here, about {inodes} expected)")
+        };
+        let amounts = [space.free_inodes.unwrap_or_default(), space.reserved.inodes, space.inodes_floor];
+        ("inodes", format!("{needed}, {}", available(amounts, 0, " inodes free", space.pulls, "freeInodesFloor")))
     };
     let freed = could_free.map_or_else(String::new, |size| {
         let more = if size == ByteSize::ZERO { "nothing".to_owned() } else { format!("at most {size}") };
         format!("; a collection could free {more} more")
     });
-    let softer = match admission {
-        Admission::Strict => "; `store.admission: compressed` does not refuse by what is only expected",
-        Admission::Compressed | Admission::Off => "",
-    };
-    RuntimeError::new(RuntimeErrorKind::DiskFull, format!("not enough {kind} on the store's disk: {arithmetic}{freed}"))
-        .with_hint(format!(
-            "make room with `imagelet gc` or `imagelet rm`, or name a larger place with --store DIR{softer}"
-        ))
+    let softer =
+        if is_strict { "; `store.admission: compressed` does not refuse by what is only expected" } else { "" };
+    let message = format!("not enough free {kind} on the store's disk: {arithmetic}{freed}");
+    RuntimeError::new(RuntimeErrorKind::DiskFull, message).with_hint(format!(
+        "make room with `imagelet gc` or `imagelet rm`, or name a larger place with --store DIR{softer}"
+    ))
 }
 
-fn bytes_needed(admission: Admission, demand: &Demand) -> String {
-    let blobs = if demand.keeps_blobs { ", blobs kept" } else { "" };
-    let packed = format!("{} not here, {} compressed", counted(demand.layers, "layer"), ByteSize(demand.compressed));
-    let (ratio, bytes) = (ratio(demand), ByteSize(demand.amount.bytes));
-    match admission {
-        Admission::Strict => format!("needs {bytes} ({packed} x {ratio}{blobs})"),
-        Admission::Compressed | Admission::Off => {
-            format!(
-                "needs at least {} ({packed}{blobs}), about {bytes} at x {ratio}",
-                ByteSize(demand.amount.bytes_min)
-            )
-        }
-    }
-}
-
-fn ratio(demand: &Demand) -> String {
-    let blobs = if demand.keeps_blobs { demand.compressed } else { 0 };
-    let unpacked = demand.amount.bytes.saturating_sub(blobs);
-    let ratio = unpacked as f64 / demand.compressed.max(1) as f64;
-    let word = if demand.is_measured { "measured" } else { "assumed" };
+fn bytes_needed(is_strict: bool, demand: &Demand) -> String {
+    let Demand { layers, compressed, amount, is_measured, keeps_blobs } = demand;
+    let (blobs, of_blobs) = if *keeps_blobs { (", blobs kept", *compressed) } else { ("", 0) };
+    let packed = format!("{} not here, {} compressed", counted(*layers, "layer"), ByteSize(*compressed));
+    let ratio = amount.bytes.saturating_sub(of_blobs) as f64 / (*compressed).max(1) as f64;
     // The fixed overhead of a tiny layer makes the factor meaningless.
-    format!("{:.1} {word}", ratio.min(99.9))
-}
-
-fn inodes_needed(admission: Admission, demand: &Demand) -> String {
-    let (layers, expected) = (counted(demand.layers, "layer"), demand.amount.inodes);
-    match admission {
-        Admission::Strict => format!("needs about {expected} inodes ({layers} not here)"),
-        Admission::Compressed | Admission::Off => {
-            let least = demand.amount.inodes_min;
-            format!("needs at least {least} inodes ({layers} not here, about {expected} expected)")
-        }
+    let ratio = format!("{:.1} {}", ratio.min(99.9), if *is_measured { "measured" } else { "assumed" });
+    let (bytes, least) = (ByteSize(amount.bytes), ByteSize(amount.bytes_min));
+    if is_strict {
+        format!("needs {bytes} ({packed} x {ratio}{blobs})")
+    } else {
+        format!("needs at least {least} ({packed}{blobs}), about {bytes} at x {ratio}")
     }
 }
 
-fn bytes_available(space: &Space) -> String {
-    let size = |bytes: u64| (bytes > 0).then(|| ByteSize(bytes).to_string());
-    let (reserved, floor) = (size(space.reserved.bytes), size(space.bytes_floor));
-    format!("{} free{}", ByteSize(space.free_bytes), of_which(reserved, space.pulls, floor, "freeBytesFloor"))
-}
-
-fn inodes_available(space: &Space) -> String {
-    let number = |inodes: u64| (inodes > 0).then(|| inodes.to_string());
-    let (reserved, floor) = (number(space.reserved.inodes), number(space.inodes_floor));
-    let free = space.free_inodes.unwrap_or_default();
-    format!("{free} inodes free{}", of_which(reserved, space.pulls, floor, "freeInodesFloor"))
-}
-
-fn of_which(reserved: Option<String>, pulls: usize, floor: Option<String>, key: &str) -> String {
-    let reserved = reserved.map(|amount| format!("{amount} reserved by {}", counted(pulls, "pull")));
-    let parts: Vec<String> =
-        reserved.into_iter().chain(floor.map(|amount| format!("{amount} kept by {key}"))).collect();
-    if parts.is_empty() { String::new() } else { format!(" of which {}", parts.join(" and ")) }
+fn available<T: std::fmt::Display + PartialEq>(
+    [free, reserved, floor]: [T; 3],
+    zero: T,
+    unit: &str,
+    pulls: usize,
+    floor_key: &str,
+) -> String {
+    let reserved = (reserved != zero).then(|| format!("{reserved} reserved by {}", counted(pulls, "pull")));
+    let floor = (floor != zero).then(|| format!("{floor} kept by {floor_key}"));
+    let parts = Vec::from_iter(reserved.into_iter().chain(floor)).join(" and ");
+    if parts.is_empty() { format!("{free}{unit}") } else { format!("{free}{unit} of which {parts}") }
 }

@@ -14,27 +14,28 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Amount, LayerBytes, rest};
+use super::{Amount, Demand, LayerBytes, rest};
+use crate::tenant::Tenant;
 
 /// The least that a pull may write before it asks for more.
 const GRANT_MIN: u64 = 1 << 20;
 
-/// The running pulls of all tenants, which are only compared.
-#[derive(Debug)]
-pub(crate) struct Reservations<T> {
-    table: Mutex<ReservationTable<T>>,
+/// The running pulls of all tenants.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations {
+    table: Mutex<ReservationTable>,
     returned: Notify,
 }
 
-#[derive(Debug)]
-struct ReservationTable<T> {
+#[derive(Debug, Default)]
+struct ReservationTable {
     next: u64,
-    pulls: BTreeMap<u64, ReservedPull<T>>,
+    pulls: BTreeMap<u64, ReservedPull>,
 }
 
 #[derive(Debug)]
-struct ReservedPull<T> {
-    tenant: T,
+struct ReservedPull {
+    tenant: Arc<Tenant>,
     space: Arc<PullSpace>,
     layers: HashMap<Digest, ReservedLayer>,
 }
@@ -69,22 +70,18 @@ struct Grant {
 }
 
 /// What a pull still writes, and its next step.
-struct PullRest<'a, T> {
+struct PullRest<'a> {
     number: u64,
-    pull: &'a ReservedPull<T>,
+    pull: &'a ReservedPull,
     rest: Amount,
     step: Amount,
 }
 
 #[derive(Debug)]
-pub(crate) struct RunningPull<T> {
-    pub(crate) tenant: T,
-    /// Layers that are not unpacked yet, and their packed bytes that are not read yet.
-    pub(crate) layers: usize,
-    pub(crate) packed: u64,
-    /// A layer says by itself how it expands.
-    pub(crate) is_measured: bool,
-    pub(crate) rest: Amount,
+pub(crate) struct RunningPull {
+    pub(crate) tenant: Arc<Tenant>,
+    /// The layers that are not unpacked yet, with the packed bytes that are not read yet.
+    pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
 
@@ -106,20 +103,14 @@ impl OthersReserved {
     }
 }
 
-pub(crate) struct OpenReservations<'a, T> {
-    reservations: &'a Arc<Reservations<T>>,
-    table: MutexGuard<'a, ReservationTable<T>>,
+pub(crate) struct OpenReservations<'a> {
+    reservations: &'a Arc<Reservations>,
+    table: MutexGuard<'a, ReservationTable>,
 }
 
-impl<T> Default for Reservations<T> {
-    fn default() -> Self {
-        Self { table: Mutex::new(ReservationTable { next: 0, pulls: BTreeMap::new() }), returned: Notify::new() }
-    }
-}
-
-impl<T> Reservations<T> {
+impl Reservations {
     /// Locks the reservations; no other pull reserves meanwhile.
-    pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_, T> {
+    pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: self.lock() }
     }
 
@@ -127,18 +118,18 @@ impl<T> Reservations<T> {
         self.returned.notified()
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReservationTable<T>> {
+    fn lock(&self) -> MutexGuard<'_, ReservationTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> ReservationTable<T> {
+impl ReservationTable {
     /// The rests of all pulls. A layer of several pulls counts for the first, and for those that fetch it themselves.
-    fn rests(&self) -> Vec<PullRest<'_, T>> {
+    fn rests(&self) -> Vec<PullRest<'_>> {
         let (mut counted, now) = (HashSet::new(), Instant::now());
         let mut rests = Vec::with_capacity(self.pulls.len());
         for (number, pull) in &self.pulls {
-            let own = pull.layers.iter().filter(|(digest, layer)| counted.insert(*digest) || layer.is_fetched());
+            let own = pull.layers.iter().filter(|(digest, layer)| counted.insert(*digest) || layer.bytes().read > 0);
             let rest = own.map(|(_, layer)| layer.rest()).fold(Amount::default(), Amount::plus);
             rests.push(PullRest { number: *number, pull, rest, step: rest.step(pull.space.meter.rate(now)) });
         }
@@ -146,14 +137,14 @@ impl<T> ReservationTable<T> {
     }
 }
 
-impl<T: Clone + PartialEq> OpenReservations<'_, T> {
+impl OpenReservations<'_> {
     pub(crate) fn steps(&self) -> Amount {
         self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
     }
 
     /// What a tenant's pull sees of the others.
-    pub(crate) fn seen(&self, tenant: &T, itself: Option<u64>) -> OthersReserved {
-        let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&T, Amount)>::new());
+    pub(crate) fn seen(&self, tenant: &Arc<Tenant>, itself: Option<u64>) -> OthersReserved {
+        let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&Arc<Tenant>, Amount)>::new());
         for PullRest { number, pull, rest, step } in self.table.rests() {
             if Some(number) == itself {
                 continue;
@@ -175,22 +166,27 @@ impl<T: Clone + PartialEq> OpenReservations<'_, T> {
         self.table.pulls.values().any(|pull| pull.layers.contains_key(layer))
     }
 
-    pub(crate) fn running(&self, number: u64) -> Option<RunningPull<T>> {
+    pub(crate) fn running(&self, number: u64, keeps_blobs: bool) -> Option<RunningPull> {
         let PullRest { pull, rest, step, .. } = self.table.rests().into_iter().find(|of| of.number == number)?;
         let layers = || pull.layers.values().filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed));
         let packed = layers().map(ReservedLayer::bytes).map(|bytes| bytes.packed.saturating_sub(bytes.read));
-        let packed = packed.fold(0, u64::saturating_add);
-        let is_measured = pull.layers.values().any(|layer| layer.bytes().is_measured());
-        Some(RunningPull { tenant: pull.tenant.clone(), layers: layers().count(), packed, is_measured, rest, step })
+        let demand = Demand {
+            layers: layers().count(),
+            compressed: packed.fold(0, u64::saturating_add),
+            amount: rest,
+            is_measured: pull.layers.values().any(|layer| layer.bytes().is_measured()),
+            keeps_blobs,
+        };
+        Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
 
     /// Reserves layers, with their packed sizes, for a pull, which may write `granted` bytes before it asks for more.
     pub(crate) fn reserve(
         mut self,
-        tenant: T,
+        tenant: Arc<Tenant>,
         layers: impl IntoIterator<Item = (Digest, u64, Amount)>,
         granted: u64,
-    ) -> Reservation<T> {
+    ) -> Reservation {
         let number = self.table.next;
         let layer = |(digest, packed, amount)| (digest, ReservedLayer { amount, packed, progress: Arc::default() });
         let layers: HashMap<_, _> = layers.into_iter().map(layer).collect();
@@ -212,21 +208,14 @@ impl<T: Clone + PartialEq> OpenReservations<'_, T> {
 }
 
 impl ReservedLayer {
-    fn is_fetched(&self) -> bool {
-        self.progress.read.load(Ordering::Relaxed) > 0
-    }
-
     fn bytes(&self) -> LayerBytes {
-        let LayerProgress { read, written, .. } = &*self.progress;
-        let (read, written) = (read.load(Ordering::Relaxed), written.load(Ordering::Relaxed));
+        let [read, written] = [&self.progress.read, &self.progress.written].map(|of| of.load(Ordering::Relaxed));
         LayerBytes { packed: self.packed, read, written }
     }
 
     fn rest(&self) -> Amount {
-        if self.progress.is_over.load(Ordering::Relaxed) {
-            return Amount::default();
-        }
-        rest(self.amount, self.bytes())
+        let is_over = self.progress.is_over.load(Ordering::Relaxed);
+        if is_over { Amount::default() } else { rest(self.amount, self.bytes()) }
     }
 }
 
@@ -257,14 +246,14 @@ impl PullSpace {
 /// A pull's share of the reservations, released on drop.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
-pub(crate) struct Reservation<T> {
-    reservations: Arc<Reservations<T>>,
+pub(crate) struct Reservation {
+    reservations: Arc<Reservations>,
     number: u64,
     space: Arc<PullSpace>,
     layers: HashMap<Digest, Arc<LayerProgress>>,
 }
 
-impl<T> Reservation<T> {
+impl Reservation {
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -289,7 +278,7 @@ impl<T> Reservation<T> {
     }
 }
 
-impl<T> Drop for Reservation<T> {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.layers.is_empty() {
             self.reservations.lock().pulls.remove(&self.number);
@@ -338,8 +327,9 @@ mod tests {
 
     use super::*;
 
-    type Reservations = super::Reservations<&'static str>;
-    type Reservation = super::Reservation<&'static str>;
+    fn tenant(name: &str) -> Arc<Tenant> {
+        Arc::new(Tenant { namespace: name.into(), credential: None })
+    }
 
     fn layer(name: &str) -> Digest {
         Digest::of(name.as_bytes())
@@ -353,13 +343,13 @@ mod tests {
         reserve_as(reservations, "", layers)
     }
 
-    fn reserve_as(reservations: &Arc<Reservations>, tenant: &'static str, layers: &[(&str, u64)]) -> Reservation {
+    fn reserve_as(reservations: &Arc<Reservations>, tenant_name: &str, layers: &[(&str, u64)]) -> Reservation {
         let layers = layers.iter().map(|(name, bytes)| (layer(name), bytes / 3, amount(*bytes)));
-        reservations.open().reserve(tenant, layers, u64::MAX)
+        reservations.open().reserve(tenant(tenant_name), layers, u64::MAX)
     }
 
     fn reserved(reservations: &Arc<Reservations>) -> (u64, usize) {
-        let seen = reservations.open().seen(&"", None);
+        let seen = reservations.open().seen(&tenant(""), None);
         (seen.rests.bytes, seen.pulls)
     }
 
@@ -396,7 +386,7 @@ mod tests {
         let pull = reserve(&reservations, &[("a", 1_000)]);
         let written_bytes = pull.written_bytes(&layer("a"));
         written_bytes.add(400);
-        let left = reservations.open().seen(&"", None).rests;
+        let left = reservations.open().seen(&tenant(""), None).rests;
         assert_eq!((left.bytes, left.bytes_min, left.inodes), (600, 100, 60));
         written_bytes.add(5_000);
         assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
@@ -417,18 +407,14 @@ mod tests {
         let _other = reserve_as(&reservations, "b", &[("b", 10 * MIB)]);
         let share_max = |mib| Amount { bytes: mib * MIB, bytes_min: mib * MIB, inodes: u64::MAX, inodes_min: u64::MAX };
         let page = reservations.open();
-        for (tenant, free_half, own, held) in
+        for (name, free_half, own, held) in
             [("a", 500, 748, 10), ("b", 500, 10, 128), ("c", 500, 0, 138), ("c", 50, 0, 60)]
         {
-            let seen = page.seen(&tenant, None);
+            let seen = page.seen(&tenant(name), None);
             let others = seen.others(share_max(free_half));
-            assert_eq!(
-                (seen.rests.bytes / MIB, others.bytes / MIB, seen.pulls),
-                (own, held, 3),
-                "{tenant}, {free_half}"
-            );
+            assert_eq!((seen.rests.bytes / MIB, others.bytes / MIB, seen.pulls), (own, held, 3), "{name}, {free_half}");
         }
-        assert_eq!(page.seen(&"b", Some(2)).rests, Amount::default(), "a pull does not see itself");
+        assert_eq!(page.seen(&tenant("b"), Some(2)).rests, Amount::default(), "a pull does not see itself");
         assert_eq!(page.steps().bytes, 138 * MIB);
     }
 
@@ -436,7 +422,7 @@ mod tests {
     async fn a_pull_stops_where_its_space_ends_and_continues_with_more() {
         const MIB: u64 = 1 << 20;
         let reservations: Arc<Reservations> = Arc::default();
-        let pull = reservations.open().reserve("a", [(layer("a"), 9 * MIB, amount(30 * MIB))], 8 * MIB);
+        let pull = reservations.open().reserve(tenant("a"), [(layer("a"), 9 * MIB, amount(30 * MIB))], 8 * MIB);
         let bytes = pull.written_bytes(&layer("a"));
         bytes.add(3 * MIB);
         bytes.read(MIB);
@@ -452,8 +438,8 @@ mod tests {
         assert!(stopped.as_mut().now_or_never().is_none(), "all is written");
         reservations.open().grant(pull.number(), 8 * MIB);
         stopped.await;
-        let running = reservations.open().running(pull.number()).expect("it runs");
-        assert_eq!((running.layers, running.packed, running.rest.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
+        let running = reservations.open().running(pull.number(), false).expect("it runs").demand;
+        assert_eq!((running.layers, running.compressed, running.amount.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
         drop(bytes);
         assert!(WrittenBytes::default().space().now_or_never().is_some(), "without a reservation nothing waits");
     }

@@ -23,7 +23,7 @@ fn beside(reserved: (u64, u64, u64, u64), space: Space) -> Space {
 }
 
 /// `f`: fits; `d`: in doubt; `r`: refused.
-fn kind(missing: Option<MissingSpace>) -> char {
+fn kind(missing: Option<Amount>) -> char {
     missing.map_or('f', |missing| if missing.is_refusal() { 'r' } else { 'd' })
 }
 
@@ -57,7 +57,7 @@ fn a_pull_is_let_in_by_what_is_free_reserved_and_kept_to_the_byte_and_inode() {
 #[test]
 fn missing_space_is_reported_for_the_expectation_and_for_the_refusal() {
     let place = beside((50, 20, 4, 1), space(100, 8));
-    let short = |bytes_least, inodes_least| MissingSpace { bytes: 260, inodes: 61, bytes_least, inodes_least };
+    let short = |bytes_min, inodes_min| Amount { bytes: 260, inodes: 61, bytes_min, inodes_min };
     assert_eq!(decide(Strict, &demand(300, 100, 60, 6), &place), Some(short(260, 61)));
     assert_eq!(decide(Compressed, &demand(300, 100, 60, 6), &place), Some(short(30, 4)));
     assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Some(short(0, 0)));
@@ -215,7 +215,7 @@ fn a_pull_gets_its_next_step_once_its_whole_fits_or_can_be_made_to_fit() {
     assert_eq!(got, Ok(u64::MAX), "its certain part fits, so the disk decides");
     let full = Space::new((40 << 20, 0), (Some(0), 0));
     let got = grant(Compressed, Fit::Part, (&whole, &full), (step, &full));
-    assert!(got.is_err_and(|(_, now)| now.inodes_least > 0), "no byte is written without an inode");
+    assert!(got.is_err_and(|(_, now)| now.inodes_min > 0), "no byte is written without an inode");
 }
 
 #[test]

@@ -13,16 +13,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{Engine, EngineConfig};
 use crate::{
     admission::{
-        self, Admission, Amount, Demand, Fit, MissingSpace, OpenReservations, Space, grant, helps_to_wait, refusal,
+        Admission, Amount, Demand, Fit, Reservation, Reservations, RunningPull, Space, expected, grant, helps_to_wait,
+        refusal,
     },
     manifest::{Compression, Descriptor, LayerKind, Manifest},
     pipeline::{LayerLimits, reported},
     store::{Resumption, Store, could_not},
     tenant::Tenant,
 };
-
-pub(super) type Reservations = admission::Reservations<Arc<Tenant>>;
-pub(super) type Reservation = admission::Reservation<Arc<Tenant>>;
 
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// Space requests while each frees some: removed images may share layers with the remaining ones.
@@ -48,9 +46,9 @@ enum SpaceFor {
 }
 
 struct NoSpace {
-    missing: MissingSpace,
+    missing: Amount,
     /// Missing for the next step.
-    now: MissingSpace,
+    now: Amount,
     demand: Demand,
     space: Space,
 }
@@ -172,7 +170,7 @@ impl Engine {
     }
 
     /// Removes what unfinished pulls left, as far as space is missing.
-    async fn free_unfinished(&self, missing: &MissingSpace) -> Result<u64, RuntimeError> {
+    async fn free_unfinished(&self, missing: &Amount) -> Result<u64, RuntimeError> {
         let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
         if short == 0 {
             return Ok(0);
@@ -184,14 +182,9 @@ impl Engine {
         .await
     }
 
-    /// Reserves what has to fit if the free space less all reservations suffices.
-    async fn reserve(&self, of: &SpaceFor, fit: Fit) -> Result<Result<Option<Reservation>, NoSpace>, RuntimeError> {
+    async fn reserve(&self, of: &SpaceFor, fit: Fit) -> Result<Reserved, RuntimeError> {
         let (reservations, config, of) = (self.reservations.clone(), self.config.clone(), of.clone());
-        self.on_disk(move |store| match of {
-            SpaceFor::Layers(wanted, tenant) => reserve_layers(store, &reservations, &config, (&wanted, tenant), fit),
-            SpaceFor::Rest(pull) => grant_more(store, &reservations, &config, pull, fit),
-        })
-        .await
+        self.on_disk(move |store| reserve(store, &reservations, &config, &of, fit)).await
     }
 
     /// Whether so many bytes are free beside those that pulls write next.
@@ -218,12 +211,12 @@ impl Engine {
     }
 
     /// Space as a collection counts it, estimated and certain: inodes converted to the bytes they use here on average.
-    fn in_bytes(&self, missing: &MissingSpace) -> (ByteSize, ByteSize) {
+    fn in_bytes(&self, missing: &Amount) -> (ByteSize, ByteSize) {
         let whole = self.store.takes();
         let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));
         (
             ByteSize(missing.bytes.max(of_inodes(missing.inodes))),
-            ByteSize(missing.bytes_least.max(of_inodes(missing.inodes_least))),
+            ByteSize(missing.bytes_min.max(of_inodes(missing.inodes_min))),
         )
     }
 }
@@ -235,76 +228,53 @@ impl Wanted {
     }
 }
 
-type Reserved = Result<Result<Option<Reservation>, NoSpace>, RuntimeError>;
+/// The reservation of a pull that begins.
+type Reserved = Result<Option<Reservation>, NoSpace>;
 
-fn reserve_layers(
+/// Reserves what has to fit if the free space less all reservations suffices: for a pull that begins its layers, for a
+/// running one what it may write before it asks again.
+fn reserve(
     store: &Store,
     reservations: &Arc<Reservations>,
     config: &EngineConfig,
-    (wanted, tenant): (&[Wanted], Arc<Tenant>),
+    of: &SpaceFor,
     fit: Fit,
-) -> Reserved {
-    if config.admission == Admission::Off {
-        return Ok(Ok(Some(reservations.open().reserve(tenant, [], u64::MAX))));
-    }
-    let mut seen = HashSet::new();
-    let absent: Vec<(&Wanted, Amount)> = wanted
-        .iter()
-        .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
-        .filter(|layer| seen.insert(&layer.id))
-        .map(|layer| (layer, admission::expected(layer.compression, layer.packed, config.keep_blobs)))
-        .collect();
+) -> Result<Reserved, RuntimeError> {
     let page = reservations.open();
-    let own: Vec<_> = absent.iter().filter(|(layer, _)| !page.brings(&layer.id)).collect();
-    let demand = Demand {
-        layers: own.len(),
-        compressed: own.iter().map(|(layer, _)| layer.packed).fold(0, u64::saturating_add),
-        amount: own.iter().map(|(_, expected)| *expected).fold(Amount::default(), Amount::plus),
-        is_measured: false,
-        keeps_blobs: config.keep_blobs,
+    let (RunningPull { tenant, demand, step }, absent, running) = match of {
+        SpaceFor::Layers(_, tenant) if config.admission == Admission::Off => {
+            return Ok(Ok(Some(page.reserve(Arc::clone(tenant), [], u64::MAX))));
+        }
+        SpaceFor::Layers(wanted, tenant) => {
+            let mut seen = HashSet::new();
+            let absent: Vec<(&Wanted, Amount)> = wanted
+                .iter()
+                .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
+                .filter(|layer| seen.insert(&layer.id))
+                .map(|layer| (layer, expected(layer.compression, layer.packed, config.keep_blobs)))
+                .collect();
+            let own = || absent.iter().filter(|(layer, _)| !page.brings(&layer.id));
+            let demand = Demand {
+                layers: own().count(),
+                compressed: own().map(|(layer, _)| layer.packed).fold(0, u64::saturating_add),
+                amount: own().map(|(_, expected)| *expected).fold(Amount::default(), Amount::plus),
+                is_measured: false,
+                keeps_blobs: config.keep_blobs,
+            };
+            let step = demand.amount.step(0);
+            (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, None)
+        }
+        SpaceFor::Rest(pull) => match page.running(*pull, config.keep_blobs) {
+            Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), Some(*pull)),
+            _ => {
+                // Nothing more is expected of it. What it writes all the same is bounded by the floors.
+                page.grant(*pull, u64::MAX);
+                return Ok(Ok(None));
+            }
+        },
     };
-    let step = demand.amount.step(0);
-    let granted = match granted(store, config, &page, (&tenant, None), (demand, step), fit)? {
-        Ok(granted) => granted,
-        Err(no_space) => return Ok(Err(no_space)),
-    };
-    let layers = absent.iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, *expected));
-    Ok(Ok(Some(page.reserve(tenant, layers, granted))))
-}
-
-fn grant_more(store: &Store, reservations: &Arc<Reservations>, config: &EngineConfig, pull: u64, fit: Fit) -> Reserved {
-    let page = reservations.open();
-    let Some(running) = page.running(pull) else { return Ok(Ok(None)) };
-    if running.rest.bytes == 0 {
-        // Nothing more is expected of it. What it writes all the same is bounded by the floors.
-        page.grant(pull, u64::MAX);
-        return Ok(Ok(None));
-    }
-    let demand = Demand {
-        layers: running.layers,
-        compressed: running.packed,
-        amount: running.rest,
-        is_measured: running.is_measured,
-        keeps_blobs: config.keep_blobs,
-    };
-    let granted = granted(store, config, &page, (&running.tenant, Some(pull)), (demand, running.step), fit)?;
-    Ok(granted.map(|granted| {
-        page.grant(pull, granted);
-        None
-    }))
-}
-
-/// How many bytes a pull may write before it asks again.
-fn granted(
-    store: &Store,
-    config: &EngineConfig,
-    page: &OpenReservations<'_, Arc<Tenant>>,
-    (tenant, running): (&Arc<Tenant>, Option<u64>),
-    (demand, step): (Demand, Amount),
-    fit: Fit,
-) -> Result<Result<u64, NoSpace>, RuntimeError> {
     // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
-    let seen = page.seen(tenant, running);
+    let seen = page.seen(&tenant, running);
     let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
     let LayerLimits { free_bytes_floor, free_inodes_floor, .. } = config.limits;
     let free = Space::new((free_bytes, free_bytes_floor), (free_inodes, free_inodes_floor));
@@ -313,8 +283,17 @@ fn granted(
     let now = beside(seen.steps);
     // A pull that is admitted does not wait for what later ones have reserved.
     let space = if running.is_some() { now } else { beside(seen.rests) };
-    let granted = grant(config.admission, fit, (&demand, &space), (step, &now));
-    Ok(granted.map_err(|(missing, now)| NoSpace { missing, now, demand, space }))
+    Ok(match (grant(config.admission, fit, (&demand, &space), (step, &now)), running) {
+        (Err((missing, now)), _) => Err(NoSpace { missing, now, demand, space }),
+        (Ok(granted), Some(pull)) => {
+            page.grant(pull, granted);
+            Ok(None)
+        }
+        (Ok(granted), None) => {
+            let layers = absent.into_iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, expected));
+            Ok(Some(page.reserve(tenant, layers, granted)))
+        }
+    })
 }
 
 /// By media type alone: the first bytes, which decide, are not fetched yet. The files of an artifact are stored as they

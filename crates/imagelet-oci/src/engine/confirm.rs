@@ -10,11 +10,11 @@ use super::{Engine, estimate::PullTarget};
 use crate::{
     hash::Hash,
     manifest::{Manifest, ManifestDocument, corrupt},
-    registry::{Document, PullSession, Resolved},
+    registry::{ImageDocument, PullSession, Resolved},
     store::{DocumentBytes, ImageRecord},
 };
 
-type Read = (Document, ManifestDocument);
+type Read = (ImageDocument, ManifestDocument);
 
 impl Engine {
     /// Resolves a digest of a repository it was pulled from before, or a tag that still names the present image, once the
@@ -45,7 +45,7 @@ impl Engine {
         }
         let id = self.store.resolve(&target.reference.to_string()).ok()??;
         let (record, _) = self.store.image(&id)?;
-        Some(record.index.as_ref().unwrap_or(&record.manifest).clone())
+        Some(record.index.as_ref().unwrap_or(&record.pulled.digest).clone())
     }
 
     /// The documents from a digest to the image for the platform, if the disk has them all, and whether an index names the
@@ -54,7 +54,7 @@ impl Engine {
         &self,
         target: &PullTarget,
         digest: &Digest,
-    ) -> Option<(Document, Document, Manifest, bool)> {
+    ) -> Option<(ImageDocument, ImageDocument, Manifest, bool)> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
         let root = match self.document_here(&id, "manifest.json", digest).await {
@@ -74,8 +74,8 @@ impl Engine {
         &self,
         record: &ImageRecord,
         session: Option<&PullSession>,
-    ) -> Result<(Document, Document, Manifest), RuntimeError> {
-        let (chosen, read) = self.document(record, "manifest.json", &record.manifest, session).await?;
+    ) -> Result<(ImageDocument, ImageDocument, Manifest), RuntimeError> {
+        let (chosen, read) = self.document(record, "manifest.json", &record.pulled.digest, session).await?;
         let ManifestDocument::Image(manifest) = read else {
             return Err(corrupt("the manifest of the record is an index"));
         };
@@ -108,7 +108,7 @@ impl Engine {
     async fn read_document(&self, digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
         let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
         let bytes = self.on_disk(move |store| DocumentBytes::of(bytes.into(), store)).await?;
-        Ok((Document { digest, media_type, bytes }, read))
+        Ok((ImageDocument { digest, media_type, bytes }, read))
     }
 
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {

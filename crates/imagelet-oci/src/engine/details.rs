@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{ByteSize, ImageId},
-    runtime::{ImageDetails, JsonText, PulledLayer, PulledManifest, RuntimeError},
+    runtime::{ImageDetails, JsonText, RuntimeError},
 };
 
-use crate::store::{LayerEntry, Store, storage_error};
+use crate::store::{Store, storage_error};
 
 pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
     let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
@@ -15,7 +15,7 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     let bytes = store
         .image_file(id, "config.json")
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;
-    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.artifact) {
+    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.pulled.artifact_type) {
         (Some(config), None) => ImageDetails::of_config(image, config),
         (config, Some(_)) => ImageDetails { config, ..ImageDetails::bare(image) },
         (None, None) => ImageDetails::bare(image),
@@ -23,18 +23,8 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     for layer in &mut details.layers {
         layer.bytes = store.layer(&layer.diff_id).map(|layer| ByteSize(layer.disk_bytes));
     }
-    let packed: u64 = record.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+    let packed: u64 = record.pulled.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
     details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
-    let layer = |LayerEntry { blob, size, diff_id, media_type }: LayerEntry| {
-        let blob = blob.map_or_else(String::new, |blob| blob.to_string());
-        PulledLayer { blob, size, diff_id, media_type }
-    };
-    details.pulled = Some(PulledManifest {
-        digest: record.manifest,
-        platform: record.platform,
-        artifact_type: record.artifact.map(|artifact| artifact.kind),
-        layers: record.layers.into_iter().map(layer).collect(),
-        at: record.pulled_at,
-    });
+    details.pulled = Some(record.pulled);
     Ok(Some(details))
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{Engine, admit::compression, parse_reference, sharing::only_from};
 use crate::{
-    admission,
+    admission::expected,
     manifest::Descriptor,
     registry::{Resolved, about},
 };
@@ -135,7 +135,7 @@ impl Engine {
         let is_artifact = resolved.manifest.artifact_kind().is_some();
         let unpacked = |layer: &Descriptor| {
             let compression = compression(&layer.media_type, is_artifact);
-            ByteSize(admission::expected(compression, layer.size, self.config.keep_blobs).bytes)
+            ByteSize(expected(compression, layer.size, self.config.keep_blobs).bytes)
         };
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::{
         manifest::Manifest,
-        registry::{Document, PullSession},
+        registry::{ImageDocument, PullSession},
         store::DocumentBytes,
     };
 
@@ -166,8 +166,11 @@ mod tests {
 
     fn resolved(target: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
-        let document =
-            Document { digest: Digest::of(&bytes), media_type: String::new(), bytes: DocumentBytes::Memory(bytes) };
+        let document = ImageDocument {
+            digest: Digest::of(&bytes),
+            media_type: String::new(),
+            bytes: DocumentBytes::Memory(bytes),
+        };
         let config = Descriptor::new("", document.digest.clone(), 0);
         Resolved {
             session: PullSession::nowhere(target.reference.clone()),

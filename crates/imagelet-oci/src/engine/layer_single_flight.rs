@@ -78,7 +78,7 @@ impl LayerCaller {
             repository: session.reference().repository().to_owned(),
             reference: session.reference().to_string(),
             size: job.descriptor.size,
-            hold: job.hold,
+            hold: job.terms.hold,
             rate: Box::new(move || session.usual_rate()),
             waits: Box::new(move |holder| {
                 let wait = holder.map(|holder| PullWait { thing: SharedThing::Layer, holder: Some(holder) });
@@ -126,16 +126,9 @@ pub(crate) enum RaceOutcome<F, P, T> {
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
-    /// Fetches that had ended by its begin.
-    ended: u64,
 }
 
 impl<T> FetchGuard<T> {
-    /// Whether another fetch of the layer has ended since this one began.
-    pub(crate) fn is_late(&self) -> bool {
-        self.slot.lock().ended != self.ended
-    }
-
     /// Other pulls share the layer from now on.
     fn publish(self, staged: &Arc<T>) {
         self.slot.lock().staged = Arc::downgrade(staged);
@@ -211,7 +204,7 @@ impl<T> LayerSlot<T> {
             );
         }
         state.fetches.push(LayerFetch { number, caller: Arc::clone(caller), pace });
-        Some(FetchGuard { slot: Arc::clone(self), number, ended })
+        Some(FetchGuard { slot: Arc::clone(self), number })
     }
 }
 
@@ -371,14 +364,14 @@ impl Engine {
     }
 
     fn has_spare(&self, job: &LayerJob, only_from: Option<&str>) -> bool {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
-        !job.keep_blobs && self.store.has_spare(&wanted)
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
+        !job.blob.is_kept && self.store.has_spare(&wanted)
     }
 
     /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
     fn spare(&self, job: &LayerJob, only_from: Option<&str>) -> Option<StagedLayer> {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.end };
-        let spare = if job.keep_blobs { None } else { self.store.take_spare(&wanted, &job.resumption) };
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
+        let spare = if job.blob.is_kept { None } else { self.store.take_spare(&wanted, &job.blob.resumption) };
         spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
     }
 }

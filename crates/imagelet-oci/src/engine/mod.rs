@@ -36,11 +36,9 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use self::{
-    admit::Reservations, estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight,
-};
+use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight};
 use crate::{
-    admission::Admission,
+    admission::{Admission, Reservations},
     confine::Confinement,
     mount::{self, MountUses},
     pipeline::{LayerLimits, PullSlots},
@@ -50,6 +48,7 @@ use crate::{
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
 };
 
+pub use import::EngineImporter;
 pub use trust::check_signature_policy;
 
 #[cfg(feature = "fuzzing")]

@@ -10,25 +10,20 @@ use std::{
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId, ImageUser, counted},
-    runtime::{Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{Progress, PullEvent, PullRequest, PulledLayer, PulledManifest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    Engine,
-    admit::{Reservation, Wanted},
-    estimate::PullTarget,
-    report_present,
-    sharing::only_from,
-};
+use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing::only_from};
 use crate::{
+    admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
-    pipeline::{Allowance, LayerJob, SlotRequest},
+    pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::{Resolved, about},
     store::{
-        ArtifactRecord, DiskUsage, DocumentBytes, ImageRecord, LayerEnd, LayerEntry, NewImage, PartialKey, Resumption,
-        SpareWanted, StagedLayer, SyncView,
+        DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted, StagedLayer,
+        SyncView,
     },
     tenant::Tenant,
 };
@@ -151,21 +146,27 @@ impl Engine {
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
             file: resolved.manifest.file_path(descriptor),
-            store: Arc::clone(&self.store),
-            end,
-            keep_blobs: self.config.keep_blobs,
-            resumption: fetches.resumption.clone(),
-            partial: PartialKey::new(&descriptor.digest, repository),
-            unreserved_space: self.unreserved_space(),
-            trusts_kept: self.may_share(repository, diff_id),
-            limits: self.config.limits,
-            allowance: Arc::clone(&fetches.allowance),
-            budget: Arc::clone(&self.budget),
-            confinement: self.confinement.clone(),
-            view: Arc::clone(&fetches.view),
-            written_bytes: fetches.reservation.written_bytes(reserved),
             claim: fetches.claim.clone(),
-            hold: self.config.hold,
+            staging: LayerStaging {
+                store: Arc::clone(&self.store),
+                end,
+                view: Arc::clone(&fetches.view),
+                written_bytes: fetches.reservation.written_bytes(reserved),
+            },
+            blob: CompressedCopy {
+                is_kept: self.config.keep_blobs,
+                resumption: fetches.resumption.clone(),
+                key: PartialKey::new(&descriptor.digest, repository),
+                unreserved_space: self.unreserved_space(),
+                trusts_kept: self.may_share(repository, diff_id),
+            },
+            terms: UnpackTerms {
+                limits: self.config.limits,
+                allowance: Arc::clone(&fetches.allowance),
+                budget: Arc::clone(&self.budget),
+                confinement: self.confinement.clone(),
+                hold: self.config.hold,
+            },
         }
     }
 
@@ -242,13 +243,13 @@ impl Engine {
     /// Applies the limits to a present image too: the outcome must not depend on what is present.
     fn check_present(&self, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
         let Some((record, _)) = self.store.image(&resolved.image_id()) else { return Ok(()) };
-        let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
+        let (os, architecture) = record.pulled.platform.split_once('/').unwrap_or_default();
         // The record has no variant; an image accepted once is accepted again.
         let variant = target.platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
         check_platform(&config, resolved, target)?;
-        check_layers(resolved, record.layers.len())
+        check_layers(resolved, record.pulled.layers.len())
     }
 
     pub(super) async fn already_here(
@@ -308,7 +309,7 @@ fn new_image(
     resolved: &Resolved,
     config: &ImageConfig,
     config_bytes: DocumentBytes,
-    layers: Vec<LayerEntry>,
+    layers: Vec<PulledLayer>,
     names: Vec<String>,
 ) -> NewImage {
     let Resolved { root, chosen, manifest, .. } = resolved;
@@ -316,15 +317,18 @@ fn new_image(
     let kind = manifest.artifact_kind();
     let record = ImageRecord {
         id: manifest.id(&chosen.digest).clone(),
-        artifact: kind.map(|kind| ArtifactRecord { kind: printable(kind), config: manifest.config.digest.clone() }),
-        manifest: chosen.digest.clone(),
+        config: manifest.config.digest.clone(),
         index: index.map(|index| index.digest.clone()),
-        layers,
+        pulled: PulledManifest {
+            digest: chosen.digest.clone(),
+            platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.os, config.architecture) },
+            artifact_type: kind.map(printable),
+            layers,
+            at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        },
         metadata_size: (chosen.bytes.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
         allocated: DiskUsage::default(),
-        platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.os, config.architecture) },
-        pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),
     };
     let mut files = vec![("manifest.json", chosen.bytes.clone()), ("config.json", config_bytes)];

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use imagelet_core::image::{Digest, Reference};
+use imagelet_core::{
+    image::{Digest, Reference},
+    runtime::PulledLayer,
+};
 
 use super::Engine;
 use crate::{
     manifest::{Descriptor, Manifest},
-    store::{LayerEntry, StagedLayer},
+    store::StagedLayer,
 };
 
 /// The only repository whose layers, spares and partial blobs a pull may use; `None`: any of the node, since the verified
@@ -29,11 +32,11 @@ impl Engine {
         layers: &[Descriptor],
         diff_ids: &[Digest],
         staged: &[Arc<StagedLayer>],
-    ) -> Vec<LayerEntry> {
+    ) -> Vec<PulledLayer> {
         let mut known = self.store.entries_of(layers.iter().zip(diff_ids));
         known.extend(staged.iter().map(|layer| (layer.entry().diff_id.clone(), layer.entry().clone())));
         let entry = |(layer, diff_id): (&Descriptor, &Digest)| {
-            known.get(diff_id).cloned().unwrap_or_else(|| LayerEntry {
+            known.get(diff_id).cloned().unwrap_or_else(|| PulledLayer {
                 blob: None,
                 size: 0,
                 diff_id: diff_id.clone(),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    io::Read as _,
+    io::{Read as _, Seek as _, SeekFrom},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     ArchiveFiles, ArchivedImage, NAMES_MAX, check_cancelled,
     files::{FileId, FoundFile, read_small},
-    spool::{MAGIC_BYTES, check_compression},
+    spool::Packing,
 };
 use crate::{
     hash::Hash,
@@ -33,6 +33,8 @@ pub(super) const LIST_BYTES_MAX: u64 = MANIFEST_BYTES_MAX;
 const MANIFEST_TYPE: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const CONFIG_TYPE: &str = "application/vnd.docker.container.image.v1+json";
 const LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.tar";
+const LAYER_TYPE_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+const LAYER_TYPE_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
 /// All manifests that are made for an archive: a list of some bytes for each layer must not become far more.
 const MADE_BYTES_MAX: usize = 16 << 20;
 const COPY_BUFFER: usize = 256 << 10;
@@ -48,7 +50,7 @@ struct SavedImage {
 #[derive(Default)]
 pub(super) struct DockerArchive {
     pub(super) images: Vec<ArchivedImage>,
-    /// ArchiveFiles by the digest of their bytes.
+    /// Names of files by the digest of their bytes.
     pub(super) places: HashMap<Digest, String>,
     /// The manifests.
     pub(super) made: HashMap<Digest, Bytes>,
@@ -69,8 +71,7 @@ struct ReadLayer {
     /// `None`: it is plain, and has its diff-id as digest.
     digest: Option<Digest>,
     size: u64,
-    /// Of its media type.
-    suffix: &'static str,
+    packing: Packing,
 }
 
 pub(super) fn images(
@@ -107,10 +108,14 @@ impl DockerArchive {
         }
         let mut described = Vec::new();
         for (name, diff_id) in layers.into_iter().zip(&config.diff_ids) {
-            let ReadLayer { digest, size, suffix } = self.layer(files, &name, cancelled)?;
+            let ReadLayer { digest, size, packing } = self.layer(files, &name, cancelled)?;
             let digest = digest.unwrap_or_else(|| diff_id.clone());
-            described
-                .push(json!({"mediaType": format!("{LAYER_TYPE}{suffix}"), "size": size, "digest": digest.as_str()}));
+            let media_type = match packing {
+                Packing::Plain => LAYER_TYPE,
+                Packing::Gzip => LAYER_TYPE_GZIP,
+                Packing::Zstd => LAYER_TYPE_ZSTD,
+            };
+            described.push(json!({"mediaType": media_type, "size": size, "digest": digest.as_str()}));
             self.places.insert(digest, name);
         }
         let manifest = json!({
@@ -143,7 +148,6 @@ impl DockerArchive {
         if let Some(config) = self.configs.get(&id) {
             return Ok(Arc::clone(config));
         }
-        files.count(&found);
         let bytes = read_small(found, name, CONFIG_BYTES_MAX)?;
         let (digest, diff_ids) = (Digest::of(&bytes), ImageConfig::parse(&bytes)?.diff_ids);
         let config = Arc::new(ReadConfig { digest, size: bytes.len(), diff_ids });
@@ -155,36 +159,28 @@ impl DockerArchive {
         check_cancelled(cancelled)?;
         let found = files.find(name)?.ok_or_else(|| lacks(name))?;
         let id = found.id;
-        if let Some(layer) = self.layers.get(&id) {
-            return Ok(layer.clone());
+        if !self.layers.contains_key(&id) {
+            self.layers.insert(id, read_layer(found, name, cancelled)?);
         }
-        files.count(&found);
-        let layer = read_layer(found, name, cancelled)?;
-        self.layers.insert(id, layer.clone());
-        Ok(layer)
+        Ok(self.layers[&id].clone())
     }
 }
 
 fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<ReadLayer, RuntimeError> {
-    let size = found.size;
+    let FoundFile { mut file, size, .. } = found;
     let failed = |error| storage_error(format!("could not read `{}` of the archive", printable(name)), error);
-    let (mut file, mut magic) = (found.file.take(size), Vec::new());
-    file.by_ref().take(MAGIC_BYTES).read_to_end(&mut magic).map_err(failed)?;
-    let suffix = match &magic[..] {
-        [0x1f, 0x8b, ..] => ".gzip",
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => ".zstd",
-        _ => {
-            check_compression(&format!("layer `{}`", printable(name)), &magic)?;
-            return Ok(ReadLayer { digest: None, size, suffix: "" });
-        }
-    };
-    let mut hash = Hash::new(DigestAlgorithm::Sha256);
-    hash.update(&magic);
+    let start = file.stream_position().map_err(failed)?;
+    let packing = Packing::of(&mut file).map_err(failed)?;
+    if packing == Packing::Plain {
+        return Ok(ReadLayer { digest: None, size, packing });
+    }
+    file.seek(SeekFrom::Start(start)).map_err(failed)?;
+    let (mut file, mut hash) = (file.take(size), Hash::new(DigestAlgorithm::Sha256));
     let mut buffer = vec![0; COPY_BUFFER];
     loop {
         check_cancelled(cancelled)?;
         match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(ReadLayer { digest: Some(hash.finish()), size, suffix }),
+            0 => return Ok(ReadLayer { digest: Some(hash.finish()), size, packing }),
             read => hash.update(&buffer[..read]),
         }
     }
@@ -249,8 +245,7 @@ mod tests {
         let files = saved(folder.path());
         let archive = images(&files, &list_of(IMAGES), &AtomicBool::new(false)).expect("an archive");
         assert_eq!(archive.images.len(), IMAGES);
-        let size = |name: &str| fs::metadata(folder.path().join(name)).expect("a file").len();
-        assert_eq!(files.reads().in_all, size("0") + size("config"));
+        assert_eq!((archive.layers.len(), archive.configs.len()), (1, 1));
     }
 
     #[test]

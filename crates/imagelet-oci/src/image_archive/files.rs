@@ -1,12 +1,12 @@
 //! The files of an archive by name, each a span of a tar file or a file of a folder.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fs::File,
     io::{self, BufReader, Read as _, Seek as _, SeekFrom},
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use imagelet_core::image::ByteSize;
@@ -27,38 +27,14 @@ const NAME_BYTES_MAX: usize = 1024;
 /// Links that one name may lead through.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
-/// How often images that fail may read the files of an archive: a whole one more often than a good archive needs.
-const FAILED_READS_MAX: u64 = 8;
+/// What to do with an archive that is packed otherwise.
+const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ArchiveFiles {
     pub(super) place: String,
-    kind: FileSource,
-    opened: Mutex<OpenedFiles>,
-}
-
-/// What of the archive was opened, and so can have been read.
-#[derive(Debug, Default)]
-struct OpenedFiles {
-    files: HashSet<FileId>,
-    reads: ArchiveReads,
-}
-
-/// Bytes of an archive that were read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ArchiveReads {
-    /// With those of each file counted as often as it was opened.
-    pub(crate) in_all: u64,
-    /// With those of each file counted once.
-    pub(crate) distinct: u64,
-}
-
-impl ArchiveReads {
-    /// What images that fail may read: they may all lead to the largest file of the archive.
-    pub(crate) fn failed_max(self) -> u64 {
-        self.distinct.saturating_mul(FAILED_READS_MAX)
-    }
+    source: FileSource,
 }
 
 /// A file under all its names: its span of the tar file, or its device and inode.
@@ -93,57 +69,29 @@ impl ArchiveFiles {
         let place = path.display().to_string();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(folder) => Ok(Self::new(place, FileSource::Folder(File::from(folder)))),
+            Ok(folder) => Ok(Self { place, source: FileSource::Folder(File::from(folder)) }),
             Err(error) => Err(unopened(&place, error.into())),
         }
     }
 
     /// Reads the headers of a plain tar file, and skips its data.
     pub(crate) fn of_tar(file: File, path: &Path, memory: &Arc<LayerMemory>) -> Result<Self, RuntimeError> {
-        let place = path.display().to_string();
-        let files = index(&file, memory).map_err(|error| {
-            RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
-        })?;
-        Ok(Self::new(place, FileSource::Tar { file, files }))
-    }
-
-    fn new(place: String, kind: FileSource) -> Self {
-        Self { place, kind, opened: Mutex::default() }
+        let files = index(&file, memory)?;
+        Ok(Self { place: path.display().to_string(), source: FileSource::Tar { file, files } })
     }
 
     /// `None`: the archive has no such file.
     pub(super) fn find(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
         let Some(name) = normalised(name) else { return Ok(None) };
-        let found = match &self.kind {
+        let found = match &self.source {
             FileSource::Folder(folder) => open_beneath(folder, &name),
             FileSource::Tar { file, files } => open_span(file, files, &name),
         };
         found.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
     }
 
-    /// Finds a file, all bytes of which are to be read.
-    pub(super) fn open(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
-        let found = self.find(name)?;
-        if let Some(found) = &found {
-            self.count(found);
-        }
-        Ok(found)
-    }
-
-    pub(super) fn count(&self, FoundFile { size, id, .. }: &FoundFile) {
-        let mut opened = self.opened.lock().expect("no thread panics while it holds the lock");
-        opened.reads.in_all += size;
-        if opened.files.insert(*id) {
-            opened.reads.distinct += size;
-        }
-    }
-
-    pub(super) fn reads(&self) -> ArchiveReads {
-        self.opened.lock().expect("no thread panics while it holds the lock").reads
-    }
-
     pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {
-        self.open(name)?.map(|found| read_small(found, name, limit)).transpose()
+        self.find(name)?.map(|found| read_small(found, name, limit)).transpose()
     }
 }
 
@@ -233,17 +181,17 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
     let (mut files, mut entries, mut names) = (HashMap::new(), 0_usize, 0_usize);
     loop {
         let head = read_head(&mut input, memory)
-            .map_err(|error| corrupt("it is no tar archive, or a damaged one").caused_by(error))?;
+            .map_err(|error| corrupt("it is no tar archive, or a damaged one").caused_by(error).with_hint(PLAIN))?;
         let Some(head) = head else { return Ok(files) };
         entries += 1;
         if entries > ENTRIES_MAX {
             return Err(unacceptable(format!("more than {ENTRIES_MAX} entries")));
         }
         let offset = input.stream_position().map_err(unread)?;
-        let end = offset.checked_add(head.stored).filter(|end| *end <= length);
+        let end = offset.checked_add(head.data.stored).filter(|end| *end <= length);
         let Some(end) = end else { return Err(corrupt("it is truncated")) };
         let found = match head.kind {
-            TarKind::File if head.sparse.is_none() => Some(TarFile::Span { offset, size: head.stored }),
+            TarKind::File if head.data.ranges.is_none() => Some(TarFile::Span { offset, size: head.data.stored }),
             TarKind::HardLink => text(&head.link).and_then(normalised).map(TarFile::Link),
             TarKind::Symlink => text(&head.link).zip(text(&head.name)).and_then(target).map(TarFile::Link),
             _ => None,

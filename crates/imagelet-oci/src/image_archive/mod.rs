@@ -26,7 +26,7 @@ use imagelet_core::{
 
 use self::files::FoundFile;
 pub(crate) use self::{
-    files::{ArchiveFiles, ArchiveReads, open_file, without_links},
+    files::{ArchiveFiles, open_file, without_links},
     layout::{LayoutName, blob_name},
 };
 use crate::{
@@ -73,31 +73,20 @@ pub(crate) struct ArchiveBlobs {
 impl ImageArchive {
     /// Reads the table of contents: the OCI layout's, else `docker save`'s, whose compressed layers are hashed for it.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
-        let place = files.place.clone();
-        let in_place = |error: RuntimeError| {
-            RuntimeError::new(error.kind(), format!("could not read the archive `{place}`")).caused_by(error)
+        if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
+            let blobs = ArchiveBlobs { files, places: HashMap::new(), made: HashMap::new() };
+            return Ok(Self { blobs: blobs.into(), images: layout::images(&index)?, format: ArchiveFormat::OciLayout });
+        }
+        let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? else {
+            return Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"));
         };
-        let read = || {
-            if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
-                let images = layout::images(&index)?;
-                return Ok((images, HashMap::new(), HashMap::new(), ArchiveFormat::OciLayout));
-            }
-            if let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? {
-                let docker::DockerArchive { images, places, made, .. } = docker::images(&files, &list, cancelled)?;
-                return Ok((images, places, made, ArchiveFormat::DockerSave));
-            }
-            Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"))
-        };
-        let (images, places, made, format) = read().map_err(in_place)?;
-        Ok(Self { blobs: Arc::new(ArchiveBlobs { files, places, made }), images, format })
+        let docker::DockerArchive { images, places, made, .. } = docker::images(&files, &list, cancelled)?;
+        let blobs = Arc::new(ArchiveBlobs { files, places, made });
+        Ok(Self { blobs, images, format: ArchiveFormat::DockerSave })
     }
 }
 
 impl ArchiveBlobs {
-    pub(crate) fn reads(&self) -> ArchiveReads {
-        self.files.reads()
-    }
-
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.made.contains_key(digest) || matches!(self.files.find(&self.name_of(digest)), Ok(Some(_)))
     }
@@ -110,7 +99,7 @@ impl ArchiveBlobs {
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, &self.files.place);
         let name = self.name_of(digest);
-        let Some(FoundFile { file, size, .. }) = self.files.open(&name)? else {
+        let Some(FoundFile { file, size, .. }) = self.files.find(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };
         if size != descriptor.size {

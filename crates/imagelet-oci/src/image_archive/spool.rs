@@ -12,71 +12,56 @@ use imagelet_core::{image::ByteSize, runtime::RuntimeError};
 use super::check_cancelled;
 use crate::{
     manifest::{corrupt, unacceptable},
+    pipeline::LayerLimits,
     store::storage_error,
 };
 
 /// As a power of two: the most zstd itself writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 const BUFFER: usize = 256 << 10;
-/// A tar header says what it is at this place; the first bytes that are read reach beyond it.
-const USTAR_AT: usize = 257;
-pub(super) const MAGIC_BYTES: u64 = 262;
 /// The free space is measured again after this many bytes.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SpoolLimits {
-    /// Inflated bytes per compressed byte, and bytes that are allowed beyond that.
-    pub(crate) expansion_max: u64,
-    pub(crate) expansion_free: u64,
-    /// Bytes that stay free on its file system.
-    pub(crate) free_bytes_floor: u64,
+/// How a file is packed, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    Plain,
+    Gzip,
+    Zstd,
 }
 
-/// Refuses a file that is packed in another way than by gzip or zstd, by its first bytes.
-pub(super) fn check_compression(what: &str, magic: &[u8]) -> Result<(), RuntimeError> {
-    let (name, command) = match magic {
-        // A tar file begins with a name, which may be any.
-        _ if magic.get(USTAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) => return Ok(()),
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("xz", "xz -d"),
-        [b'B', b'Z', b'h', b'1'..=b'9', b'1' | 0x17, ..] => ("bzip2", "bzip2 -d"),
-        [0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..] => ("lz4", "lz4 -d"),
-        [0x5d, 0, 0, _, _, ..] => ("lzma", "xz -d"),
-        [b'L', b'Z', b'I', b'P', 0 | 1, ..] => ("lzip", "lzip -d"),
-        [0x89, b'L', b'Z', b'O', 0, ..] => ("lzop", "lzop -d"),
-        [0x1f, 0x9d, ..] => ("compress", "uncompress"),
-        [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => ("zip", "unzip"),
-        [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => ("7z", "7z x"),
-        _ => return Ok(()),
-    };
-    Err(unacceptable(format!("{what} is packed by `{name}`; a plain tar file, gzip and zstd are taken"))
-        .with_hint(format!("unpack it first: {command}")))
+impl Packing {
+    pub(super) fn of(file: &mut File) -> io::Result<Self> {
+        let mut magic = Vec::new();
+        file.take(4).read_to_end(&mut magic)?;
+        Ok(match magic[..] {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd] => Self::Zstd,
+            _ => Self::Plain,
+        })
+    }
 }
 
 /// The archive as a plain tar file: itself, or its inflated copy in `folder`, which has no name there.
 pub(crate) fn plain(
     mut file: File,
     folder: &Path,
-    limits: SpoolLimits,
+    limits: LayerLimits,
     cancelled: &AtomicBool,
 ) -> Result<File, RuntimeError> {
     let unread = |error| storage_error("could not read the archive", error);
     let size = file.metadata().map_err(unread)?.len();
-    let mut magic = Vec::new();
-    (&file).take(MAGIC_BYTES).read_to_end(&mut magic).map_err(unread)?;
+    let packing = Packing::of(&mut file).map_err(unread)?;
     file.rewind().map_err(unread)?;
     let source = BufReader::with_capacity(BUFFER, file);
-    let mut inflated: Box<dyn Read> = match &magic[..] {
-        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+    let mut inflated: Box<dyn Read> = match packing {
+        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(source)),
+        Packing::Zstd => {
             let mut decoder = zstd::Decoder::with_buffer(source).map_err(unread)?;
             decoder.window_log_max(WINDOW_LOG_MAX).map_err(unread)?;
             Box::new(decoder)
         }
-        _ => {
-            check_compression("it", &magic)?;
-            return Ok(source.into_inner());
-        }
+        Packing::Plain => return Ok(source.into_inner()),
     };
     let free_min = limits.free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS);
     let inflated_max = size.saturating_mul(limits.expansion_max).saturating_add(limits.expansion_free);

@@ -6,11 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::runtime::{ArchivePlace, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    image::{Digest, DigestAlgorithm},
+    runtime::{ArchivePlace, RuntimeError, RuntimeErrorKind},
+};
 use serde_json::json;
 
-use super::{LayoutName, layout::INDEX};
+use super::{LayoutName, blob_name, layout::INDEX};
 use crate::{
+    hash::Hash,
     manifest::Descriptor,
     store::{SyncView, remove_tree, storage_error},
 };
@@ -30,6 +34,7 @@ pub(crate) struct LayoutWriter {
     /// Where the data of the current file begins, and how much it has.
     start: u64,
     size: u64,
+    hash: Hash,
     is_finished: bool,
 }
 
@@ -54,7 +59,8 @@ impl LayoutWriter {
             Ok((beside, view, file))
         };
         let (beside, view, file) = create().map_err(|error| unwritten(path, error))?;
-        Ok(Self { place: place.clone(), beside, view, file, start: 0, size: 0, is_finished: false })
+        let hash = Hash::new(DigestAlgorithm::Sha256);
+        Ok(Self { place: place.clone(), beside, view, file, start: 0, size: 0, hash, is_finished: false })
     }
 
     pub(crate) fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
@@ -63,24 +69,34 @@ impl LayoutWriter {
         self.end()
     }
 
-    /// Begins a file of a size; exactly so many bytes are written before [`Self::end`].
-    pub(crate) fn begin(&mut self, name: &str, size: u64) -> Result<(), RuntimeError> {
+    /// Begins the file of a blob; exactly so many bytes are written before [`Self::end_blob`].
+    pub(crate) fn blob(&mut self, digest: &Digest, size: u64) -> Result<(), RuntimeError> {
+        self.hash = Hash::new(digest.algorithm());
+        self.begin(&blob_name(digest), size)
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.hash.update(bytes);
+        self.file.write_all(bytes).map_err(|error| unwritten(&self.place.path, error))
+    }
+
+    /// Ends the file of a blob. Bytes of another digest, which is returned, are taken back: they come from another source.
+    pub(crate) fn end_blob(&mut self, digest: &Digest) -> Result<Option<Digest>, RuntimeError> {
+        let found = std::mem::replace(&mut self.hash, Hash::new(digest.algorithm())).finish();
+        if found == *digest {
+            return self.end().map(|()| None);
+        }
+        let restarted = self.file.set_len(self.start).and_then(|()| self.file.seek(SeekFrom::Start(self.start)));
+        restarted.map(|_| Some(found)).map_err(|error| unwritten(&self.place.path, error))
+    }
+
+    fn begin(&mut self, name: &str, size: u64) -> Result<(), RuntimeError> {
         let begun = if self.place.is_folder { self.begin_file(name) } else { self.begin_entry(name, size) };
         self.size = size;
         begun.map_err(|error| unwritten(&self.place.path, error))
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
-        self.file.write_all(bytes).map_err(|error| unwritten(&self.place.path, error))
-    }
-
-    /// Forgets what was written of the current file: its bytes come from another source.
-    pub(crate) fn restart(&mut self) -> Result<(), RuntimeError> {
-        let restarted = self.file.set_len(self.start).and_then(|()| self.file.seek(SeekFrom::Start(self.start)));
-        restarted.map(drop).map_err(|error| unwritten(&self.place.path, error))
-    }
-
-    pub(crate) fn end(&mut self) -> Result<(), RuntimeError> {
+    fn end(&mut self) -> Result<(), RuntimeError> {
         if self.place.is_folder {
             return Ok(());
         }

@@ -32,7 +32,7 @@ use crate::{
     store::{Store, storage_error},
 };
 use note::{Note, NotedMount};
-use state::{MountState, TableRow, UpperFolder};
+use state::{MountState, TableRow};
 pub(crate) use unmount::unmount_image;
 pub(crate) use uses::MountUses;
 
@@ -126,7 +126,7 @@ fn attach(
         writable: options.writable,
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         boot: store.boot().map(str::to_owned),
-        device: Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))),
+        device: format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)),
     };
     note::write(folder, &note)?;
     failpoint!("mount.noted");
@@ -233,18 +233,18 @@ fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMoun
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
-    state::judge(noted, store.boot(), rows, || upper_folder(noted))
+    state::judge(noted, store.boot(), rows, || is_in_use(noted))
 }
 
-fn upper_folder(noted: &NotedMount) -> UpperFolder {
-    match noted.folder.is_in_use() {
-        Ok(true) => UpperFolder::Busy,
-        Ok(false) => UpperFolder::Free,
-        Err(error) => {
-            tracing::debug!(path = %noted.path().display(), %error, "the kernel does not say whether a mount is alive");
-            UpperFolder::Unknown
-        }
-    }
+/// Whether the kernel has the overlay anywhere; `None`: it does not say.
+fn is_in_use(noted: &NotedMount) -> Option<bool> {
+    let is_in_use = noted.folder.is_in_use();
+    let path = noted.path();
+    is_in_use
+        .inspect_err(
+            |error| tracing::debug!(path = %path.display(), %error, "the kernel does not say whether a mount is alive"),
+        )
+        .ok()
 }
 
 fn read_notes(store: &Store) -> Result<Vec<NotedMount>, RuntimeError> {

@@ -26,8 +26,6 @@ use crate::{
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
-/// Keys of the first version, which were digests of paths.
-const OLD_KEY_LENGTH: usize = 64;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The source of our mounts in the kernel's table, before the serial.
 const SOURCE: &str = "imagelet";
@@ -42,17 +40,14 @@ pub(super) struct Note {
     /// The boot id, where the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
-    /// The overlay's device, `MAJOR:MINOR`; the first version wrote none.
-    #[serde(default)]
-    pub(super) device: Option<String>,
+    /// The overlay's device, `MAJOR:MINOR`.
+    pub(super) device: String,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct NotedMount {
     pub(super) folder: OverlayFolder,
     pub(super) image: String,
-    /// The digits unique to this mount; `None`: a mount of the first version, identified by its path.
-    serial: Option<String>,
     note: Result<Note, String>,
 }
 
@@ -60,16 +55,10 @@ impl NotedMount {
     /// The note of a folder. `None`: the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?;
-        if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-            return None;
-        }
-        let (image, serial) = if key.len() == OLD_KEY_LENGTH {
-            (note.as_ref().ok()?.image.clone(), None)
-        } else {
-            let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
-            (digest_named(image)?.to_string(), Some(serial.to_owned()))
-        };
-        Some(Self { folder: OverlayFolder(folder), image, serial, note })
+        let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
+        let image = digest_named(image)?.to_string();
+        let is_key = serial.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        is_key.then(|| Self { folder: OverlayFolder(folder), image, note })
     }
 
     pub(super) fn note(&self) -> Option<&Note> {
@@ -82,12 +71,7 @@ impl NotedMount {
 
     /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
-        self.serial.as_ref().map_or_else(|| SOURCE.to_owned(), |serial| format!("{SOURCE}:{serial}"))
-    }
-
-    /// The path of a mount of the first version.
-    pub(super) fn old_target(&self) -> Option<&str> {
-        self.note().filter(|_| self.serial.is_none()).map(|note| note.target.as_str())
+        source_of(&self.folder)
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -224,7 +208,7 @@ mod tests {
         let mut found: Vec<(String, bool)> = read_all(folder.path())
             .unwrap()
             .iter()
-            .map(|noted| (noted.serial.as_ref().unwrap()[..1].to_owned(), noted.damage().is_none()))
+            .map(|noted| (noted.source()[SOURCE.len() + 1..][..1].to_owned(), noted.damage().is_none()))
             .collect();
         found.sort();
         let expected = [("1", false), ("2", false), ("3", false), ("4", false), ("5", false), ("6", true)];

@@ -20,14 +20,7 @@ pub(super) enum MountState {
     Gone,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UpperFolder {
-    Busy,
-    Free,
-    Unknown,
-}
-
-/// Decides the state; `upper` is called only where it matters.
+/// Decides the state; `is_in_use` is called only where it matters, and has `None` where the kernel does not say.
 ///
 /// A mount is identified by its overlay's device and its source, which has the note's key: the kernel reuses device
 /// numbers, and a moved, bound or covered mount keeps both.
@@ -35,7 +28,7 @@ pub(super) fn judge(
     noted: &NotedMount,
     boot: Option<&str>,
     table: &[TableRow],
-    upper: impl FnOnce() -> UpperFolder,
+    is_in_use: impl FnOnce() -> Option<bool>,
 ) -> MountState {
     let shown: Vec<PathBuf> =
         table.iter().filter(|row| is_shown_by(noted, row)).map(|row| row.target.clone()).collect();
@@ -46,16 +39,12 @@ pub(super) fn judge(
     if noted_in.zip(boot).is_some_and(|(then, now)| then != now) {
         return MountState::Gone;
     }
-    match upper() {
-        UpperFolder::Free => MountState::Gone,
-        UpperFolder::Busy | UpperFolder::Unknown => MountState::Elsewhere,
-    }
+    if is_in_use() == Some(false) { MountState::Gone } else { MountState::Elsewhere }
 }
 
 pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
-    let device = noted.note().and_then(|note| note.device.as_ref());
-    let is_at = noted.old_target().is_none_or(|target| row.target.as_os_str() == target);
-    row.kind == "overlay" && row.source == noted.source() && is_at && device.is_none_or(|device| *device == row.device)
+    let is_its_device = noted.note().is_none_or(|note| note.device == row.device);
+    row.kind == "overlay" && row.source == noted.source() && is_its_device
 }
 
 /// A row of `/proc/self/mountinfo`.
@@ -126,7 +115,7 @@ mod tests {
             writable: true,
             mounted_at: 1,
             boot: Some(BOOT.into()),
-            device: Some("0:50".into()),
+            device: "0:50".into(),
         };
         change(&mut note);
         NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note)).unwrap()
@@ -136,31 +125,31 @@ mod tests {
         TableRow { id: 1, device: device.into(), target: target.into(), kind: "overlay".into(), source: source.into() }
     }
 
-    fn judged(noted: &NotedMount, table: &[TableRow], upper: UpperFolder) -> MountState {
+    fn judged(noted: &NotedMount, table: &[TableRow], upper: Option<bool>) -> MountState {
         judge(noted, Some(BOOT), table, || upper)
     }
 
     #[test]
     fn a_mount_is_gone_only_when_its_boot_or_its_overlay_is() {
-        use UpperFolder::{Busy, Free, Unknown};
+        let (busy, free, unknown) = (Some(true), Some(false), None);
         let ours = "imagelet:0123456789abcdef";
         let mount = noted(&key(), |_| {});
         let shown = |targets: &[&str]| MountState::Shown(targets.iter().map(PathBuf::from).collect());
         for (table, upper, expected, why) in [
-            (vec![row("0:50", "/mnt", ours)], Free, shown(&["/mnt"]), "it is where it was mounted"),
-            (vec![row("0:50", "/new/mnt", ours)], Free, shown(&["/new/mnt"]), "a folder above it was moved"),
-            (vec![row("0:50", "/a", ours), row("0:50", "/b", ours)], Free, shown(&["/a", "/b"]), "it is bound twice"),
-            (vec![], Busy, MountState::Elsewhere, "another namespace has it, or a process works in it"),
-            (vec![], Unknown, MountState::Elsewhere, "nothing is known"),
-            (vec![], Free, MountState::Gone, "the kernel has no such overlay"),
+            (vec![row("0:50", "/mnt", ours)], free, shown(&["/mnt"]), "it is where it was mounted"),
+            (vec![row("0:50", "/new/mnt", ours)], free, shown(&["/new/mnt"]), "a folder above it was moved"),
+            (vec![row("0:50", "/a", ours), row("0:50", "/b", ours)], free, shown(&["/a", "/b"]), "it is bound twice"),
+            (vec![], busy, MountState::Elsewhere, "another namespace has it, or a process works in it"),
+            (vec![], unknown, MountState::Elsewhere, "nothing is known"),
+            (vec![], free, MountState::Gone, "the kernel has no such overlay"),
             (
                 vec![row("0:50", "/mnt", "imagelet:fedcba9876543210")],
-                Free,
+                free,
                 MountState::Gone,
                 "the number was given again",
             ),
-            (vec![row("0:51", "/mnt", ours)], Busy, MountState::Elsewhere, "another device is not it"),
-            (vec![row("0:50", "/mnt", "tmpfs")], Busy, MountState::Elsewhere, "another mount has its place"),
+            (vec![row("0:51", "/mnt", ours)], busy, MountState::Elsewhere, "another device is not it"),
+            (vec![row("0:50", "/mnt", "tmpfs")], busy, MountState::Elsewhere, "another mount has its place"),
         ] {
             assert_eq!(judged(&mount, &table, upper), expected, "{why}");
         }
@@ -172,28 +161,19 @@ mod tests {
         let unused = || panic!("the kernel's answer is not needed");
         assert_eq!(judge(&mount, Some(BOOT), &[], unused), MountState::Gone);
         for unknown in [None, Some("b0")] {
-            let state = judge(&mount, unknown, &[], || UpperFolder::Busy);
+            let state = judge(&mount, unknown, &[], || Some(true));
             assert_eq!(state, MountState::Elsewhere, "a boot that is not known, or this one");
         }
         let unnamed = noted(&key(), |note| note.boot = None);
-        assert_eq!(judged(&unnamed, &[], UpperFolder::Busy), MountState::Elsewhere);
-    }
-
-    #[test]
-    fn a_note_of_the_first_version_is_known_by_its_path_and_never_gone_unproven() {
-        let old = noted(&"b".repeat(64), |note| (note.boot, note.device) = (None, None));
-        let at = [row("0:9", "/mnt", "imagelet")];
-        assert_eq!(judged(&old, &at, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
-        let beside = [row("0:9", "/mnt2", "imagelet"), row("0:9", "/mnt", "overlay")];
-        assert_eq!(judged(&old, &beside, UpperFolder::Unknown), MountState::Elsewhere);
+        assert_eq!(judged(&unnamed, &[], Some(true)), MountState::Elsewhere);
     }
 
     #[test]
     fn a_damaged_note_is_known_by_its_name() {
         let damaged = NotedMount::of(format!("/store/mounts/{}", key()).into(), Err(String::new())).unwrap();
         let table = [row("0:50", "/mnt", "imagelet:0123456789abcdef")];
-        assert_eq!(judged(&damaged, &table, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
-        assert_eq!(judged(&damaged, &[], UpperFolder::Unknown), MountState::Elsewhere);
+        assert_eq!(judged(&damaged, &table, None), MountState::Shown(vec!["/mnt".into()]));
+        assert_eq!(judged(&damaged, &[], None), MountState::Elsewhere);
     }
 
     #[test]

@@ -16,11 +16,10 @@ use rustix::{
 };
 
 use super::{
-    discard, judge, mounted_image,
+    discard, is_in_use, judge, mounted_image,
     note::NotedMount,
     read_notes, read_table,
-    state::{self, MountState, TableRow, UpperFolder},
-    upper_folder,
+    state::{self, MountState, TableRow},
 };
 use crate::store::{Store, storage_error};
 
@@ -72,7 +71,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
 /// does a container that starts and drops its copy of the node's mounts.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
-        let is_busy = upper_folder(noted) == UpperFolder::Busy;
+        let is_busy = is_in_use(noted) == Some(true);
         if is_busy {
             std::thread::sleep(BUSY_PERIOD);
         }

@@ -3,23 +3,28 @@
 use std::{
     io::{self, Read as _},
     pin::pin,
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{
     hold::{CHECK_PERIOD, PullWait, SharedThing},
-    image::ByteSize,
+    image::{ByteSize, DigestAlgorithm},
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
 
-use super::{LayerJob, Place, frames::Frame, pace::Checks, panicked, pull_slots::GivenWay};
+use super::{LayerJob, Place, frames::Frame, pace::Checks};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
     registry::{BlobSource, RangedStream, ReaderWait},
-    store::{BlobPurpose, BlobWriter, KeptBytes, storage_error},
+    store::{BlobWriter, KeptBytes},
     unpack::LayerMemory,
 };
 
@@ -33,261 +38,206 @@ const COPIES_QUEUED: usize = 16;
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
 /// The first bytes of a layer that is not copied to the disk. A layer that is slow by then is copied after all.
 const EARLY_MAX: usize = 256 << 10;
+/// The most that is read of a blob whose inflater has stopped, and the longest time for it: the layer still has its place.
+const REST_BYTES_MAX: u64 = 64 << 20;
+const REST_MAX: Duration = Duration::from_secs(10);
 
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
     Whole,
     /// The inflater stopped, and knows the cause.
-    Unread(Box<Unread>),
+    Unread,
     /// Another layer has the place or the memory now.
     GaveWay,
 }
 
-pub(super) struct Unread {
-    /// `None`: the failure was in the bytes from the disk.
-    stream: Option<RangedStream>,
-    hash: Hash,
-    pub(super) received: u64,
+/// One attempt to bring a layer.
+pub(super) struct Attempt<'a> {
+    pub(super) job: &'a LayerJob,
+    pub(super) source: &'a BlobSource,
+    pub(super) memory: &'a Arc<LayerMemory>,
+    pub(super) place: &'a Place,
+    pub(super) progress: &'a Progress,
+    /// The thread that copies the compressed bytes; it ends when its queue is closed.
+    pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
 }
 
-impl LayerJob {
+impl Attempt<'_> {
     /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry.
     pub(super) async fn fetch(
-        &self,
-        source: &BlobSource,
+        &mut self,
         on_disk: Option<KeptBytes>,
-        inflater: Inflater,
-        copying: &mut Option<BlobCopy>,
-        (memory, place): (&LayerMemory, &Place),
-        progress: &Progress,
+        mut intake: Intake,
     ) -> Result<Fetched, RuntimeError> {
+        let (job, pace) = (self.job, &self.place.pace);
+        let blob = &job.descriptor;
         let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
-        let is_copied_late = copying.is_none() && offset == 0 && self.may_copy();
-        let mut intake = Hashed {
-            hash: Hash::new(self.descriptor.digest.algorithm()),
-            received: 0,
-            from_disk: 0,
-            reported: 0,
-            reported_at: Instant::now(),
-            early: is_copied_late.then(BytesMut::new),
-            inflater,
-        };
-        let pace = &place.pace;
+        intake.early = (intake.copy.is_none() && offset == 0 && job.may_copy()).then(BytesMut::new);
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
-            let is_in_copy = kept.is_in_copy;
+            let copies = !kept.is_in_copy;
             let mut replayed = replay(kept);
             while let Some(bytes) = replayed.recv().await {
                 let bytes = bytes.map_err(|error| {
-                    let message = format!("could not read what is here of blob `{}`", self.descriptor.digest);
+                    let message = format!("could not read what is here of blob `{}`", blob.digest);
                     RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
                 })?;
                 intake.from_disk += bytes.len() as u64;
-                match self.passed(&mut intake, (bytes, !is_in_copy), (memory, place), None, progress).await {
+                match self.passed(&mut intake, bytes, copies, None).await {
                     Some(true) => {}
-                    Some(false) => return Ok(Fetched::Unread(intake.unread(None))),
+                    Some(false) => return Ok(Fetched::Unread),
                     None => return Ok(Fetched::GaveWay),
                 }
             }
-            tracing::debug!(blob = %self.descriptor.digest, offset, "resuming a partial blob");
+            tracing::debug!(blob = %blob.digest, offset, "resuming a partial blob");
         }
-        pace.set_left(self.descriptor.size.saturating_sub(offset));
+        pace.set_left(blob.size.saturating_sub(offset));
         pace.network.resume(Instant::now());
         let mut checks = Checks::new();
-        let opened = self.opened(source, (offset, &intake.inflater.reader_wait), (memory, place), progress).await?;
-        let Some(mut stream) = opened else { return Ok(self.gave_way(intake, copying).await) };
+        let opened = self.source.open_ranged(offset, &intake.reader_wait);
+        let Some(opened) = checks.run(opened, |now| self.gives_way(now)).await else {
+            return Ok(self.gave_way(intake).await);
+        };
+        let mut stream = opened?;
         loop {
-            let may_park = stream.can_rest() && !memory.is_awaited();
-            let next = checks.run(stream.next(), |now| self.gives_way(memory, place, may_park, now)).await;
-            let bytes = match next {
-                Ok(bytes) => bytes?,
-                Err(GivenWay::Parked) => {
-                    stream.pause();
-                    let again = place.again(&self.descriptor, progress);
-                    match checks.run(again, |_| memory.is_wanted().then_some(())).await {
-                        Ok(again) => again?,
-                        Err(()) => return Ok(self.gave_way(intake, copying).await),
-                    }
-                    continue;
-                }
-                Err(GivenWay::Ended) => return Ok(self.gave_way(intake, copying).await),
+            let Some(bytes) = checks.run(stream.next(), |now| self.gives_way(now)).await else {
+                return Ok(self.gave_way(intake).await);
             };
-            let Some(bytes) = bytes else { break };
+            let Some(bytes) = bytes? else { break };
             pace.received(bytes.len() as u64);
             pace.network.pause(Instant::now());
-            if intake.is_beyond_early() {
-                self.copy_late(&mut intake, (memory, place), copying).await?;
+            if let Some(early) = &mut intake.early {
+                if early.len() > EARLY_MAX {
+                    self.copy_late(&mut intake).await?;
+                } else {
+                    early.extend_from_slice(&bytes);
+                }
             }
-            intake.collect(&bytes);
-            let is_read = self.passed(&mut intake, (bytes, true), (memory, place), Some(&mut stream), progress).await;
-            match is_read {
+            match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
-                Some(false) => return Ok(Fetched::Unread(intake.unread(Some(stream)))),
-                None => return Ok(self.gave_way(intake, copying).await),
+                Some(false) => return self.unread(stream, intake).await,
+                None => return Ok(self.gave_way(intake).await),
             }
-            pace.set_left(self.descriptor.size.saturating_sub(intake.received));
+            pace.set_left(blob.size.saturating_sub(intake.received));
             pace.network.resume(Instant::now());
         }
-        intake.report(self, progress);
-        self.verify(&intake.hash)?;
-        let is_read = intake.inflater.frames.send(Frame::End).await.is_ok();
-        Ok(if is_read { Fetched::Whole } else { Fetched::Unread(intake.unread(Some(stream))) })
-    }
-
-    /// Opens the blob. A request whose answer has not begun goes on while another layer has the place: a registry that
-    /// has to get the content first would begin anew. `None`: the layer gave way and starts again.
-    async fn opened(
-        &self,
-        source: &BlobSource,
-        (offset, reader_wait): (u64, &ReaderWait),
-        (memory, place): (&LayerMemory, &Place),
-        progress: &Progress,
-    ) -> Result<Option<RangedStream>, RuntimeError> {
-        let mut checks = Checks::new();
-        let mut opening = pin!(source.open_ranged(offset, reader_wait));
-        loop {
-            let may_park = !memory.is_awaited();
-            match checks.run(opening.as_mut(), |now| self.gives_way(memory, place, may_park, now)).await {
-                Ok(stream) => return stream.map(Some),
-                Err(GivenWay::Ended) => return Ok(None),
-                Err(GivenWay::Parked) => {}
-            }
-            let again = async {
-                let mut again = pin!(place.again(&self.descriptor, progress));
-                let mut stream = tokio::select! {
-                    biased;
-                    again = &mut again => return again.map(|()| None),
-                    stream = &mut opening => stream?,
-                };
-                // The content is there now; the host's slot is for a layer with a place.
-                stream.pause();
-                again.await.map(|()| Some(stream))
-            };
-            match checks.run(again, |_| memory.is_wanted().then_some(())).await {
-                Ok(Ok(None)) => {}
-                Ok(stream) => return stream,
-                Err(()) => return Ok(None),
-            }
-        }
+        intake.report(job, self.progress);
+        job.verify(&intake.hash)?;
+        let is_read = intake.frames.send(Frame::End).await.is_ok();
+        Ok(if is_read { Fetched::Whole } else { Fetched::Unread })
     }
 
     /// Passes bytes on. While that waits, the layer gives way like any other. `None`: it did.
     async fn passed(
         &self,
-        intake: &mut Hashed,
-        (bytes, copies): (Bytes, bool),
-        (memory, place): (&LayerMemory, &Place),
+        intake: &mut Intake,
+        bytes: Bytes,
+        copies: bool,
         mut stream: Option<&mut RangedStream>,
-        progress: &Progress,
     ) -> Option<bool> {
         let mut waits = false;
         let is_read = {
-            let mut taken = pin!(intake.pass(self, bytes, copies, progress));
+            let mut taken = pin!(intake.pass(self.job, bytes, copies, self.progress));
             loop {
                 tokio::select! {
                     biased;
                     is_read = &mut taken => break Some(is_read),
                     () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
                 }
-                if memory.is_awaited() {
+                if self.memory.is_awaited() {
                     if !std::mem::replace(&mut waits, true) {
-                        let wait = PullWait { thing: SharedThing::Memory, holder: memory.holder() };
-                        self.report_wait(Some(wait), progress);
+                        let holder = self.memory.budget.holder();
+                        self.report_wait(Some(PullWait { thing: SharedThing::Memory, holder }));
                     }
                     // Layers that wait for memory must not have the host's slots that one with memory needs.
                     if let Some(stream) = &mut stream {
                         stream.pause();
                     }
                 }
-                // What it has unpacked waits as well, and cannot be parked.
-                if self.gives_way(memory, place, false, Instant::now()).is_some() {
+                if self.gives_way(Instant::now()) {
                     break None;
                 }
             }
         };
         if waits {
-            self.report_wait(None, progress);
+            self.report_wait(None);
         }
         is_read
     }
 
-    fn report_wait(&self, wait: Option<PullWait>, progress: &Progress) {
-        progress(PullEvent::Waits { layer: self.descriptor.digest.clone(), wait });
+    fn report_wait(&self, wait: Option<PullWait>) {
+        (self.progress)(PullEvent::Waits { layer: self.job.descriptor.digest.clone(), wait });
     }
 
     /// Whether the layer gives up its memory or its place, because others wait for it.
-    pub(super) fn gives_way(
-        &self,
-        memory: &LayerMemory,
-        place: &Place,
-        may_park: bool,
-        now: Instant,
-    ) -> Option<GivenWay> {
-        let gives_memory = memory.gives_way(self.hold, &place.pace.network, now);
-        let gave_way = if gives_memory {
+    pub(super) fn gives_way(&self, now: Instant) -> bool {
+        let Self { job, memory, place, .. } = self;
+        let thing = if memory.gives_way(job.terms.hold, &place.pace.network, now) {
             place.leave(now);
-            Some(GivenWay::Ended)
+            SharedThing::Memory
+        } else if place.gives_way(job.terms.hold, now) {
+            SharedThing::Place
         } else {
-            place.gives_way(self.hold, may_park && !memory.holds_shared(), now)
+            return false;
         };
-        let thing = if gives_memory { SharedThing::Memory } else { SharedThing::Place };
-        if gave_way.is_some() {
-            tracing::info!(
-                blob = %self.descriptor.digest, reference = %self.session.reference(), thing = thing.name(),
-                rate = place.pace.wall.rate(now),
-                "a layer gives way to others that wait, and continues later"
-            );
-        }
-        gave_way
+        tracing::info!(
+            blob = %job.descriptor.digest, reference = %job.session.reference(), thing = thing.name(),
+            rate = place.pace.wall.rate(now),
+            "a layer gives way to others that wait, and continues later"
+        );
+        true
     }
 
     /// The bytes so far stay on the disk, so that the layer resumes by range.
-    async fn gave_way(&self, mut intake: Hashed, copying: &mut Option<BlobCopy>) -> Fetched {
-        if let Err(error) = self.start_copy(&mut intake, copying).await {
-            tracing::warn!(blob = %self.descriptor.digest, error = error.chain(), "could not keep the first bytes of a slow layer");
+    async fn gave_way(&mut self, mut intake: Intake) -> Fetched {
+        if let Err(error) = self.start_copy(&mut intake).await {
+            tracing::warn!(blob = %self.job.descriptor.digest, error = error.chain(), "could not keep the first bytes of a slow layer");
         }
         Fetched::GaveWay
     }
 
     /// Starts the copy of a small layer that is slow, or has memory to give up; another one is as quickly fetched again.
-    async fn copy_late(
-        &self,
-        intake: &mut Hashed,
-        (memory, place): (&LayerMemory, &Place),
-        copying: &mut Option<BlobCopy>,
-    ) -> Result<(), RuntimeError> {
-        if memory.holds_shared() || place.pace.network.rate(Instant::now()) < self.hold.rate_min {
-            self.start_copy(intake, copying).await?;
+    async fn copy_late(&mut self, intake: &mut Intake) -> Result<(), RuntimeError> {
+        let rate = self.place.pace.network.rate(Instant::now());
+        if self.memory.holds_shared() || rate < self.job.terms.hold.rate_min {
+            self.start_copy(intake).await?;
         }
         intake.early = None;
         Ok(())
     }
 
-    async fn start_copy(&self, intake: &mut Hashed, copying: &mut Option<BlobCopy>) -> Result<(), RuntimeError> {
+    async fn start_copy(&mut self, intake: &mut Intake) -> Result<(), RuntimeError> {
         let Some(early) = intake.early.take().filter(|early| !early.is_empty()) else { return Ok(()) };
-        let job = self.clone();
-        let started = tokio::task::spawn_blocking(move || {
-            let purpose = BlobPurpose::Resume(job.unreserved_space);
-            job.store.write_blob(&job.partial, 0, (purpose, &job.resumption))
-        });
-        let Some(writer) = started.await.map_err(panicked)?? else { return Ok(()) };
-        let (copy, thread) = BlobCopy::start(writer, self.written_bytes.clone());
+        let Some(writer) = self.job.on_thread(|job| job.copy(0)).await?? else { return Ok(()) };
+        let (copy, copying) = copy_to(writer, self.job.staging.written_bytes.clone());
         if copy.send(early.freeze()).await.is_ok() {
-            intake.inflater.copy = Some(copy);
+            intake.copy = Some(copy);
         }
-        *copying = Some(thread);
+        self.copying = Some(copying);
         Ok(())
     }
 
-    /// Reads the rest and verifies the digest of the whole blob.
-    pub(super) async fn read_rest(&self, unread: Box<Unread>) -> Result<(), RuntimeError> {
-        // A failure in the bytes from the disk needs no diagnosis: the blob is fetched again.
-        let Unread { stream: Some(mut stream), mut hash, .. } = *unread else { return Ok(()) };
-        while let Some(bytes) = stream.next().await? {
-            hash.update(&bytes);
+    /// The inflater stopped before the end: verifies the digest of the whole blob where that takes not too long. A wrong
+    /// digest blames the sender of the bytes, not the builder of the image.
+    async fn unread(&self, mut stream: RangedStream, intake: Intake) -> Result<Fetched, RuntimeError> {
+        let Intake { mut hash, received, .. } = intake;
+        if self.job.descriptor.size.saturating_sub(received) > REST_BYTES_MAX || self.memory.was_refused() {
+            return Ok(Fetched::Unread);
         }
-        self.verify(&hash)
+        let verified = async {
+            while let Some(bytes) = stream.next().await? {
+                hash.update(&bytes);
+            }
+            self.job.verify(&hash)
+        };
+        match timeout(REST_MAX, verified).await {
+            Ok(Err(error)) if error.kind() == RuntimeErrorKind::Corrupt => Err(error),
+            _ => Ok(Fetched::Unread),
+        }
     }
+}
 
+impl LayerJob {
     fn verify(&self, hash: &Hash) -> Result<(), RuntimeError> {
         let digest = hash.clone().finish();
         if digest == self.descriptor.digest {
@@ -299,40 +249,31 @@ impl LayerJob {
     }
 }
 
-pub(super) struct Inflater {
-    pub(super) frames: mpsc::Sender<Frame>,
-    pub(super) reader_wait: ReaderWait,
-    /// A copy of the bytes that are not on the disk.
-    pub(super) copy: Option<mpsc::Sender<Bytes>>,
-}
-
-/// The copy of a layer's compressed bytes: written by a thread of its own, behind a short queue.
-pub(super) struct BlobCopy(JoinHandle<io::Result<BlobWriter>>);
-
-impl BlobCopy {
-    /// Starts the thread. It ends when the sender is dropped, after all that was sent is written, or when a write fails.
-    pub(super) fn start(mut writer: BlobWriter, written_bytes: WrittenBytes) -> (mpsc::Sender<Bytes>, Self) {
-        let (sender, mut frames) = mpsc::channel::<Bytes>(COPIES_QUEUED);
-        let thread = tokio::task::spawn_blocking(move || {
-            while let Some(bytes) = frames.blocking_recv() {
-                writer.write(&bytes)?;
-                if writer.is_reserved() {
-                    written_bytes.add(bytes.len() as u64);
-                }
+/// Starts a thread that writes the copy of a layer's compressed bytes. It ends when the sender is dropped, after all that
+/// was sent is written, or when a write fails.
+pub(super) fn copy_to(
+    mut writer: BlobWriter,
+    written_bytes: WrittenBytes,
+) -> (mpsc::Sender<Bytes>, JoinHandle<io::Result<BlobWriter>>) {
+    let (sender, mut frames) = mpsc::channel::<Bytes>(COPIES_QUEUED);
+    let thread = tokio::task::spawn_blocking(move || {
+        while let Some(bytes) = frames.blocking_recv() {
+            writer.write(&bytes)?;
+            if writer.is_reserved() {
+                written_bytes.add(bytes.len() as u64);
             }
-            Ok(writer)
-        });
-        (sender, Self(thread))
-    }
-
-    /// Waits for the thread; the sender has to be dropped.
-    pub(super) async fn end(self) -> Result<BlobWriter, RuntimeError> {
-        let written = self.0.await.map_err(panicked)?;
-        written.map_err(|error| storage_error("could not keep the compressed blob", error))
-    }
+        }
+        Ok(writer)
+    });
+    (sender, thread)
 }
 
-struct Hashed {
+/// Where the bytes of an attempt go, and what is known of them.
+pub(super) struct Intake {
+    frames: mpsc::Sender<Frame>,
+    reader_wait: ReaderWait,
+    /// To the copy of the bytes that are not on the disk.
+    copy: Option<mpsc::Sender<Bytes>>,
     hash: Hash,
     received: u64,
     from_disk: u64,
@@ -340,23 +281,22 @@ struct Hashed {
     reported_at: Instant,
     /// The first bytes, as long as there is no copy of them.
     early: Option<BytesMut>,
-    inflater: Inflater,
 }
 
-impl Hashed {
-    fn collect(&mut self, bytes: &Bytes) {
-        if let Some(early) = &mut self.early {
-            early.extend_from_slice(bytes);
-        }
-    }
-
-    fn is_beyond_early(&self) -> bool {
-        self.early.as_ref().is_some_and(|early| early.len() > EARLY_MAX)
+impl Intake {
+    pub(super) fn new(
+        algorithm: DigestAlgorithm,
+        frames: mpsc::Sender<Frame>,
+        reader_wait: ReaderWait,
+        copy: Option<mpsc::Sender<Bytes>>,
+    ) -> Self {
+        let (hash, reported_at) = (Hash::new(algorithm), Instant::now());
+        Self { frames, reader_wait, copy, hash, received: 0, from_disk: 0, reported: 0, reported_at, early: None }
     }
 
     /// Passes bytes to the inflater and, where `copies`, to the copy. `false`: one of them stopped.
     async fn pass(&mut self, job: &LayerJob, bytes: Bytes, copies: bool, progress: &Progress) -> bool {
-        if let Some(copy) = self.inflater.copy.as_ref().filter(|_| copies)
+        if let Some(copy) = self.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
         {
             return false;
@@ -369,8 +309,8 @@ impl Hashed {
         if fetched > self.reported && (is_due || self.reported == 0) {
             self.report(job, progress);
         }
-        job.written_bytes.space().await;
-        self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
+        job.staging.written_bytes.space().await;
+        self.frames.send(Frame::Bytes(bytes)).await.is_ok()
     }
 
     fn report(&mut self, job: &LayerJob, progress: &Progress) {
@@ -380,10 +320,6 @@ impl Hashed {
             digest: job.descriptor.digest.clone(),
             state: LayerState::Fetching { received: ByteSize(self.reported) },
         });
-    }
-
-    fn unread(self, stream: Option<RangedStream>) -> Box<Unread> {
-        Box::new(Unread { stream, hash: self.hash, received: self.received })
     }
 }
 

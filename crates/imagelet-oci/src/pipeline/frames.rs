@@ -25,19 +25,8 @@ pub(crate) struct FrameReader {
 }
 
 impl FrameReader {
-    pub(crate) fn new(frames: mpsc::Receiver<Frame>, reader_wait: ReaderWait) -> Self {
-        Self {
-            frames,
-            reader_wait,
-            read_bytes: WrittenBytes::default(),
-            current: Bytes::new(),
-            ended: false,
-            cut: false,
-        }
-    }
-
-    pub(crate) fn counted_by(self, read_bytes: WrittenBytes) -> Self {
-        Self { read_bytes, ..self }
+    pub(crate) fn new(frames: mpsc::Receiver<Frame>, reader_wait: ReaderWait, read_bytes: WrittenBytes) -> Self {
+        Self { frames, reader_wait, read_bytes, current: Bytes::new(), ended: false, cut: false }
     }
 
     /// The next bytes without consuming them, at least `length` unless fewer are left.

@@ -8,7 +8,6 @@ use std::{
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use super::{
-    Stopped,
     buffer_pool::{BlockWriter, Expansion},
     frames::FrameReader,
     zstd_window::{ZstdReader, is_zstd},
@@ -25,14 +24,14 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the source. The first bytes decide the compression, as in every runtime; the bytes
+/// Inflates until the end mark; returns the source. `false`: another stage stopped, and knows the cause. The first bytes decide the compression, as in every runtime; the bytes
 /// of a file that is no archive are passed on as they are.
 pub(crate) fn inflate(
     mut source: FrameReader,
     is_archive: bool,
     blocks: &mut BlockWriter,
     bounds: Bounds,
-) -> (FrameReader, Result<(), Stopped>) {
+) -> (FrameReader, Result<bool, RuntimeError>) {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if is_archive && head.starts_with(&GZIP_MAGIC) => {
@@ -43,16 +42,13 @@ pub(crate) fn inflate(
         Ok(_) => blocks.copy(&mut source, expansion),
         Err(error) => Err(error),
     };
-    let failed = |kind, message: &str, error| Err(Stopped::Failed(RuntimeError::new(kind, message).caused_by(error)));
     let ended = match moved {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Stopped::Downstream),
-        // The fetch stage knows the cause.
-        Err(_) if source.cut => Err(Stopped::Downstream),
+        Ok(is_read) => Ok(is_read),
+        Err(_) if source.cut => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            failed(RuntimeErrorKind::Unacceptable, "it is beyond a limit", error)
+            Err(RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is beyond a limit").caused_by(error))
         }
-        Err(error) => failed(RuntimeErrorKind::Corrupt, "it does not decompress", error),
+        Err(error) => Err(RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error)),
     };
     (source, ended)
 }
@@ -69,7 +65,7 @@ mod tests {
     use crate::{hash::Hash, pipeline::buffer_pool};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
-    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<bool, RuntimeError>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
             sender.try_send(frame).expect("the queue is long enough");
@@ -80,7 +76,7 @@ mod tests {
         let (mut writer, out) = buffer_pool::queue(&memory, hash, WrittenBytes::default());
         let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
-        let source = FrameReader::new(receiver, ReaderWait::default());
+        let source = FrameReader::new(receiver, ReaderWait::default(), WrittenBytes::default());
         let (_, inflated) = inflate(source, true, &mut writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
@@ -115,7 +111,7 @@ mod tests {
         ];
         for case in cases {
             let (inflated, digest) = through(frames(&case), u64::MAX);
-            assert!(inflated.is_ok(), "{inflated:?}");
+            assert!(inflated.expect("it inflates"));
             assert_eq!(digest.expect("whole"), Digest::of(&plain));
         }
     }
@@ -127,10 +123,7 @@ mod tests {
         let whole = vec![Frame::Bytes(Bytes::copy_from_slice(bytes)), Frame::End];
         for frames in [whole, frames(bytes)] {
             let (inflated, digest) = through(frames, u64::MAX);
-            assert!(
-                matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt),
-                "{inflated:?}"
-            );
+            assert_eq!(inflated.unwrap_err().kind(), RuntimeErrorKind::Corrupt);
             assert!(digest.is_err());
         }
     }
@@ -145,22 +138,16 @@ mod tests {
         *flipped.last_mut().expect("not empty") ^= 1;
         for bytes in [truncated, &garbage, &flipped] {
             let (inflated, digest) = through(frames(bytes), u64::MAX);
-            assert!(
-                matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt),
-                "{inflated:?}"
-            );
+            assert_eq!(inflated.unwrap_err().kind(), RuntimeErrorKind::Corrupt);
             assert!(digest.is_err());
         }
         let (inflated, digest) = through(frames(&whole), 1_000_000);
-        assert!(
-            matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Unacceptable),
-            "{inflated:?}"
-        );
+        assert_eq!(inflated.unwrap_err().kind(), RuntimeErrorKind::Unacceptable);
         assert!(digest.is_err());
         let mut cut = frames(&whole);
         cut.pop();
         let (inflated, digest) = through(cut, u64::MAX);
-        assert!(matches!(inflated, Err(Stopped::Downstream)));
+        assert!(!inflated.expect("it was cut"));
         assert!(digest.is_err());
     }
 }

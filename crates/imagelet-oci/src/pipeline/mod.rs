@@ -28,10 +28,7 @@ use imagelet_core::{
     image::Digest,
     runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::{
-    sync::mpsc,
-    time::{Instant, timeout},
-};
+use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
@@ -40,7 +37,7 @@ pub(crate) use self::{
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{BlobCopy, Fetched, Inflater, Unread},
+    fetch::{Attempt, Fetched, Intake, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::Checks,
@@ -50,7 +47,7 @@ use crate::{
     confine::Confinement,
     hash::Hash,
     manifest::Descriptor,
-    registry::{BlobSource, PullSession, ReaderWait, about},
+    registry::{PullSession, ReaderWait, about},
     store::{
         BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
         storage_error,
@@ -68,11 +65,6 @@ const WRITER_LOOKS_MAX: u32 = 100;
 
 /// The most that one layer may inflate to, whatever its size: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
-
-/// The most that is read of a blob after a failed unpack, to find the cause.
-const UNREAD_BYTES_MAX: u64 = 64 << 20;
-/// How long that may take: the layer still has its place and its memory.
-const BLAME_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
@@ -94,30 +86,42 @@ pub(crate) struct LayerJob {
     pub(crate) diff_id: Digest,
     /// The path of the one file that it is, not an archive; of an artifact.
     pub(crate) file: Option<String>,
+    pub(crate) claim: SlotRequest,
+    pub(crate) staging: LayerStaging,
+    pub(crate) blob: CompressedCopy,
+    pub(crate) terms: UnpackTerms,
+}
+
+/// Where the unpacked layer goes.
+#[derive(Clone)]
+pub(crate) struct LayerStaging {
     pub(crate) store: Arc<Store>,
     pub(crate) end: LayerEnd,
-    /// Keeps the compressed blob, also a partial one after a failure.
-    pub(crate) keep_blobs: bool,
+    pub(crate) view: Arc<SyncView>,
+    pub(crate) written_bytes: WrittenBytes,
+}
+
+/// What becomes of the compressed bytes on the disk.
+#[derive(Clone)]
+pub(crate) struct CompressedCopy {
+    /// They are kept, also a part of them after a failure.
+    pub(crate) is_kept: bool,
     /// Whether the layer stays for the next pull where this one ends unfinished.
     pub(crate) resumption: Resumption,
-    pub(crate) partial: PartialKey,
+    pub(crate) key: PartialKey,
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
     /// Use a kept blob; otherwise fetch it from the registry.
     pub(crate) trusts_kept: bool,
+}
+
+/// What an unpack may use.
+#[derive(Clone)]
+pub(crate) struct UnpackTerms {
     pub(crate) limits: LayerLimits,
     pub(crate) allowance: Arc<Allowance>,
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
-    pub(crate) view: Arc<SyncView>,
-    pub(crate) written_bytes: WrittenBytes,
-    pub(crate) claim: SlotRequest,
     pub(crate) hold: HoldPolicy,
-}
-
-enum Attempted {
-    Layer(Box<StagedLayer>),
-    /// Others have the place or the memory now; the bytes so far are on the disk.
-    GaveWay,
 }
 
 /// How an attempt uses the compressed bytes on the disk.
@@ -140,9 +144,10 @@ impl LayerJob {
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let error = match self.attempt(&source, on_disk, copy, &memory, place, progress).await {
+            let attempt = Attempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
+            let error = match attempt.run(on_disk, copy).await {
                 Err(error) => error,
-                Ok(Attempted::GaveWay) => {
+                Ok(None) => {
                     drop(memory);
                     place.pace.set_left(self.descriptor.size);
                     // What it has copied is its own.
@@ -151,12 +156,12 @@ impl LayerJob {
                     memory = self.memory(place);
                     continue;
                 }
-                Ok(Attempted::Layer(layer)) => {
-                    if !self.keep_blobs {
-                        self.forget(|job| job.store.discard_partial(&job.partial)).await?;
+                Ok(Some(layer)) => {
+                    if !self.blob.is_kept {
+                        self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key)).await?;
                     }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
-                    return Ok(*layer);
+                    return Ok(layer);
                 }
             };
             place.pace.set_left(self.descriptor.size);
@@ -169,20 +174,28 @@ impl LayerJob {
             }
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
-                    if self.session.archive().is_some() {
-                        self.forget(|job| job.store.discard_partial(&job.partial)).await?;
-                        return Err(error);
-                    }
-                    self.forget(LayerJob::forget_bytes).await?;
-                    if !was_on_disk && !source.distrust_senders(&error) {
+                    let is_archive = self.session.archive().is_some();
+                    self.on_thread(move |job| {
+                        // An unread blob is not known to be wrong.
+                        if job.blob.trusts_kept && !is_archive {
+                            job.staging.store.discard_blob(&job.descriptor.digest);
+                        }
+                        job.staging.store.discard_partial(&job.blob.key);
+                    })
+                    .await?;
+                    if is_archive || (!was_on_disk && !source.distrust_senders(&error)) {
                         return Err(error);
                     }
                     disk.reads = false;
                 }
                 // What is there for a resumption alone must not fail a pull.
                 RuntimeErrorKind::DiskFull => {
-                    let freed = self.forget(LayerJob::free_unfinished).await??;
-                    if freed == 0 || self.keep_blobs || !std::mem::replace(&mut disk.copies, false) {
+                    let freed = self.on_thread(|job| {
+                        let store = &job.staging.store;
+                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX)? + store.revoke_partials()?)
+                    });
+                    let freed = freed.await??;
+                    if freed == 0 || self.blob.is_kept || !std::mem::replace(&mut disk.copies, false) {
                         return Err(error);
                     }
                     tracing::info!(layer = %self.descriptor.digest, freed, "the disk was full of unfinished pulls; fetching it again");
@@ -193,20 +206,20 @@ impl LayerJob {
     }
 
     fn memory(&self, place: &Place) -> Arc<LayerMemory> {
-        self.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
+        self.terms.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
     }
 
     /// Waits for all the memory that a layer can have; keeps its place only while no other layer has to wait for it.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
-        let mut checks = Checks::new();
+        let (mut checks, UnpackTerms { budget, hold, .. }) = (Checks::new(), &self.terms);
         loop {
             place.pace.network.pause(Instant::now());
-            let memory = self.budget.whole_layer(self.memory(place));
-            let memory = checks.run(memory, |now| place.gives_way(self.hold, false, now));
+            let memory = budget.whole_layer(self.memory(place));
+            let memory = checks.run(memory, |now| place.gives_way(*hold, now));
             let what = (SharedThing::Memory, &self.descriptor.digest, progress);
-            match reported(what, || self.budget.holder(), memory).await {
-                Ok(memory) => return Ok(memory),
-                Err(_) => place.again(&self.descriptor, progress).await?,
+            match reported(what, || budget.holder(), memory).await {
+                Some(memory) => return Ok(memory),
+                None => place.again(&self.descriptor, progress).await?,
             }
         }
     }
@@ -214,164 +227,55 @@ impl LayerJob {
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
-        while self.copies() && patience > 0 && self.store.is_written(&self.descriptor.digest) {
+        while self.copies() && patience > 0 && self.staging.store.is_written(&self.descriptor.digest) {
             tokio::time::sleep(WRITER_LOOK).await;
             patience -= 1;
         }
-        let job = self.clone();
-        tokio::task::spawn_blocking(move || {
-            let Descriptor { digest, size, .. } = &job.descriptor;
+        self.on_thread(move |job| {
+            let (store, Descriptor { digest, size, .. }) = (&job.staging.store, &job.descriptor);
             let kept = match job.session.archive() {
                 Some(archive) => {
                     Some(KeptBytes { file: archive.open(&job.descriptor)?, length: *size, is_in_copy: false })
                 }
                 None if disk.reads => {
-                    let whole = if job.trusts_kept { job.store.open_blob(digest, *size) } else { None };
+                    let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
                     // The bytes of a running pull may turn out to be wrong.
-                    let partial = || job.store.open_partial(&job.partial, *size);
-                    whole.or_else(|| if job.store.is_written(digest) { None } else { partial() })
+                    let partial = || store.open_partial(&job.blob.key, *size);
+                    whole.or_else(|| if store.is_written(digest) { None } else { partial() })
                 }
                 None => None,
             };
             // A partial one is continued; a whole one that this pull must not read stays as it is.
-            let copies = job.copies() || kept.as_ref().is_some_and(|kept| kept.is_in_copy);
-            let copies = copies && (disk.copies || job.keep_blobs) && !job.store.has_blob(digest);
-            let known = kept.as_ref().filter(|kept| kept.is_in_copy).map_or(0, |kept| kept.length);
-            let purpose =
-                if job.keep_blobs { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(&job.unreserved_space)) };
-            let purpose = (purpose, &job.resumption);
-            let copy = if copies { job.store.write_blob(&job.partial, known, purpose)? } else { None };
+            let known = kept.as_ref().filter(|kept| kept.is_in_copy).map(|kept| kept.length);
+            let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
+            let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
             Ok((kept, copy))
         })
-        .await
-        .map_err(panicked)?
+        .await?
+    }
+
+    /// Begins or continues the copy of the compressed bytes.
+    fn copy(&self, known: u64) -> Result<Option<BlobWriter>, RuntimeError> {
+        let CompressedCopy { is_kept, resumption, key, unreserved_space, .. } = &self.blob;
+        let purpose = if *is_kept { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(unreserved_space)) };
+        self.staging.store.write_blob(key, known, (purpose, resumption))
     }
 
     /// Whether the compressed bytes are written to the disk: a small layer is fetched again as quickly.
     fn copies(&self) -> bool {
-        self.keep_blobs || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
+        self.blob.is_kept || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
     }
 
     fn may_copy(&self) -> bool {
-        self.resumption.is_allowed() && self.session.archive().is_none()
+        self.blob.resumption.is_allowed() && self.session.archive().is_none()
     }
 
-    fn forget_bytes(&self) {
-        // An unread blob is not known to be wrong.
-        if self.trusts_kept {
-            self.store.discard_blob(&self.descriptor.digest);
-        }
-        self.store.discard_partial(&self.partial);
-    }
-
-    fn free_unfinished(&self) -> Result<u64, RuntimeError> {
-        Ok(self.store.free_unfinished(u64::MAX)? + self.store.revoke_partials()?)
-    }
-
-    async fn forget<T: Send + 'static>(&self, forget: fn(&Self) -> T) -> Result<T, RuntimeError> {
-        let job = self.clone();
-        tokio::task::spawn_blocking(move || forget(&job)).await.map_err(panicked)
-    }
-
-    async fn attempt(
+    async fn on_thread<T: Send + 'static>(
         &self,
-        source: &BlobSource,
-        on_disk: Option<KeptBytes>,
-        copy: Option<BlobWriter>,
-        memory: &Arc<LayerMemory>,
-        place: &Place,
-        progress: &Progress,
-    ) -> Result<Attempted, RuntimeError> {
-        self.written_bytes.restart();
-        let store = Arc::clone(&self.store);
-        let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
-        let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let hash = Hash::new(self.content_digest().algorithm());
-        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, self.written_bytes.clone());
-
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let cancel = CancelOnDrop(Arc::clone(&cancelled));
-        let bounds = Bounds {
-            expansion: Expansion::new(
-                self.descriptor.size.saturating_mul(self.limits.expansion_max).min(INFLATED_BYTES_MAX),
-                &self.allowance,
-            ),
-            memory: Arc::clone(memory),
-            cancelled: Arc::clone(&cancelled),
-        };
-        let reader_wait = ReaderWait::default();
-        let compressed = FrameReader::new(frames_out, reader_wait.clone());
-        let compressed = compressed.counted_by(self.written_bytes.clone());
-        let (copy, mut copying) = copy.map(|writer| BlobCopy::start(writer, self.written_bytes.clone())).unzip();
-        let confinement = self.confinement.clone();
-        let is_archive = self.file.is_none();
-        let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
-            // The reader's files are dropped here, outside the sandbox that cannot remove files.
-            inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
-        });
-        let unpacker = {
-            let (job, memory) = (self.clone(), Arc::clone(memory));
-            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
-        };
-
-        let inflation = Inflater { frames, reader_wait, copy };
-        let fetched = self.fetch(source, on_disk, inflation, &mut copying, (memory, place), progress).await;
-        let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
-        if gave_way || fetched.is_err() {
-            cancel.0.store(true, Ordering::Relaxed);
-        }
-        // The threads may still wait for memory.
-        let mut ended = pin!(async { (inflater.await, unpacker.await) });
-        let waits = |now| memory.is_awaited().then(|| self.gives_way(memory, place, false, now)).flatten();
-        let (inflated, unpacked) = if let Ok(ended) = Checks::new().run(&mut ended, waits).await {
-            ended
-        } else {
-            gave_way = true;
-            cancel.0.store(true, Ordering::Relaxed);
-            ended.await
-        };
-        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
-        let mut copied = match copying {
-            Some(copying) => Some(copying.end().await?),
-            None => None,
-        };
-        if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
-            copied.keep_any_length();
-        }
-        // The stage nearest the source knows the cause; later stages only see a closed queue.
-        let unread = match fetched? {
-            _ if gave_way => return Ok(Attempted::GaveWay),
-            Fetched::Whole => None,
-            Fetched::Unread(unread) => Some(unread),
-            Fetched::GaveWay => return Ok(Attempted::GaveWay),
-        };
-        let error = match (inflated, unpacked) {
-            (Err(Stopped::Failed(error)), _) => self.in_layer(error),
-            (_, Err(error)) => error,
-            (Ok(()), Ok(layer)) if unread.is_none() => {
-                return Ok(Attempted::Layer(Box::new(layer.with_blob(copied.and_then(StagedBlob::of)))));
-            }
-            (Err(Stopped::Downstream) | Ok(()), Ok(_)) => {
-                self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
-            }
-        };
-        // A wrong digest blames the sender of the bytes, not the builder of the image.
-        match unread {
-            Some(unread) if error.kind() == RuntimeErrorKind::Corrupt => Err(self.blame(unread, error).await),
-            _ => Err(error),
-        }
-    }
-
-    /// Reads the rest of a blob that does not unpack, to check whether its digest is right.
-    async fn blame(&self, unread: Box<Unread>, error: RuntimeError) -> RuntimeError {
-        if self.descriptor.size.saturating_sub(unread.received) > UNREAD_BYTES_MAX {
-            return error;
-        }
-        match timeout(BLAME_MAX, self.read_rest(unread)).await {
-            Ok(Err(rest)) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
-            _ => error,
-        }
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let job = self.clone();
+        tokio::task::spawn_blocking(move || work(&job)).await.map_err(panicked)
     }
 
     /// The digest of the inflated bytes. A file's is that of its blob; its key cannot be compared with any content.
@@ -387,18 +291,96 @@ impl LayerJob {
     }
 }
 
+impl Attempt<'_> {
+    /// `None`: others have the place or the memory now; the bytes so far are on the disk.
+    async fn run(
+        mut self,
+        on_disk: Option<KeptBytes>,
+        copy: Option<BlobWriter>,
+    ) -> Result<Option<StagedLayer>, RuntimeError> {
+        let (job, memory) = (self.job, self.memory);
+        let written_bytes = &job.staging.written_bytes;
+        written_bytes.restart();
+        let staging = job.on_thread(|job| job.staging.store.stage()).await??;
+        let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
+        let hash = Hash::new(job.content_digest().algorithm());
+        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone());
+
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let inflated_max = job.descriptor.size.saturating_mul(job.terms.limits.expansion_max).min(INFLATED_BYTES_MAX);
+        let bounds = Bounds {
+            expansion: Expansion::new(inflated_max, &job.terms.allowance),
+            memory: Arc::clone(memory),
+            cancelled: Arc::clone(&cancelled),
+        };
+        let reader_wait = ReaderWait::default();
+        let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
+        let copy = copy.map(|writer| {
+            let (copy, copying) = copy_to(writer, written_bytes.clone());
+            self.copying = Some(copying);
+            copy
+        });
+        let (confinement, is_archive) = (job.terms.confinement.clone(), job.file.is_none());
+        let inflater = tokio::task::spawn_blocking(move || {
+            let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
+            // The reader's files are dropped here, outside the sandbox that cannot remove files.
+            inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
+        });
+        let unpacker = {
+            let (job, memory) = (job.clone(), Arc::clone(memory));
+            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
+        };
+
+        let intake = Intake::new(job.descriptor.digest.algorithm(), frames, reader_wait, copy);
+        let fetched = self.fetch(on_disk, intake).await;
+        let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
+        if gave_way || fetched.is_err() {
+            cancel.0.store(true, Ordering::Relaxed);
+        }
+        // The threads may still wait for memory.
+        let mut ended = pin!(async { (inflater.await, unpacker.await) });
+        let gives_way = |now| memory.is_awaited() && self.gives_way(now);
+        let (inflated, unpacked) = if let Some(ended) = Checks::new().run(&mut ended, gives_way).await {
+            ended
+        } else {
+            gave_way = true;
+            cancel.0.store(true, Ordering::Relaxed);
+            ended.await
+        };
+        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
+        let mut copied = None;
+        if let Some(copying) = self.copying.take() {
+            let written = copying.await.map_err(panicked)?;
+            copied = Some(written.map_err(|error| storage_error("could not keep the compressed blob", error))?);
+        }
+        if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
+            copied.keep_any_length();
+        }
+        // The stage nearest the source knows the cause; later stages only see a closed queue.
+        let fetched = fetched?;
+        if gave_way {
+            return Ok(None);
+        }
+        match (inflated, unpacked) {
+            (Err(error), _) => Err(job.in_layer(error)),
+            (_, Err(error)) => Err(error),
+            (Ok(true), Ok(layer)) if fetched == Fetched::Whole => {
+                Ok(Some(layer.with_blob(copied.and_then(StagedBlob::of))))
+            }
+            (Ok(_), Ok(_)) => {
+                Err(job.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob")))
+            }
+        }
+    }
+}
+
 fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {
     RuntimeError::defect("a thread of the pull ended early").caused_by(error)
-}
-
-#[derive(Debug)]
-pub(crate) enum Stopped {
-    Failed(RuntimeError),
-    Downstream,
 }
 
 struct CancelOnDrop(Arc<AtomicBool>);

@@ -94,7 +94,7 @@ impl Drop for WaitEnd<'_> {
     }
 }
 
-/// The moments at which a layer looks whether others wait for what it holds.
+/// The moments at which a layer checks whether others wait for what it holds.
 #[derive(Debug)]
 pub(crate) struct Checks(Interval);
 
@@ -105,21 +105,21 @@ impl Checks {
         Self(checks)
     }
 
-    /// Runs a future until its end, or until a check finds a reason to end it.
-    pub(crate) async fn run<T, C>(
+    /// Runs a future until its end; `None`: a check found a reason to end it.
+    pub(crate) async fn run<T>(
         &mut self,
         future: impl Future<Output = T>,
-        mut check: impl FnMut(Instant) -> Option<C>,
-    ) -> Result<T, C> {
+        ends: impl Fn(Instant) -> bool,
+    ) -> Option<T> {
         let mut future = pin!(future);
         loop {
             tokio::select! {
                 biased;
                 // First: a future that is always ready must not keep others waiting.
-                now = self.0.tick() => if let Some(found) = check(now) {
-                    return Err(found);
+                now = self.0.tick() => if ends(now) {
+                    return None;
                 },
-                output = &mut future => return Ok(output),
+                output = &mut future => return Some(output),
             }
         }
     }

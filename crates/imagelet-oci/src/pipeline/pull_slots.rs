@@ -1,4 +1,4 @@
-//! PullSlots for layers: how many are fetched at once, and which waiting layer gets a free place.
+//! Places for layers: how many are fetched at once, and which waiting layer gets a free place.
 //!
 //! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
 //! files. Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant
@@ -24,16 +24,13 @@ use tokio::{
 };
 
 use super::pace::{LayerPace, reported};
-use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant, unpack::LAYERS_MAX};
+use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant};
 
-/// PullSlots for the first layers of pulls, and as many for other layers. The unpack memory is divided by this number
-/// plus the parked layers. Fewer places already saturate any link.
+/// Places for the first layers of pulls, and as many for other layers. Fewer already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
-/// Most layers that wait for another place and keep what they have unpacked: two threads and a staging folder each.
-const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
 /// A layer that gave its place away fails after this wait.
-const PARKED_FOR_MAX: Duration = Duration::from_mins(5);
+const AGAIN_MAX: Duration = Duration::from_mins(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlotRequest {
@@ -49,30 +46,21 @@ enum Half {
     Further,
 }
 
-/// What a layer that gave its place away does until it has another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GivenWay {
-    /// It keeps its threads and its staging folder.
-    Parked,
-    /// It ends, and starts again from the bytes on the disk.
-    Ended,
-}
-
 #[derive(Debug)]
 struct Waiting {
     claim: SlotRequest,
+    pace: Arc<LayerPace>,
     since: Instant,
-    /// `None`: it never had a place.
-    gave_way: Option<GivenWay>,
+    gave_way: bool,
 }
 
 #[derive(Debug)]
 struct HeldPlace {
     claim: SlotRequest,
-    half: Half,
     pace: Arc<LayerPace>,
-    /// When the layer last looked whether others wait.
-    looked: Instant,
+    half: Half,
+    /// When the layer last checked whether others wait.
+    checked: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -81,32 +69,27 @@ struct Line {
     held: HashMap<u64, HeldPlace>,
     /// In the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
-    paces: HashMap<u64, Arc<LayerPace>>,
     /// Of all bounds.
     share: DescriptorShare,
 }
 
 impl Line {
     fn arrive(&mut self, claim: SlotRequest, pace: Arc<LayerPace>, now: Instant) -> u64 {
-        let ticket = self.next;
         self.next += 1;
-        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: None });
-        self.paces.insert(ticket, pace);
-        ticket
+        self.waiting.insert(self.next, Waiting { claim, pace, since: now, gave_way: false });
+        self.next
     }
 
     fn leave(&mut self, ticket: u64) {
         self.held.remove(&ticket);
         self.waiting.remove(&ticket);
-        self.paces.remove(&ticket);
     }
 
     fn start(&mut self, now: Instant) -> Option<u64> {
         let (ticket, half) = self.next_claim()?;
-        let Waiting { claim, .. } = self.waiting.remove(&ticket)?;
-        let pace = Arc::clone(self.paces.get(&ticket)?);
+        let Waiting { claim, pace, .. } = self.waiting.remove(&ticket)?;
         pace.restart(now);
-        self.held.insert(ticket, HeldPlace { claim, half, pace, looked: now });
+        self.held.insert(ticket, HeldPlace { claim, pace, half, checked: now });
         Some(ticket)
     }
 
@@ -116,20 +99,21 @@ impl Line {
             let tenant = self.count(|held| held.claim.tenant == claim.tenant);
             let registry = self.count(|held| held.claim.registry == claim.registry);
             let pull = self.count(|held| held.claim.pull == claim.pull);
-            Some(((gave_way.is_some(), half, tenant, registry, pull, *ticket), half))
+            Some((*gave_way, half, tenant, registry, pull, *ticket))
         });
-        candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))
+        candidates.min().map(|(_, half, .., ticket)| (ticket, half))
     }
 
     fn half(&self, claim: &SlotRequest) -> Option<Half> {
         let has_first = self.count(|held| held.claim.pull == claim.pull && held.half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
         halves.iter().copied().find(|wanted| {
-            self.count(|held| held.half == *wanted) < self.share.of(PLACES_MAX)
-                && self.count(|held| held.half == *wanted && held.claim.registry == claim.registry)
-                    < self.share.of(SHARE_MAX)
-                && self.count(|held| held.half == *wanted && held.claim.tenant == claim.tenant)
-                    < self.share.of(SHARE_MAX)
+            let count = |counts: fn(&SlotRequest, &SlotRequest) -> bool| {
+                self.count(|held| held.half == *wanted && counts(&held.claim, claim))
+            };
+            count(|_, _| true) < self.share.of(PLACES_MAX)
+                && count(|held, claim| held.registry == claim.registry) < self.share.of(SHARE_MAX)
+                && count(|held, claim| held.tenant == claim.tenant) < self.share.of(SHARE_MAX)
         })
     }
 
@@ -148,7 +132,7 @@ impl Line {
     /// Whether this layer is the one that gives its place to a waiting layer now.
     fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
         if let Some(own) = self.held.get_mut(&ticket) {
-            own.looked = now;
+            own.checked = now;
         }
         if self.waiting.is_empty() {
             return false;
@@ -156,19 +140,19 @@ impl Line {
         let Some(successor) = self.successor(ticket) else { return false };
         let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
         // Slow layers take turns with one another, and not too short ones: each turn connects anew.
-        let turn = if waits.gave_way.is_some() { 6 * GRACE } else { GRACE };
+        let turn = if waits.gave_way { 6 * GRACE } else { GRACE };
         if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
             return true;
         }
-        let is_fair = waits.gave_way.is_none() && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
-        let rate = own.pace.wall.rate(now);
+        let is_fair = !waits.gave_way && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
         if !is_fair || own.pace.wall.held_for(now) < GRACE {
             return false;
         }
+        let rate = own.pace.wall.rate(now);
         let slower = |(other, held): (&u64, &HeldPlace)| {
-            // A layer that does not look cannot give way.
-            let looks = now.saturating_duration_since(held.looked) < 4 * CHECK_PERIOD;
-            let is_due = *other != ticket && looks && held.pace.wall.held_for(now) >= GRACE;
+            // A layer that does not check cannot give way.
+            let checks = now.saturating_duration_since(held.checked) < 4 * CHECK_PERIOD;
+            let is_due = *other != ticket && checks && held.pace.wall.held_for(now) >= GRACE;
             (is_due && (held.pace.wall.rate(now), *other) < (rate, ticket)).then_some(*other)
         };
         let slower: Vec<u64> = self.held.iter().filter_map(slower).collect();
@@ -176,12 +160,10 @@ impl Line {
     }
 
     /// Moves a layer behind all that never had a place.
-    fn give_way(&mut self, ticket: u64, may_park: bool, now: Instant) -> Option<GivenWay> {
-        let parked = self.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
-        let gave_way = if may_park && parked < self.share.of(PARKED_MAX) { GivenWay::Parked } else { GivenWay::Ended };
-        let HeldPlace { claim, .. } = self.held.remove(&ticket)?;
-        self.waiting.insert(ticket, Waiting { claim, since: now, gave_way: Some(gave_way) });
-        Some(gave_way)
+    fn give_way(&mut self, ticket: u64, now: Instant) {
+        if let Some(HeldPlace { claim, pace, .. }) = self.held.remove(&ticket) {
+            self.waiting.insert(ticket, Waiting { claim, pace, since: now, gave_way: true });
+        }
     }
 }
 
@@ -205,7 +187,7 @@ impl PullSlots {
         let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
         // Made before the wait, so that cancellation removes it from the queue.
         let place = Place { places: Arc::clone(self), ticket, pace };
-        place.reported_turn(layer, progress).await;
+        place.turn(layer, progress).await;
         place
     }
 
@@ -236,41 +218,42 @@ impl PullSlots {
 }
 
 impl Place {
-    /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. The layer then waits in
-    /// [`Place::again`]; it may keep what it has unpacked only if it holds no memory that others wait for.
-    pub(crate) fn gives_way(&self, policy: HoldPolicy, may_park: bool, now: Instant) -> Option<GivenWay> {
+    /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. Its layer ends, and starts
+    /// again from the bytes on the disk after [`Place::again`].
+    pub(crate) fn gives_way(&self, policy: HoldPolicy, now: Instant) -> bool {
         let is_due = self.places.lock().gives_way(self.ticket, policy, now);
-        is_due.then(|| self.places.change(|line| line.give_way(self.ticket, may_park, now))).flatten()
+        if is_due {
+            self.leave(now);
+        }
+        is_due
     }
 
     /// Gives the place away for another reason: its layer starts again later.
     pub(crate) fn leave(&self, now: Instant) {
-        self.places.change(|line| line.give_way(self.ticket, false, now));
+        self.places.change(|line| line.give_way(self.ticket, now));
     }
 
     pub(crate) async fn again(&self, layer: &Descriptor, progress: &Progress) -> Result<(), RuntimeError> {
-        timeout(PARKED_FOR_MAX, self.reported_turn(layer, progress)).await.map_err(|_| {
-            let minutes = PARKED_FOR_MAX.as_secs() / 60;
+        timeout(AGAIN_MAX, self.turn(layer, progress)).await.map_err(|_| {
+            let minutes = AGAIN_MAX.as_secs() / 60;
             let message = format!("the pull is slow, and other layers had all places for {minutes} min");
             let fault = Fault::new(ErrorClass::TimedOut, Stage::Queue);
             RuntimeError::new(RuntimeErrorKind::TimedOut, message).with_fault(fault)
         })
     }
 
-    async fn reported_turn(&self, layer: &Descriptor, progress: &Progress) {
-        let what = (SharedThing::Place, &layer.digest, progress);
-        reported(what, || self.places.slowest(), self.turn()).await;
-    }
-
-    async fn turn(&self) {
-        loop {
-            // Made before the check: it sees every later notification.
-            let granted = self.places.granted.notified();
-            if self.places.lock().held.contains_key(&self.ticket) {
-                return;
+    async fn turn(&self, layer: &Descriptor, progress: &Progress) {
+        let turn = async {
+            loop {
+                // Made before the check: it sees every later notification.
+                let granted = self.places.granted.notified();
+                if self.places.lock().held.contains_key(&self.ticket) {
+                    return;
+                }
+                granted.await;
             }
-            granted.await;
-        }
+        };
+        reported((SharedThing::Place, &layer.digest, progress), || self.places.slowest(), turn).await;
     }
 }
 
@@ -301,10 +284,6 @@ mod tests {
 
     fn start(line: &mut Line) -> Option<u64> {
         line.start(Instant::now())
-    }
-
-    fn park(line: &mut Line, ticket: u64) -> bool {
-        line.give_way(ticket, true, Instant::now()) == Some(GivenWay::Parked)
     }
 
     /// Starts this many pulls with this many layers each, as far as places are free.
@@ -392,7 +371,7 @@ mod tests {
         assert_eq!(line.successor(slow), None, "nothing waits");
         flood(&mut line, 60, 1, |pull| claim("r.io", "a", 1 + pull));
         assert!(line.successor(slow).is_some());
-        assert!(park(&mut line, slow));
+        line.give_way(slow, Instant::now());
         let next = start(&mut line).expect("the place is free");
         assert_ne!(next, slow);
         let later = arrive(&mut line, claim("r.io", "a", 99));
@@ -404,20 +383,6 @@ mod tests {
         .collect();
         let place = |ticket| order.iter().position(|other| *other == ticket).expect("it gets a place in the end");
         assert!(place(later) < place(slow), "{order:?}");
-    }
-
-    #[test]
-    fn no_more_layers_are_parked_than_their_threads_allow() {
-        let mut line = Line::default();
-        let mut parked = 0;
-        for number in 0..200 {
-            let ticket = arrive(&mut line, claim("r.io", &format!("t{number}"), number));
-            while start(&mut line).is_some() {}
-            parked += usize::from(park(&mut line, ticket));
-        }
-        // Layers that found no other place in the meantime.
-        let waiting = line.waiting.values().filter(|waiting| waiting.gave_way == Some(GivenWay::Parked)).count();
-        assert!(waiting <= PARKED_MAX && parked > 0, "{waiting} of {parked}");
     }
 
     #[tokio::test]
@@ -458,9 +423,9 @@ mod tests {
     }
 
     fn giving(line: &mut Line, held: &[u64], now: Instant) -> Vec<u64> {
-        // Each looks before one decides.
+        // Each checks before one decides.
         for held in line.held.values_mut() {
-            held.looked = now;
+            held.checked = now;
         }
         let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), now);
         held.iter().copied().filter(gives).collect()
@@ -485,24 +450,12 @@ mod tests {
     }
 
     #[test]
-    fn a_slowest_layer_that_does_not_look_keeps_no_other_from_giving_way() {
+    fn a_slowest_layer_that_does_not_check_keeps_no_other_from_giving_way() {
         let (mut line, held, now) = full_line(WAIT_FAIR, |number| (2 + number) * MIB);
         for ticket in &held[1..] {
-            line.held.get_mut(ticket).unwrap().looked = now;
+            line.held.get_mut(ticket).unwrap().checked = now;
         }
-        assert!(!line.gives_way(held[2], HoldPolicy::default(), now), "it is not the slowest of those that look");
+        assert!(!line.gives_way(held[2], HoldPolicy::default(), now), "it is not the slowest of those that check");
         assert!(line.gives_way(held[1], HoldPolicy::default(), now));
-    }
-
-    #[test]
-    fn a_layer_beyond_those_that_may_be_parked_ends_and_still_gives_its_place() {
-        let (mut line, held, now) = full_line(Duration::ZERO, |_| 0);
-        for number in 0..40 {
-            line.arrive(claim("s.io", &format!("s{number}"), 2_000 + number), Arc::new(LayerPace::new(0, now)), now);
-        }
-        let ways: Vec<_> = held.iter().take(20).map(|ticket| line.give_way(*ticket, true, now).unwrap()).collect();
-        assert_eq!(ways.iter().filter(|way| **way == GivenWay::Parked).count(), PARKED_MAX);
-        assert_eq!(ways[PARKED_MAX..], [GivenWay::Ended; 20 - PARKED_MAX]);
-        assert!(line.start(now).is_some(), "the places are free");
     }
 }

@@ -47,14 +47,14 @@ impl LayerJob {
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
-            rules: match self.end {
+            rules: match self.staging.end {
                 LayerEnd::Store => EntryRules::Own,
                 LayerEnd::Sink => EntryRules::Containerd,
             },
             limits: UnpackLimits {
-                entries_max: self.limits.entries_max,
-                free_bytes_floor: self.limits.free_bytes_floor,
-                free_inodes_floor: self.limits.free_inodes_floor,
+                entries_max: self.terms.limits.entries_max,
+                free_bytes_floor: self.terms.limits.free_bytes_floor,
+                free_inodes_floor: self.terms.limits.free_inodes_floor,
                 ..UnpackLimits::default()
             },
             memory,
@@ -67,10 +67,10 @@ impl LayerJob {
             let file = std::fs::File::create(staging.path().join(LIST));
             file.and_then(FileManifestWriter::new).map_err(unlisted)
         };
-        let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
+        let mut list = (self.staging.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
         let mut listed = list.as_mut().map(|list| |path: &[u8], record| list.record(path, &record));
-        let unpacked = self.confinement.run(Some(root), move || {
+        let unpacked = self.terms.confinement.run(Some(root), move || {
             let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
             let report = unpack_layer(&mut reader, root, &options, manifest)?;
             failpoint!("unpack.end");
@@ -98,7 +98,7 @@ impl LayerJob {
             list_size = disk_size(bytes);
         }
         if let Some(first) = report.ownership.first() {
-            if self.end == LayerEnd::Sink {
+            if self.staging.end == LayerEnd::Sink {
                 // A sink does not receive these records.
                 let (path, more) = (&first.path, report.ownership.len() - 1);
                 let message = format!("`{path}` and {more} more entries cannot be made here as the archive has them");
@@ -111,7 +111,7 @@ impl LayerJob {
             failpoint!("unpack.ownership");
         }
         let mut implicit = report.implicit_directories;
-        if self.end == LayerEnd::Sink {
+        if self.staging.end == LayerEnd::Sink {
             // containerd makes the root itself and ignores its entry.
             implicit.push(Vec::new());
         }
@@ -127,16 +127,16 @@ impl LayerJob {
             disk_bytes: report.disk_bytes + list_size,
             allocated: DiskUsage::default(),
             root_opaque: report.root_opaque,
-            unsettled: self.store.unsettled_mark(self.end),
-            for_sink: self.end == LayerEnd::Sink,
+            unsettled: self.staging.store.unsettled_mark(self.staging.end),
+            for_sink: self.staging.end == LayerEnd::Sink,
             sums,
         };
-        let layer = StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.view))?;
+        let layer = StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.staging.view))?;
         // A kept blob resumes by itself, and a spare would lack it.
-        if self.keep_blobs {
+        if self.blob.is_kept {
             return Ok(layer);
         }
-        layer.resumable(&self.store, self.session.reference().repository(), &self.resumption)
+        layer.resumable(&self.staging.store, self.session.reference().repository(), &self.blob.resumption)
     }
 }
 

@@ -72,7 +72,8 @@ pub(crate) use self::{
 };
 pub(crate) use blob::BlobSource;
 pub(crate) use error::about;
-pub(crate) use resolve::{Document, Resolved};
+pub use resolve::ImageDocument;
+pub(crate) use resolve::Resolved;
 
 /// As many layers of one registry as have places at once, and the further connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");

@@ -36,9 +36,9 @@ use crate::store::{DocumentBytes, DocumentWriter};
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub(crate) session: PullSession,
-    pub(crate) root: Document,
+    pub(crate) root: ImageDocument,
     /// The image manifest; equal to `root` where there is no index.
-    pub(crate) chosen: Document,
+    pub(crate) chosen: ImageDocument,
     pub(crate) manifest: Manifest,
     /// An index names the platform, so the configuration has no veto.
     pub(crate) is_named: bool,
@@ -76,12 +76,13 @@ impl Resolved {
     }
 }
 
+/// A document of an image, verified against its digest.
 #[derive(Clone, Debug)]
-pub(crate) struct Document {
-    pub(crate) digest: Digest,
+pub struct ImageDocument {
+    pub digest: Digest,
     /// From the document itself or from the registry.
-    pub(crate) media_type: String,
-    pub(crate) bytes: DocumentBytes,
+    pub media_type: String,
+    pub bytes: DocumentBytes,
 }
 
 impl Registry {
@@ -172,7 +173,10 @@ impl PullSession {
         DocumentWriter::new(self.shared.documents.get().cloned())
     }
 
-    pub(crate) async fn fetch_document(&self, digest: &Digest) -> Result<(Document, ManifestDocument), RuntimeError> {
+    pub(crate) async fn fetch_document(
+        &self,
+        digest: &Digest,
+    ) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         let reference = self.reference().with_digest(digest.clone());
         self.fetch_manifest(&Wanted { reference, entry: None }).await
     }
@@ -199,7 +203,7 @@ impl PullSession {
     pub(super) async fn fetch_manifest(
         &self,
         wanted: &Wanted<'_>,
-    ) -> Result<(Document, ManifestDocument), RuntimeError> {
+    ) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         let query = wanted.query(Method::GET);
         let attempt = |index| self.fetch_manifest_from(index, wanted, &query).boxed();
         self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await
@@ -218,7 +222,7 @@ impl PullSession {
         index: usize,
         wanted: &Wanted<'_>,
         query: &Query,
-    ) -> Result<(Document, ManifestDocument), Failure> {
+    ) -> Result<(ImageDocument, ManifestDocument), Failure> {
         let began = Instant::now();
         let answer = self.send_to_host(index, query).await?;
         let place = answer.target.origin.authority();
@@ -273,18 +277,18 @@ impl PullSession {
         }
         self.record_success(index, began);
         locked(&self.hosts[index].sent).manifest = true;
-        Ok((Document { digest, media_type, bytes }, read))
+        Ok((ImageDocument { digest, media_type, bytes }, read))
     }
 }
 
 impl DocumentSource for PullSession {
-    type Document = Document;
+    type Document = ImageDocument;
 
     fn about(&self, error: RuntimeError) -> RuntimeError {
         about(error, &format!("`{}`", self.reference()))
     }
 
-    async fn manifest(&self, entry: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+    async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         entry.check_texts().map_err(|error| self.about(error))?;
         let reference = self.reference().with_digest(entry.digest.clone());
         self.fetch_manifest(&Wanted { reference, entry: Some(entry) }).await

@@ -404,7 +404,7 @@ impl Index {
     /// Kept blobs that no image has, or whose size differs from an image's record.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
-        let layers = self.images.values().chain(damaged).flat_map(|image| &image.layers);
+        let layers = self.images.values().chain(damaged).flat_map(|image| &image.pulled.layers);
         let needed: BTreeMap<&Digest, u64> =
             layers.filter_map(|layer| Some((layer.blob.as_ref()?, layer.size))).collect();
         let unneeded = self.blobs.iter().filter(|(digest, size)| needed.get(digest) != Some(*size));

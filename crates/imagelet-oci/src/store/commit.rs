@@ -15,14 +15,14 @@ use imagelet_core::{
     durable::sync_folder,
     failpoint,
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{PulledLayer, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
     StagedBlob, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare},
-    record::{ImageRecord, LayerEntry, LayerRecord, SpareRecord, checksum},
+    record::{ImageRecord, LayerRecord, SpareRecord, checksum},
     resumption::Resumption,
     staging::{DocumentBytes, Staging, discard},
     storage_error,
@@ -52,7 +52,7 @@ impl StagedLayer {
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
             .map_err(failed)?;
         failpoint!("layer.recorded");
-        let entry = LayerEntry {
+        let entry = PulledLayer {
             blob: Some(blob.digest.clone()),
             size: blob.size,
             diff_id: record.diff_id.clone(),
@@ -63,7 +63,7 @@ impl StagedLayer {
         Ok(Self { unpacked, resumable: None, blob: None, is_placed: AtomicBool::new(false) })
     }
 
-    pub(crate) fn entry(&self) -> &LayerEntry {
+    pub(crate) fn entry(&self) -> &PulledLayer {
         &self.unpacked.origin.entry
     }
 

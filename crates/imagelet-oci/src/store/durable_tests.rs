@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use imagelet_core::runtime::Findings;
+use imagelet_core::runtime::{Findings, PulledLayer, PulledManifest};
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId},
@@ -16,8 +16,8 @@ use imagelet_core::{
 use tempfile::TempDir;
 
 use super::{
-    Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage,
-    PartialKey, Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, record::disk_usage::DiskUsage,
+    Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerRecord, NewImage, PartialKey,
+    Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, record::disk_usage::DiskUsage,
 };
 use crate::manifest::Descriptor;
 
@@ -78,22 +78,26 @@ impl Bed {
 }
 
 fn record(name: &str, layers: &[&str]) -> ImageRecord {
-    let entry = |layer: &&str| LayerEntry {
+    let entry = |layer: &&str| PulledLayer {
         blob: Some(Digest::of(BLOB)),
         size: BLOB.len() as u64,
         diff_id: layer_id(layer),
         media_type: "application/vnd.oci.image.layer.v1.tar".into(),
     };
+    let id: Digest = image_id(name).as_str().parse().unwrap();
     ImageRecord {
-        artifact: None,
-        id: image_id(name).as_str().parse().unwrap(),
-        manifest: Digest::of(name.as_bytes()),
+        config: id.clone(),
+        id,
         index: None,
-        layers: layers.iter().map(entry).collect(),
+        pulled: PulledManifest {
+            digest: Digest::of(name.as_bytes()),
+            platform: "linux/amd64".into(),
+            artifact_type: None,
+            layers: layers.iter().map(entry).collect(),
+            at: 7,
+        },
         metadata_size: 1,
         user: String::new(),
-        platform: "linux/amd64".into(),
-        pulled_at: 7,
         allocated: DiskUsage::default(),
         names: Vec::new(),
     }

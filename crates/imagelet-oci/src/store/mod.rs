@@ -53,7 +53,6 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-pub use self::files::lock::command_of_owner;
 pub(crate) use self::{
     blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
     commit::{NewImage, StagedLayer},
@@ -63,13 +62,14 @@ pub(crate) use self::{
         lock::{LockWait, progress_of_owner},
     },
     index::{DamagedImage, load::digest_named},
-    record::{ArtifactRecord, ImageRecord, LayerEntry, LayerRecord, disk_usage::DiskUsage, write_implicit},
+    record::{ImageRecord, LayerRecord, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
     sink_layer::SinkLayer,
     spare_layers::{LayerEnd, SpareWanted},
-    staging::{DocumentBytes, DocumentWriter, Staging},
+    staging::{DocumentWriter, Staging},
     verify::Watch,
 };
+pub use self::{files::lock::command_of_owner, staging::DocumentBytes};
 use self::{
     files::{lock::Lock, root::Place},
     index::{Index, listing::Locked},

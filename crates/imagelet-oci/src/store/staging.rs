@@ -51,13 +51,13 @@ impl Store {
 
 /// The bytes of a document: in memory, or in a file that is removed with the last clone.
 #[derive(Clone, Debug)]
-pub(crate) enum DocumentBytes {
+pub enum DocumentBytes {
     Memory(Bytes),
     Staged(Arc<StagedDocument>),
 }
 
 #[derive(Debug)]
-pub(crate) struct StagedDocument {
+pub struct StagedDocument {
     path: PathBuf,
     size: usize,
     _staging: Staging,
@@ -95,7 +95,8 @@ impl DocumentBytes {
         Ok(Self::Staged(Arc::new(staged)))
     }
 
-    pub(crate) fn len(&self) -> usize {
+    #[expect(clippy::len_without_is_empty, reason = "no document is empty")]
+    pub fn len(&self) -> usize {
         match self {
             Self::Memory(bytes) => bytes.len(),
             Self::Staged(staged) => staged.size,

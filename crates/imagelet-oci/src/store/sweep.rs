@@ -79,8 +79,7 @@ impl Store {
             index.forget_layer(&layer);
         }
         let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
-        let unknown = self.unknown_folders("layers", |name| layers.contains(name))?;
-        unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
+        self.discard_unknown("layers", |name| layers.contains(name))?;
         failpoint!("open.layers");
         for blob in index.unneeded_blobs() {
             index.blobs.remove(&blob);
@@ -89,8 +88,7 @@ impl Store {
             self.discard_unknown_blobs(&folder, &index)?;
         }
         let images = index.image_folders();
-        let unknown = self.unknown_folders("images", |name| images.contains(name))?;
-        unknown.iter().try_for_each(|folder| self.move_to_trash(folder))?;
+        self.discard_unknown("images", |name| images.contains(name))?;
         failpoint!("open.images");
         // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
@@ -104,11 +102,6 @@ impl Store {
             }
         }
         failpoint!("open.mounts");
-        for unfinished in ["names.new", "names.unsettled.new"].map(|name| self.root.join(name)) {
-            if let Err(error) = remove_tree(&unfinished) {
-                tracing::warn!(path = %unfinished.display(), %error, "could not remove a file that a crash left");
-            }
-        }
         Ok(())
     }
 
@@ -121,6 +114,10 @@ impl Store {
             failpoint!("trash.unlinked");
         }
         errors.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    fn discard_unknown(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
+        self.unknown_folders(folder, known)?.iter().try_for_each(|folder| self.move_to_trash(folder))
     }
 
     pub(crate) fn unfinished_bytes(&self) -> u64 {

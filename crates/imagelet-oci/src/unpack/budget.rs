@@ -7,7 +7,7 @@
 //! ([`imagelet_core::hold`]).
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -19,13 +19,13 @@ use imagelet_core::hold::{GRACE, HoldMeter, HoldPolicy, WAIT_FAIR};
 use imagelet_core::image::ByteSize;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::Instant,
 };
 
 use crate::{scarce::DescriptorShare, tenant::Tenant};
 
-pub(crate) const LAYERS_MAX: usize = 64;
+const LAYERS_MAX: usize = 64;
 /// Each layer's own memory beside its notes: two blocks between inflater and unpacker, the manifest's buffer.
 const OWN_BLOCKS: u64 = 368 << 10;
 /// Each layer's own memory for notes: by default those of some thousand folders, less with a small budget.
@@ -49,137 +49,96 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     pool: Mutex<Pool>,
-    granted: Notify,
     /// The most of one tenant.
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
 }
 
-/// Shared memory, and the layers that wait for some.
-#[derive(Debug, Default)]
+/// Shared memory, its holders, and the layers that wait for some in order of arrival.
+#[derive(Debug)]
 struct Pool {
     free: u64,
     half: u64,
-    held: Vec<(Arc<Tenant>, u64)>,
-    held_for: BTreeMap<Arc<str>, u64>,
-    /// The layers that hold some, with what their registries bring.
-    holders: Vec<(u64, Arc<HoldMeter>)>,
-    /// In order of arrival.
+    holders: Vec<(Arc<MemoryOwner>, u64)>,
     waiting: VecDeque<Waiter>,
-    granted: HashSet<u64>,
-    next: u64,
 }
 
-#[derive(Clone, Debug)]
-struct Waiter {
-    ticket: u64,
+/// Whose layer it is, and what its registry brings.
+#[derive(Debug)]
+struct MemoryOwner {
     tenant: Arc<Tenant>,
     image: Arc<str>,
+    meter: Arc<HoldMeter>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    owner: Arc<MemoryOwner>,
     bytes: u64,
     since: Instant,
+    granted: oneshot::Sender<()>,
 }
 
 impl Pool {
-    fn fits_tenant(&self, tenant: &Tenant, bytes: u64) -> bool {
-        let held = self.held.iter().find(|(holder, _)| **holder == *tenant).map_or(0, |(_, held)| *held);
-        held + bytes <= self.half
+    fn fits_tenant(&self, owner: &MemoryOwner, bytes: u64) -> bool {
+        let held = self.holders.iter().filter(|(holder, _)| holder.tenant == owner.tenant).map(|(_, held)| held);
+        held.sum::<u64>() + bytes <= self.half
     }
 
     /// Takes free memory, unless an earlier layer waits for it.
-    fn take(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) -> bool {
-        let is_first = !self.waiting.iter().any(|waiter| self.fits_tenant(&waiter.tenant, waiter.bytes));
-        let is_free = is_first && bytes <= self.free && self.fits_tenant(tenant, bytes);
+    fn take(&mut self, owner: &Arc<MemoryOwner>, bytes: u64) -> bool {
+        let is_first = !self.waiting.iter().any(|waiter| self.fits_tenant(&waiter.owner, waiter.bytes));
+        let is_free = is_first && bytes <= self.free && self.fits_tenant(owner, bytes);
         if is_free {
-            self.give(tenant, image, bytes);
+            self.give(owner, bytes);
         }
         is_free
     }
 
-    fn give(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) {
+    fn give(&mut self, owner: &Arc<MemoryOwner>, bytes: u64) {
         self.free -= bytes;
-        *self.held_for.entry(Arc::clone(image)).or_default() += bytes;
-        match self.held.iter_mut().find(|(holder, _)| holder == tenant) {
+        match self.holders.iter_mut().find(|(holder, _)| Arc::ptr_eq(holder, owner)) {
             Some((_, held)) => *held += bytes,
-            None => self.held.push((Arc::clone(tenant), bytes)),
+            None => self.holders.push((Arc::clone(owner), bytes)),
         }
     }
 
-    fn put_back(&mut self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) {
-        self.free += bytes;
-        self.held_for.entry(Arc::clone(image)).and_modify(|held| *held -= bytes);
-        self.held_for.retain(|_, held| *held > 0);
-        for (_, held) in self.held.iter_mut().filter(|(holder, _)| holder == tenant) {
-            *held -= bytes;
-        }
-        self.held.retain(|(_, held)| *held > 0);
+    /// Takes back what a layer holds, and its place in the line.
+    fn leave(&mut self, owner: &Arc<MemoryOwner>) {
+        self.waiting.retain(|waiter| !Arc::ptr_eq(&waiter.owner, owner));
+        let held = self.holders.extract_if(.., |(holder, _)| Arc::ptr_eq(holder, owner));
+        self.free += held.map(|(_, bytes)| bytes).sum::<u64>();
     }
 
     /// Grants what is free in order of arrival. A tenant that has its half keeps no other waiting.
-    fn grant(&mut self) -> bool {
-        let mut has_granted = false;
-        let waiting = std::mem::take(&mut self.waiting);
+    fn grant(&mut self) {
         let mut is_blocked = false;
-        for waiter in waiting {
-            let fits_tenant = self.fits_tenant(&waiter.tenant, waiter.bytes);
+        for waiter in std::mem::take(&mut self.waiting) {
+            let fits_tenant = self.fits_tenant(&waiter.owner, waiter.bytes);
             if !is_blocked && fits_tenant && waiter.bytes <= self.free {
-                self.give(&waiter.tenant, &waiter.image, waiter.bytes);
-                has_granted |= self.granted.insert(waiter.ticket);
+                self.give(&waiter.owner, waiter.bytes);
+                // A layer that has ended takes itself out.
+                let _ = waiter.granted.send(());
             } else {
                 is_blocked |= fits_tenant;
                 self.waiting.push_back(waiter);
             }
         }
-        has_granted
     }
 
-    /// The first waiting layer that lacks memory of this tenant.
-    fn lacks(&self, tenant: &Tenant) -> Option<&Waiter> {
-        let lacks = |waiter: &&Waiter| *waiter.tenant == *tenant || self.fits_tenant(&waiter.tenant, waiter.bytes);
+    /// The first waiting layer that lacks memory of this layer's tenant.
+    fn lacks(&self, owner: &MemoryOwner) -> Option<&Waiter> {
+        let lacks =
+            |waiter: &&Waiter| waiter.owner.tenant == owner.tenant || self.fits_tenant(&waiter.owner, waiter.bytes);
         self.waiting.iter().find(lacks)
     }
 
     /// Whether no other holder, of those that had the time to be fast, is slower.
-    fn is_slowest(&self, own: u64, now: Instant) -> bool {
-        let due = self.holders.iter().filter(|(_, meter)| meter.held_for(now) >= GRACE);
-        due.min_by_key(|(number, meter)| (meter.rate(now), *number)).is_some_and(|(number, _)| *number == own)
-    }
-}
-
-/// A place in the line for memory; dropped, what it was granted is free again.
-#[derive(Debug)]
-struct Wait<'a> {
-    budget: &'a UnpackBudget,
-    waiter: Waiter,
-    is_taken: bool,
-}
-
-impl Wait<'_> {
-    async fn granted(&mut self) {
-        loop {
-            // Made before the check: it sees every later notification.
-            let granted = self.budget.granted.notified();
-            if self.budget.lock().granted.remove(&self.waiter.ticket) {
-                self.is_taken = true;
-                return;
-            }
-            granted.await;
-        }
-    }
-}
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if self.is_taken {
-            return;
-        }
-        let Waiter { ticket, tenant, image, bytes, .. } = &self.waiter;
-        self.budget.change(|pool| {
-            pool.waiting.retain(|waiter| waiter.ticket != *ticket);
-            if pool.granted.remove(ticket) {
-                pool.put_back(tenant, image, *bytes);
-            }
-        });
+    fn is_slowest(&self, owner: &Arc<MemoryOwner>, now: Instant) -> bool {
+        let due = self.holders.iter().filter(|(holder, _)| holder.meter.held_for(now) >= GRACE);
+        due.min_by_key(|(holder, _)| (holder.meter.rate(now), Arc::as_ptr(holder)))
+            .is_some_and(|(holder, _)| Arc::ptr_eq(holder, owner))
     }
 }
 
@@ -189,14 +148,13 @@ impl UnpackBudget {
         let after_blocks = memory.max(UNPACK_MEMORY_MIN) - layers * OWN_BLOCKS;
         let notes = after_blocks.saturating_sub(2 * TENANT_MIN) / layers;
         let own_notes = notes.clamp(OWN_NOTES_MIN, OWN_NOTES_MAX);
-        Self::sharing(after_blocks - layers * own_notes, own_notes)
+        let free = after_blocks - layers * own_notes;
+        Self::sharing(free, own_notes, (free / 2).max(TENANT_MIN.min(free)))
     }
 
-    fn sharing(free: u64, own_notes: u64) -> Self {
-        let half = (free / 2).max(TENANT_MIN.min(free));
+    fn sharing(free: u64, own_notes: u64, half: u64) -> Self {
         Self {
-            pool: Mutex::new(Pool { free, half, ..Pool::default() }),
-            granted: Notify::new(),
+            pool: Mutex::new(Pool { free, half, holders: Vec::new(), waiting: VecDeque::new() }),
             half,
             own_notes,
             directories: Arc::new(Semaphore::new(DescriptorShare::default().of(DIRECTORIES_MAX))),
@@ -209,14 +167,10 @@ impl UnpackBudget {
         image: &Arc<str>,
         meter: &Arc<HoldMeter>,
     ) -> Arc<LayerMemory> {
-        let mut pool = self.lock();
-        pool.next += 1;
+        let (tenant, image, meter) = (Arc::clone(tenant), Arc::clone(image), Arc::clone(meter));
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
-            number: pool.next,
-            meter: Arc::clone(meter),
-            tenant: Arc::clone(tenant),
-            image: Arc::clone(image),
+            owner: Arc::new(MemoryOwner { tenant, image, meter }),
             account: Mutex::default(),
             runtime: Handle::try_current().ok(),
         })
@@ -224,8 +178,8 @@ impl UnpackBudget {
 
     /// A whole half for a layer that failed for lack of memory, once it is free.
     pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
-        self.wait(&layer.tenant, &layer.image, self.half).granted().await;
-        layer.hold(&mut layer.account(), self.half);
+        self.wait(&layer.owner, self.half).await.expect("a layer stays in the line for as long as it is here");
+        layer.account().held += self.half;
         layer
     }
 
@@ -234,21 +188,17 @@ impl UnpackBudget {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
 
-    /// The image that holds most.
+    /// The image of the layer that holds most.
     pub(crate) fn holder(&self) -> Option<String> {
         let pool = self.lock();
-        pool.held_for.iter().max_by_key(|(_, held)| **held).map(|(image, _)| image.to_string())
+        pool.holders.iter().max_by_key(|(_, held)| *held).map(|(holder, _)| holder.image.to_string())
     }
 
-    fn wait(&self, tenant: &Arc<Tenant>, image: &Arc<str>, bytes: u64) -> Wait<'_> {
-        let (tenant, image) = (Arc::clone(tenant), Arc::clone(image));
-        let waiter = self.change(|pool| {
-            let waiter = Waiter { ticket: pool.next, tenant, image, bytes, since: Instant::now() };
-            pool.next += 1;
-            pool.waiting.push_back(waiter.clone());
-            waiter
-        });
-        Wait { budget: self, waiter, is_taken: false }
+    fn wait(&self, owner: &Arc<MemoryOwner>, bytes: u64) -> oneshot::Receiver<()> {
+        let (granted, wait) = oneshot::channel();
+        let waiter = Waiter { owner: Arc::clone(owner), bytes, since: Instant::now(), granted };
+        self.change(|pool| pool.waiting.push_back(waiter));
+        wait
     }
 
     fn lock(&self) -> MutexGuard<'_, Pool> {
@@ -256,15 +206,10 @@ impl UnpackBudget {
     }
 
     /// Changes the pool, and grants what is free then.
-    fn change<T>(&self, change: impl FnOnce(&mut Pool) -> T) -> T {
+    fn change(&self, change: impl FnOnce(&mut Pool)) {
         let mut pool = self.lock();
-        let changed = change(&mut pool);
-        let has_granted = pool.grant();
-        drop(pool);
-        if has_granted {
-            self.granted.notify_waiters();
-        }
-        changed
+        change(&mut pool);
+        pool.grant();
     }
 }
 
@@ -278,20 +223,17 @@ pub(crate) enum MemoryError {
     Cancelled,
 }
 
+/// The memory of one layer; dropped, what it holds or waits for is free for others.
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
-    number: u64,
-    tenant: Arc<Tenant>,
-    image: Arc<str>,
-    /// What the layer's registry brings.
-    meter: Arc<HoldMeter>,
-    account: Mutex<Account>,
+    owner: Arc<MemoryOwner>,
+    account: Mutex<MemoryAccount>,
     runtime: Option<Handle>,
 }
 
 #[derive(Debug, Default)]
-struct Account {
+struct MemoryAccount {
     used: u64,
     /// Shared memory.
     held: u64,
@@ -301,24 +243,13 @@ struct Account {
 
 impl Drop for LayerMemory {
     fn drop(&mut self) {
-        let held = self.account().held;
-        if held > 0 {
-            self.budget.change(|pool| {
-                pool.holders.retain(|(number, _)| *number != self.number);
-                pool.put_back(&self.tenant, &self.image, held);
-            });
-        }
+        self.budget.change(|pool| pool.leave(&self.owner));
     }
 }
 
 impl LayerMemory {
     pub(crate) fn holds_shared(&self) -> bool {
         self.account().held > 0
-    }
-
-    /// Whether the layer holds memory that another layer waits for.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.holds_shared() && self.budget.lock().lacks(&self.tenant).is_some()
     }
 
     /// Whether the layer gives up the memory that another one waits for: its registry is slow, or it is the slowest
@@ -328,32 +259,19 @@ impl LayerMemory {
             return false;
         }
         let pool = self.budget.lock();
-        let Some(waiter) = pool.lacks(&self.tenant) else { return false };
+        let Some(waiter) = pool.lacks(&self.owner) else { return false };
         let has_waited = now.saturating_duration_since(waiter.since) >= WAIT_FAIR;
-        policy.gives_up(network, now) || (has_waited && pool.is_slowest(self.number, now))
-    }
-
-    fn hold(&self, account: &mut Account, bytes: u64) {
-        if account.held == 0 {
-            self.budget.lock().holders.push((self.number, Arc::clone(&self.meter)));
-        }
-        account.held += bytes;
+        policy.gives_up(network, now) || (has_waited && pool.is_slowest(&self.owner, now))
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
-        let budget = UnpackBudget { half: bytes, ..UnpackBudget::sharing(bytes, OWN_NOTES_MIN) };
-        budget.lock().half = bytes;
-        Arc::new(budget).layer(&Arc::default(), &"image".into(), &Arc::new(HoldMeter::new(Instant::now())))
+        let budget = Arc::new(UnpackBudget::sharing(bytes, OWN_NOTES_MIN, bytes));
+        budget.layer(&Arc::default(), &"image".into(), &Arc::new(HoldMeter::new(Instant::now())))
     }
 
     pub(crate) fn was_refused(&self) -> bool {
         self.account().was_refused
-    }
-
-    /// The image that holds most of the shared memory.
-    pub(crate) fn holder(&self) -> Option<String> {
-        self.budget.holder()
     }
 
     /// Whether the layer waits for shared memory now.
@@ -361,7 +279,7 @@ impl LayerMemory {
         self.account().is_awaited
     }
 
-    fn account(&self) -> MutexGuard<'_, Account> {
+    fn account(&self) -> MutexGuard<'_, MemoryAccount> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -375,10 +293,10 @@ impl LayerMemory {
         let missing = used.saturating_sub(account.held + self.budget.own_notes);
         if missing > 0 {
             let step = missing.next_multiple_of(STEP).min(self.budget.half - account.held);
-            if !self.budget.lock().take(&self.tenant, &self.image, step) {
+            if !self.budget.lock().take(&self.owner, step) {
                 return Err(MemoryError::Busy);
             }
-            self.hold(&mut account, step);
+            account.held += step;
         }
         account.used = used;
         Ok(())
@@ -393,20 +311,20 @@ impl LayerMemory {
         let bytes = missing.next_multiple_of(STEP).min(self.budget.half);
         self.account().is_awaited = true;
         let is_granted = runtime.block_on(async {
-            let mut wait = self.budget.wait(&self.tenant, &self.image, bytes);
-            loop {
-                match tokio::time::timeout(CANCEL_POLL, wait.granted()).await {
-                    Ok(()) => return true,
-                    Err(_) if cancelled.load(Ordering::Relaxed) => return false,
-                    Err(_) => {}
+            let mut wait = self.budget.wait(&self.owner, bytes);
+            while tokio::time::timeout(CANCEL_POLL, &mut wait).await.is_err() {
+                if cancelled.load(Ordering::Relaxed) {
+                    return false;
                 }
             }
+            true
         });
         self.account().is_awaited = false;
         if !is_granted {
+            self.budget.change(|pool| pool.leave(&self.owner));
             return Err(MemoryError::Cancelled);
         }
-        self.hold(&mut self.account(), bytes);
+        self.account().held += bytes;
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ pub(crate) use self::{
     writer::manifest_writer::{xattrs_at, xattrs_of},
 };
 pub(crate) use self::{
-    budget::{LAYERS_MAX, LayerMemory, UnpackBudget},
+    budget::{LayerMemory, UnpackBudget},
     error::{UnpackError, UnpackErrorKind},
     limits::UnpackLimits,
     writer::{

@@ -13,8 +13,8 @@ use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
+use imagelet_oci::{DocumentBytes, EngineImporter, ImageDocument, ImportError, ImportStage};
 use imagelet_oci::{Engine, EngineConfig};
-use imagelet_oci::{ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument};
 
 use crate::{
     content,
@@ -30,7 +30,7 @@ pub(crate) struct Bed {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) sink: FakeSink,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) importer: Arc<dyn ImageImporter>,
+    pub(crate) importer: Arc<EngineImporter>,
 }
 
 impl Bed {
@@ -69,7 +69,7 @@ async fn engine(root: &Path, change: impl FnOnce(&mut EngineConfig)) -> Arc<Engi
 }
 
 pub(crate) async fn import(
-    importer: &Arc<dyn ImageImporter>,
+    importer: &Arc<EngineImporter>,
     name: &str,
     progress: Progress,
 ) -> Result<ImageId, ImportError> {
@@ -136,10 +136,10 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
     assert_eq!(bed.engine.filesystem().await.unwrap().reserved, imagelet_core::runtime::Freed::default());
 }
 
-fn bytes_of(document: &ImportedDocument) -> Vec<u8> {
+fn bytes_of(document: &ImageDocument) -> Vec<u8> {
     match &document.bytes {
-        ImportedBytes::Memory(bytes) => bytes.to_vec(),
-        ImportedBytes::File(file) => std::fs::read((**file).as_ref()).expect("it stays for as long as the image"),
+        DocumentBytes::Memory(bytes) => bytes.to_vec(),
+        DocumentBytes::Staged(file) => std::fs::read((**file).as_ref()).expect("it stays for as long as the image"),
     }
 }
 
@@ -156,10 +156,10 @@ async fn a_sink_gets_a_large_document_as_a_file() {
     let id = whole(bed.import("a:large").await);
     let image = bed.sink.image(&id).expect("it is named");
     assert!(
-        matches!(image.manifest.bytes, ImportedBytes::File(_))
-            && matches!(image.config.bytes, ImportedBytes::Memory(_))
+        matches!(image.manifest.bytes, DocumentBytes::Staged(_))
+            && matches!(image.config.bytes, DocumentBytes::Memory(_))
     );
-    assert_eq!((image.manifest.size, bytes_of(&image.manifest)), (manifest.len() as u64, manifest));
+    assert_eq!((image.manifest.bytes.len() as u64, bytes_of(&image.manifest)), (manifest.len() as u64, manifest));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, SandboxConfig, no_progress},
 };
-use imagelet_oci::ImageImporter;
+use imagelet_oci::EngineImporter;
 use imagelet_oci::{Engine, EngineConfig};
 use tokio::{
     task::JoinHandle,
@@ -36,7 +36,7 @@ fn pulling(engine: &Arc<Engine>, name: &str, namespace: &str) -> Pull {
     tokio::spawn(async move { engine.pull(&request, no_progress()).await })
 }
 
-fn importing(importer: &Arc<dyn ImageImporter>, name: &str, namespace: &str) -> Pull {
+fn importing(importer: &Arc<EngineImporter>, name: &str, namespace: &str) -> Pull {
     let (importer, request) = (Arc::clone(importer), request(name, namespace));
     tokio::spawn(async move { importer.import(&request, no_progress()).await.map_err(|error| error.cause) })
 }

@@ -13,16 +13,16 @@ use tokio::{
     sync::mpsc,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{client::Grpc, transport::Channel};
+use tonic::{Code, transport::Channel};
 
 use crate::{
     containerd::{
-        ContainerdRefusal, LeaseId, Many, One,
+        LeaseId, Many, One,
         bounded::ANSWER,
         client::{Answer, ContainerdClient, path},
         v1::{content, images, introspection, leases, snapshots, types},
     },
-    wire::BoundedCodec,
+    wire::{self, BoundedCodec},
 };
 
 const WRITE_BYTES_MAX: u64 = 1 << 20;
@@ -124,9 +124,10 @@ impl ContainerdClient {
         labels: BTreeMap<String, String>,
     ) -> Answer<()> {
         let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
-        let read = async |mut grpc: Grpc<Channel>, request| {
+        let read = async |channel: Channel, request| {
             let codec = BoundedCodec::<_, content::WriteContentResponse>::new(ANSWER);
-            let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
+            let mut answers =
+                wire::ready(channel).await?.streaming(request, path("Content.Write"), codec).await?.into_inner();
             let mut written = None;
             while let Some(answer) = answers.message().await? {
                 if answer.action == COMMIT {
@@ -258,7 +259,7 @@ async fn send_steps(
 /// `None` for `NotFound`.
 fn present<A>(answer: Answer<A>) -> Answer<Option<A>> {
     match answer {
-        Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
+        Err(error) if error.code() == Code::NotFound => Ok(None),
         answer => answer.map(Some),
     }
 }

@@ -2,22 +2,18 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::UnixStream;
 use tonic::{
-    Request, Response, Status,
-    client::Grpc,
+    Code, Request, Status,
     codegen::http::uri::PathAndQuery,
     metadata::{Ascii, MetadataValue},
-    transport::{Channel, Uri},
+    transport::Channel,
 };
-use tower::service_fn;
 
 use crate::{
-    MESSAGE_BYTES_MAX,
-    containerd::{ContainerdError, ContainerdRefusal, NAMESPACE, bounded::ANSWER, lease::LeaseId},
-    wire::BoundedCodec,
+    containerd::{ContainerdError, NAMESPACE, bounded::ANSWER, lease::LeaseId},
+    wire,
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
@@ -42,12 +38,10 @@ impl ContainerdClient {
     pub fn new(socket: &Path) -> Self {
         let socket: Arc<Path> = socket.into();
         let dialled = Arc::clone(&socket);
-        // The URI only sets the `:authority`; the connector dials the socket.
-        let channel =
-            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
-                let socket = Arc::clone(&dialled);
-                async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
-            }));
+        let channel = wire::channel(move || {
+            let socket = Arc::clone(&dialled);
+            async move { UnixStream::connect(&*socket).await }
+        });
         Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
@@ -67,10 +61,7 @@ impl ContainerdClient {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let send = async |mut grpc: Grpc<Channel>, request| {
-            grpc.unary(request, path(call), BoundedCodec::<Q, A>::new(ANSWER)).await.map(Response::into_inner)
-        };
-        self.read(call, subject, message, send).await
+        self.read(call, subject, message, |channel, request| wire::unary(channel, path(call), request, ANSWER)).await
     }
 
     /// All items of a streamed list.
@@ -79,16 +70,9 @@ impl ContainerdClient {
         Q: Message + 'static,
         T: Message + Default + 'static,
     {
-        let send = async |mut grpc: Grpc<Channel>, request| {
-            let codec = BoundedCodec::<Q, Many<T>>::new(ANSWER);
-            let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
-            let mut all = Vec::new();
-            while let Some(page) = pages.message().await? {
-                all.extend(page.items);
-            }
-            Ok(all)
-        };
-        self.read(call, subject, message, send).await
+        let items = |page: Many<T>| page.items;
+        self.read(call, subject, message, |channel, request| wire::listed(channel, path(call), request, ANSWER, items))
+            .await
     }
 
     /// Sends one call and reads its answer of one or more messages; the deadline covers all of them.
@@ -97,7 +81,7 @@ impl ContainerdClient {
         call: &'static str,
         subject: &str,
         message: Q,
-        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
     ) -> Answer<A>
     where
         F: Future<Output = Result<A, Status>>,
@@ -110,25 +94,20 @@ impl ContainerdClient {
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let sent = async {
-            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
-            send(grpc, request).await
-        };
         // Boxed: a call is large, and would be part of each outer future.
-        match tokio::time::timeout(deadline, Box::pin(sent)).await {
+        match tokio::time::timeout(deadline, Box::pin(send(self.channel.clone(), request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
             Err(_) => {
                 let why = format!("no answer within {deadline:?}");
-                Err(ContainerdError::new(ContainerdRefusal::TimedOut, &self.socket, call, subject, &why))
+                Err(ContainerdError::new(Code::DeadlineExceeded, &self.socket, call, subject, &why))
             }
         }
     }
 
     /// An answer that no containerd returns.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
-        ContainerdError::new(ContainerdRefusal::Other, &self.socket, call, subject, why)
+        ContainerdError::new(Code::Unknown, &self.socket, call, subject, why)
     }
 }
 

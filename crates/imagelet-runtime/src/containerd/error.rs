@@ -14,59 +14,45 @@ const TEXT_BYTES_MAX: usize = 1 << 10;
 /// containerd reports a full disk under any code.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// A kind of refusal that some caller handles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContainerdRefusal {
-    AlreadyExists,
-    NotFound,
-    /// The call is unknown.
-    Unknown,
-    /// containerd cannot be reached.
-    Away,
-    TimedOut,
-    DiskFull,
-    Other,
-}
-
 /// A failed call. Prints the call, its subject, the socket and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ContainerdError {
-    refusal: ContainerdRefusal,
+    code: Code,
     message: String,
 }
 
 impl ContainerdError {
-    pub(crate) fn new(refusal: ContainerdRefusal, socket: &Path, call: &str, subject: &str, why: &str) -> Self {
+    pub(crate) fn new(code: Code, socket: &Path, call: &str, subject: &str, why: &str) -> Self {
         let of = if subject.is_empty() { String::new() } else { format!(" of `{subject}`") };
         let message = format!("{call}{of} failed at containerd's socket `{}`: {why}", socket.display());
-        Self { refusal, message }
+        Self { code, message }
     }
 
     pub(crate) fn of_status(socket: &Path, call: &str, subject: &str, status: &Status) -> Self {
-        let (refusal, why) = match innermost(status) {
-            Some(cause) => (ContainerdRefusal::Away, cause.to_string()),
-            None => (refusal(status), status.message().to_owned()),
+        let (code, why) = match innermost(status) {
+            Some(cause) => (Code::Unavailable, cause.to_string()),
+            None => (code(status), status.message().to_owned()),
         };
-        Self::new(refusal, socket, call, subject, &shown(&why))
+        Self::new(code, socket, call, subject, &shown(&why))
     }
 
-    pub fn refusal(&self) -> ContainerdRefusal {
-        self.refusal
+    /// One that a caller acts on: containerd is not reached (`Unavailable`), does not know the call (`Unimplemented`), has a
+    /// full disk (`ResourceExhausted`), did not answer in time, has the object or lacks it; else `Unknown`.
+    pub fn code(&self) -> Code {
+        self.code
     }
 }
 
 impl From<ContainerdError> for RuntimeError {
     fn from(error: ContainerdError) -> Self {
-        let (kind, class, stage) = match error.refusal {
-            ContainerdRefusal::Unknown => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Stage::Runtime),
-            ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
-            ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
-            ContainerdRefusal::DiskFull => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
+        let (kind, class, stage) = match error.code {
+            Code::Unimplemented => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Stage::Runtime),
+            Code::Unavailable => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
+            Code::DeadlineExceeded => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
+            Code::ResourceExhausted => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
             // An absent object of containerd is no absent image of a registry.
-            ContainerdRefusal::AlreadyExists | ContainerdRefusal::NotFound | ContainerdRefusal::Other => {
-                (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime)
-            }
+            _ => (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime),
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
     }
@@ -81,15 +67,12 @@ fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     Some(cause)
 }
 
-fn refusal(status: &Status) -> ContainerdRefusal {
+fn code(status: &Status) -> Code {
+    use Code::{AlreadyExists, DeadlineExceeded, NotFound, Unavailable, Unimplemented};
     match status.code() {
-        Code::AlreadyExists => ContainerdRefusal::AlreadyExists,
-        Code::NotFound => ContainerdRefusal::NotFound,
-        Code::Unimplemented => ContainerdRefusal::Unknown,
-        Code::Unavailable => ContainerdRefusal::Away,
-        Code::DeadlineExceeded => ContainerdRefusal::TimedOut,
-        _ if DISK_FULL.iter().any(|text| status.message().contains(text)) => ContainerdRefusal::DiskFull,
-        _ => ContainerdRefusal::Other,
+        code @ (AlreadyExists | NotFound | Unimplemented | Unavailable | DeadlineExceeded) => code,
+        _ if DISK_FULL.iter().any(|text| status.message().contains(text)) => Code::ResourceExhausted,
+        _ => Code::Unknown,
     }
 }
 
@@ -109,21 +92,17 @@ mod tests {
 
     #[test]
     fn a_status_becomes_what_callers_act_on() {
-        for (status, refusal, kind) in [
-            (Status::already_exists("x"), ContainerdRefusal::AlreadyExists, RuntimeErrorKind::Other),
-            (Status::not_found("x"), ContainerdRefusal::NotFound, RuntimeErrorKind::Other),
-            (Status::unimplemented("x"), ContainerdRefusal::Unknown, RuntimeErrorKind::Unsupported),
-            (Status::unavailable("x"), ContainerdRefusal::Away, RuntimeErrorKind::Unavailable),
-            (Status::deadline_exceeded("x"), ContainerdRefusal::TimedOut, RuntimeErrorKind::TimedOut),
-            (
-                Status::unknown("write: no space left on device"),
-                ContainerdRefusal::DiskFull,
-                RuntimeErrorKind::DiskFull,
-            ),
-            (Status::unknown("x"), ContainerdRefusal::Other, RuntimeErrorKind::Other),
+        for (status, code, kind) in [
+            (Status::already_exists("x"), Code::AlreadyExists, RuntimeErrorKind::Other),
+            (Status::not_found("x"), Code::NotFound, RuntimeErrorKind::Other),
+            (Status::unimplemented("x"), Code::Unimplemented, RuntimeErrorKind::Unsupported),
+            (Status::unavailable("x"), Code::Unavailable, RuntimeErrorKind::Unavailable),
+            (Status::deadline_exceeded("x"), Code::DeadlineExceeded, RuntimeErrorKind::TimedOut),
+            (Status::unknown("write: no space left on device"), Code::ResourceExhausted, RuntimeErrorKind::DiskFull),
+            (Status::unknown("x"), Code::Unknown, RuntimeErrorKind::Other),
         ] {
             let error = error(&status);
-            assert_eq!(error.refusal(), refusal, "{status:?}");
+            assert_eq!(error.code(), code, "{status:?}");
             assert_eq!(RuntimeError::from(error).kind(), kind, "{status:?}");
         }
     }

@@ -10,7 +10,7 @@ mod lease;
 mod names;
 
 pub use client::{ContainerdClient, Many, One};
-pub use error::{ContainerdError, ContainerdRefusal};
+pub use error::ContainerdError;
 pub use lease::LeaseId;
 pub use names::ContainerdNames;
 

@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
 use imagelet_core::{
     backoff::random_share,
     image::shown_name,
@@ -20,15 +19,9 @@ use imagelet_core::{
 };
 use prost::Message;
 use tokio::{net::UnixStream, time::Instant};
-use tonic::{
-    Request, Response, Status,
-    client::Grpc,
-    transport::{Channel, Uri},
-};
-use tower::service_fn;
+use tonic::{Request, Status, transport::Channel};
 
 use crate::{
-    MESSAGE_BYTES_MAX,
     cri::{
         Endpoint,
         backoff::Backoff,
@@ -37,7 +30,7 @@ use crate::{
         stall::Stalled,
         trace,
     },
-    wire::{BoundedCodec, MessageBounds},
+    wire,
 };
 
 /// The limit of one attempt; the interface's own minimum.
@@ -45,7 +38,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// One attempt, unless the backoff forbids it. It counts as failed until a call is answered: a peer that accepts and drops
 /// connections is not dialled without end.
-async fn dial(path: &Path, backoff: &Backoff) -> io::Result<TokioIo<UnixStream>> {
+async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
         Ok(connected) => connected,
@@ -53,7 +46,7 @@ async fn dial(path: &Path, backoff: &Backoff) -> io::Result<TokioIo<UnixStream>>
     };
     let why = connected.as_ref().err().map_or("the peer has not answered yet".to_owned(), ToString::to_string);
     backoff.failed(why, Instant::now(), random_share());
-    connected.map(TokioIo::new)
+    connected
 }
 
 /// A peer with its timeout. Clones share the connection.
@@ -76,12 +69,10 @@ impl Peer {
         let path = endpoint.path().to_owned();
         let backoff = Arc::new(Backoff::default());
         let dialled = Arc::clone(&backoff);
-        // The URI only sets the `:authority`; the connector dials the socket.
-        let channel =
-            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
-                let (path, backoff) = (path.clone(), Arc::clone(&dialled));
-                async move { dial(&path, &backoff).await }
-            }));
+        let channel = wire::channel(move || {
+            let (path, backoff) = (path.clone(), Arc::clone(&dialled));
+            async move { dial(&path, &backoff).await }
+        });
         Ok(Self { channel, backoff, endpoint: endpoint.clone(), timeout, streams: Arc::default() })
     }
 
@@ -94,24 +85,8 @@ impl Peer {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        self.ask_until(self.deadline(), call, message, ONE).await
-    }
-
-    async fn ask_until<Q, A>(
-        &self,
-        deadline: Instant,
-        call: Call,
-        message: Q,
-        bounds: MessageBounds,
-    ) -> Result<A, RuntimeError>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
-        let send = |mut grpc: Grpc<Channel>, request| async move {
-            grpc.unary(request, call.path(), BoundedCodec::new(bounds)).await.map(Response::into_inner)
-        };
-        self.until(deadline, call, message, send).await
+        self.until(self.deadline(), call, message, |channel, request| wire::unary(channel, call.path(), request, ONE))
+            .await
     }
 
     /// Sends one call without a deadline, and returns its status unchanged.
@@ -120,29 +95,21 @@ impl Peer {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let send = |mut grpc: Grpc<Channel>, request| async move {
-            grpc.unary(request, call.path(), BoundedCodec::new(ONE)).await.map(Response::into_inner)
-        };
-        self.send(call, Request::new(message), send).await
+        self.send(call, Request::new(message), |channel, request| wire::unary(channel, call.path(), request, ONE)).await
     }
 
     async fn send<Q, A, F>(
         &self,
         call: Call,
         mut request: Request<Q>,
-        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
     ) -> Result<A, Status>
     where
         F: Future<Output = Result<A, Status>>,
     {
         trace::inject(request.metadata_mut());
-        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let sent = async {
-            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
-            send(grpc, request).await
-        };
         // Boxed: a call is large, and would be part of each outer future.
-        let answer = trace::follow(call, Box::pin(sent)).await;
+        let answer = trace::follow(call, Box::pin(send(self.channel.clone(), request))).await;
         self.note(answer.as_ref().err());
         answer
     }
@@ -157,15 +124,7 @@ impl Peer {
     ) -> Result<Vec<T>, RuntimeError> {
         let deadline = self.deadline();
         if self.streams.load(Ordering::Relaxed) {
-            let read = |mut grpc: Grpc<Channel>, request: Request<()>| async move {
-                let codec = BoundedCodec::<(), A>::new(LIST);
-                let mut pages = grpc.server_streaming(request, stream.path(), codec).await?.into_inner();
-                let mut all = Vec::new();
-                while let Some(page) = pages.message().await? {
-                    all.extend(items(page));
-                }
-                Ok(all)
-            };
+            let read = |channel, request: Request<()>| wire::listed(channel, stream.path(), request, LIST, items);
             match self.until(deadline, stream, (), read).await {
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
@@ -174,7 +133,8 @@ impl Peer {
                 streamed => return streamed,
             }
         }
-        self.ask_until(deadline, whole, (), LIST).await.map(items)
+        let read = |channel, request: Request<()>| wire::unary(channel, whole.path(), request, LIST);
+        self.until(deadline, whole, (), read).await.map(items)
     }
 
     fn deadline(&self) -> Instant {
@@ -186,7 +146,7 @@ impl Peer {
         deadline: Instant,
         call: Call,
         message: Q,
-        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
     ) -> Result<A, RuntimeError>
     where
         F: Future<Output = Result<A, Status>>,

@@ -2,7 +2,6 @@
 //!
 //! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
 
-mod address;
 mod backoff;
 pub(crate) mod bounded;
 mod channel;
@@ -14,11 +13,10 @@ pub(crate) mod server;
 mod stall;
 mod trace;
 
-pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
-pub(crate) use runtime_info::SNAPSHOTTER;
+pub(crate) use runtime_info::OVERLAYFS;
 pub use runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
 pub use server::{ListenError, RuntimeServer, listen, routes};
 pub use trace::{CallerTrace, current_trace};

@@ -11,8 +11,12 @@ use imagelet_core::{
 };
 
 const RUNTIME: &str = "containerd";
-pub(crate) const SNAPSHOTTER: &str = "overlayfs";
+/// The only snapshotter whose snapshots are plain folders that overlayfs stacks.
+pub(crate) const OVERLAYFS: &str = "overlayfs";
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
+/// The staging folder of imports below containerd's root: on the mount of the snapshots, and outside of the snapshotter's
+/// folder, which containerd cleans.
+const STAGING_FOLDER: &str = "imagelet-staging";
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
@@ -120,7 +124,7 @@ impl RuntimeInfo {
 
     /// The location of the layers that imports use.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
-        self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER)
+        self.places.iter().find(|place| place.snapshotter == OVERLAYFS)
     }
 
     /// The default snapshotter of images. `None`: there are several and none is reported.
@@ -154,7 +158,8 @@ impl SnapshotterPlace {
         places
     }
 
-    fn of(mountpoint: &Path) -> Option<Self> {
+    /// From the image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
+    pub fn of(mountpoint: &Path) -> Option<Self> {
         let name = mountpoint.file_name()?.to_str()?.strip_prefix(SNAPSHOTTER_FOLDER)?;
         let root = mountpoint.parent().filter(|root| root.is_absolute())?;
         (!name.is_empty()).then(|| Self { root: root.to_owned(), snapshotter: name.to_owned() })
@@ -163,6 +168,11 @@ impl SnapshotterPlace {
     /// The folder of the layers.
     pub fn folder(&self) -> PathBuf {
         self.root.join(format!("{SNAPSHOTTER_FOLDER}{}", self.snapshotter))
+    }
+
+    /// The folder in which imports stage layers.
+    pub fn staging(&self) -> PathBuf {
+        self.root.join(STAGING_FOLDER)
     }
 }
 

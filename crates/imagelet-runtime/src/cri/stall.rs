@@ -8,7 +8,7 @@
 use std::{
     ffi::OsString,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -16,7 +16,8 @@ use std::{
 use imagelet_core::runtime::ImageFilesystems;
 use tokio::time::{Instant, sleep, timeout_at};
 
-const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
+use crate::cri::SnapshotterPlace;
+
 /// The folder of containerd's running fetches, each in a folder of its own.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
@@ -131,16 +132,10 @@ impl StallWatch {
 /// The bytes written by a runtime with these file systems, if its folders are containerd's and readable. Reads the
 /// disk.
 pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
-    let root = filesystems.images.iter().find_map(|place| root_of(&place.mountpoint))?;
+    let root = filesystems.images.iter().find_map(|place| SnapshotterPlace::of(&place.mountpoint))?.root;
     let ingests = ingests(&root.join(INGESTS))?;
     let snapshots = filesystems.images.iter().map(|place| (place.used.0, place.inodes_used)).collect();
     Some(Written { snapshots, ingests })
-}
-
-/// containerd's root, derived from a snapshotter's folder.
-fn root_of(mountpoint: &Path) -> Option<PathBuf> {
-    let is_snapshotter = mountpoint.file_name()?.to_str()?.starts_with(SNAPSHOTTER);
-    is_snapshotter.then(|| mountpoint.parent().map(Path::to_owned)).flatten()
 }
 
 fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
@@ -158,6 +153,7 @@ fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
 #[cfg(test)]
 mod tests {
     use std::{
+        path::PathBuf,
         sync::atomic::{AtomicU64, Ordering},
         time::SystemTime,
     };

@@ -9,7 +9,7 @@ use imagelet_core::{
 use imagelet_oci::ImportStage;
 use tokio::time::Instant;
 
-use crate::cri::{RuntimeInfo, SNAPSHOTTER};
+use crate::cri::{OVERLAYFS, RuntimeInfo};
 
 /// The pod annotation from which containerd knows the handler of a pull.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
@@ -49,7 +49,7 @@ pub(super) fn import_target<'a>(
         Ok(other) => return Err(ForwardReason::OtherRuntime(other.name.clone())),
         Err(why) => return Err(why.clone()),
     };
-    if runtime.snapshotter() != Some(SNAPSHOTTER) {
+    if runtime.snapshotter() != Some(OVERLAYFS) {
         let name = runtime.snapshotter().map(str::to_owned);
         return Err(name.map_or(ForwardReason::SnapshotterUnknown, ForwardReason::Snapshotter));
     }
@@ -81,7 +81,7 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
         let handler = handler.clone();
         match runtime.configuration.handlers.get(&handler).map(String::as_str) {
-            Some("" | SNAPSHOTTER) => {}
+            Some("" | OVERLAYFS) => {}
             Some(other) => return Err(ForwardReason::HandlerSnapshotter { handler, snapshotter: other.to_owned() }),
             None => return Err(ForwardReason::HandlerUnknown(handler)),
         }

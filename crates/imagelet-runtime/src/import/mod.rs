@@ -10,6 +10,6 @@ pub(crate) mod sink;
 mod site;
 
 pub use decide::ImportMode;
-pub use service::{ImportHealth, ImportSite, ImportingImages, OpenedSite, RouteTaken};
+pub use service::{ImportHealth, ImportSite, ImportingImages, RouteTaken};
 pub use sink::{Containerd, ContainerdConfig};
 pub use site::{Opened, RuntimeSite};

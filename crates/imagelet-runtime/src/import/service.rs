@@ -17,7 +17,7 @@ use imagelet_core::{
         PullRequest, PullRoute, RegistryHost, RuntimeError, RuntimeErrorKind,
     },
 };
-use imagelet_oci::{ImageImporter, ImportError};
+use imagelet_oci::ImportError;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -49,15 +49,20 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     fn incarnation(&self) -> Option<String>;
 
     /// Opens staging and the runtime's own API.
-    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason>;
+
+    /// Fetches an image and imports it, where the site is open. Returns once the runtime lists the image and the disk
+    /// has it. Dropping the future cancels the import; its resources in the runtime are released in the background.
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
+
+    /// The hosts that an import of an image may ask beside its registry.
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost>;
+
+    /// Disk space that running imports have reserved and not yet written.
+    fn reserved(&self) -> Freed;
 
     /// Returns once the runtime has released the resources of cancelled imports.
     async fn close(&self);
-}
-
-#[derive(Clone, Debug)]
-pub struct OpenedSite {
-    pub importer: Arc<dyn ImageImporter>,
 }
 
 /// The parameters of an open site: any change reopens it.
@@ -104,7 +109,7 @@ pub struct ImportingImages {
 struct Shared {
     /// The last successful one.
     survey: Option<Survey>,
-    opened: Option<(SiteKey, OpenedSite)>,
+    opened: Option<SiteKey>,
     preferred: PreferredRegistries,
     routes: VecDeque<RouteTaken>,
 }
@@ -215,37 +220,34 @@ impl ImportingImages {
         &self,
         runtime: &Result<RuntimeInfo, ForwardReason>,
         request: Option<&PullRequest>,
-    ) -> Result<OpenedSite, ForwardReason> {
+    ) -> Result<(), ForwardReason> {
         let registry = request.and_then(registry_of);
         let is_preferred = registry.is_some_and(|name| self.shared().preferred.is_preferred(&name, Instant::now()));
-        self.opened(import_target(self.mode, runtime, request, is_preferred)?).await
+        self.open(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
-    /// The site for a runtime as it is; opened once until the runtime changes.
-    async fn opened(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+    /// Opens the site for a runtime as it is, once until the runtime changes.
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
         let key = SiteKey {
             version: runtime.version.clone(),
             place: runtime.place().cloned(),
             registries: runtime.configuration.registries.clone(),
         };
         let _opening = self.opening.lock().await;
-        {
-            let mut shared = self.shared();
-            match &shared.opened {
-                Some((before, site)) if *before == key => return Ok(site.clone()),
-                _ => shared.opened = None,
-            }
+        if self.shared().opened.as_ref() == Some(&key) {
+            return Ok(());
         }
+        self.shared().opened = None;
         let opened = timeout(OPEN_MAX, self.site.open(runtime)).await;
-        let site = opened.unwrap_or_else(|_| {
+        opened.unwrap_or_else(|_| {
             let socket = self.site.socket().display();
             Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
         })?;
-        self.shared().opened = Some((key, site.clone()));
-        Ok(site)
+        self.shared().opened = Some(key);
+        Ok(())
     }
 
-    async fn import(&self, pull: &Pull<'_>, site: &OpenedSite) -> Result<ImageId, RuntimeError> {
+    async fn import(&self, pull: &Pull<'_>) -> Result<ImageId, RuntimeError> {
         (pull.progress)(PullEvent::Route(PullRoute::Imported));
         let imported = tokio::select! {
             biased;
@@ -254,7 +256,7 @@ impl ImportingImages {
                 let message = format!("the import of `{image}` was given up: the daemon is stopping");
                 return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
             }
-            imported = site.importer.import(pull.request, Arc::clone(&pull.progress)) => imported,
+            imported = self.site.import(pull.request, Arc::clone(&pull.progress)) => imported,
         };
         let failed = match imported {
             Ok(id) => {
@@ -353,7 +355,7 @@ impl ImageService for ImportingImages {
             _ => self.survey(SURVEY_FRESH).await,
         };
         match self.choose(&runtime, Some(request)).await {
-            Ok(site) => self.import(&pull, &site).await,
+            Ok(()) => self.import(&pull).await,
             Err(reason) if self.mode == ImportMode::Require => {
                 let error = not_importable(&request.image.image, &reason);
                 self.note(&pull, PullRoute::Imported, Some(&error));
@@ -368,7 +370,7 @@ impl ImageService for ImportingImages {
             return Vec::new();
         }
         match self.choose(&self.survey(SURVEY_FRESH).await, None).await {
-            Ok(site) => site.importer.registry_hosts(image).await,
+            Ok(()) => self.site.registry_hosts(image).await,
             Err(_) => Vec::new(),
         }
     }
@@ -378,9 +380,7 @@ impl ImageService for ImportingImages {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
-        let reserved = importer.map_or_else(Freed::default, |importer| importer.reserved());
-        Ok(ImageFilesystems { reserved, ..self.inner.filesystem().await? })
+        Ok(ImageFilesystems { reserved: self.site.reserved(), ..self.inner.filesystem().await? })
     }
 }
 

@@ -9,11 +9,17 @@ use std::{
 };
 
 use async_trait::async_trait;
-use imagelet_core::runtime::{ForwardReason, ImageService, MakeRoom, RuntimeError};
-use imagelet_oci::{Access, Engine, EngineConfig};
+use imagelet_core::{
+    image::{ImageId, Reference},
+    runtime::{
+        ForwardReason, Freed, ImageService, MakeRoom, Progress, PullRequest, RegistryHost, RuntimeError,
+        RuntimeErrorKind,
+    },
+};
+use imagelet_oci::{Access, Engine, EngineConfig, EngineImporter, ImportError, ImportStage};
 
 use super::{
-    service::{ImportSite, OpenedSite},
+    service::ImportSite,
     sink::{Containerd, ContainerdConfig},
 };
 use crate::cri::{RegistrySettings, RemoteContainerService, RuntimeInfo, SnapshotterPlace};
@@ -40,6 +46,7 @@ pub struct RuntimeSite {
 pub struct Opened {
     engine: Option<(EngineConfig, Arc<Engine>)>,
     containerd: Option<Containerd>,
+    importer: Option<Arc<EngineImporter>>,
 }
 
 impl RuntimeSite {
@@ -50,7 +57,7 @@ impl RuntimeSite {
             match &opened.engine {
                 Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
                 // The engine releases the folder once its running imports have ended.
-                _ => opened.engine = None,
+                _ => (opened.engine, opened.importer) = (None, None),
             }
         }
         let engine = Engine::open(config.clone()).await.map_err(|error| ForwardReason::Staging(error.chain()))?;
@@ -59,6 +66,10 @@ impl RuntimeSite {
         }
         self.lock().engine = Some((config, Arc::clone(&engine)));
         Ok(engine)
+    }
+
+    fn importer(&self) -> Option<Arc<EngineImporter>> {
+        self.lock().importer.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Opened> {
@@ -91,18 +102,18 @@ impl ImportSite for RuntimeSite {
         Some(format!("{} {} {}.{}", socket.dev(), socket.ino(), socket.ctime(), socket.ctime_nsec()))
     }
 
-    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
         let place = runtime.place().ok_or(ForwardReason::SnapshotterUnknown)?;
         let config = ContainerdConfig {
             socket: self.socket.clone(),
-            image_mountpoint: place.folder(),
+            place: place.clone(),
             version: runtime.version.clone(),
             keep_blobs: self.engine.keep_blobs,
             cri: Arc::clone(&self.images),
             rebases: None,
         };
         let containerd = Containerd::connect(config).await?;
-        let (root, access) = (containerd.staging().to_owned(), Access::Write { or_create: true });
+        let (root, access) = (containerd.staging(), Access::Write { or_create: true });
         let mut config = EngineConfig { root, access, lock_wait: LOCK_WAIT, ..self.engine.clone() };
         if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
             config.registry.hosts_dirs.clone_from(folders);
@@ -113,8 +124,29 @@ impl ImportSite for RuntimeSite {
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
         }
-        self.lock().containerd = Some(containerd.clone());
-        Ok(OpenedSite { importer: engine.importer(Arc::new(containerd)) })
+        let mut opened = self.lock();
+        opened.importer = Some(engine.importer(Arc::new(containerd.clone())));
+        opened.containerd = Some(containerd);
+        Ok(())
+    }
+
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+        let Some(importer) = self.importer() else {
+            let why = RuntimeError::new(RuntimeErrorKind::Unavailable, "the runtime changed while the import began");
+            return Err(ImportStage::Fetch.failed(why));
+        };
+        importer.import(request, progress).await
+    }
+
+    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+        match self.importer() {
+            Some(importer) => importer.registry_hosts(image).await,
+            None => Vec::new(),
+        }
+    }
+
+    fn reserved(&self) -> Freed {
+        self.importer().map_or_else(Freed::default, |importer| importer.reserved())
     }
 
     async fn close(&self) {

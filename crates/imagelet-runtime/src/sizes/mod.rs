@@ -15,11 +15,12 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
 use jiff::Timestamp;
+use tonic::Code;
 
 use self::graph::{CommittedSnapshot, PartFolders, snapshotters};
 pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage, refers_to_snapshot};
 use crate::containerd::{
-    ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
+    ContainerdClient, ContainerdError, NAMESPACE,
     v1::{introspection, leases, snapshots},
 };
 
@@ -99,7 +100,7 @@ impl ContainerdSizes {
             match self.client.snapshots(&snapshotter).await {
                 Ok(snapshots) => drop(all.insert(snapshotter, snapshots)),
                 // Its plugin is not loaded any more, while labels still refer to it.
-                Err(error) if matches!(error.refusal(), ContainerdRefusal::NotFound | ContainerdRefusal::Other) => {
+                Err(error) if matches!(error.code(), Code::NotFound | Code::Unknown) => {
                     tracing::debug!(snapshotter, %error, "could not list the snapshots of a snapshotter");
                 }
                 Err(error) => return Err(error),
@@ -181,7 +182,7 @@ impl LayerSource for ContainerdSizes {
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         match tokio::time::timeout(self.look_max, self.look()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),
-            Ok(Err(error)) if error.refusal() == ContainerdRefusal::Unknown => Ok(None),
+            Ok(Err(error)) if error.code() == Code::Unimplemented => Ok(None),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => {
                 let message = format!("the sizes of containerd's images did not come within {:?}", self.look_max);

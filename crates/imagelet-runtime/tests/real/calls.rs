@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use imagelet_core::image::Digest;
 use imagelet_runtime::containerd::{
-    ContainerdClient, ContainerdRefusal, LeaseId,
+    ContainerdClient, LeaseId,
     v1::{images::Image, snapshots, types::Descriptor},
 };
 
 use crate::node::Node;
+use tonic::Code;
 
 const OVERLAYFS: &str = "overlayfs";
 /// `Kind` of a prepared snapshot.
@@ -50,7 +51,7 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     let size = bytes.len() as u64;
     leased.write_content(digest.as_str(), size, &bytes[..], labels([("a", "b")])).await.unwrap();
     let again = leased.write_content(digest.as_str(), size, &bytes[..], BTreeMap::new()).await.unwrap_err();
-    assert_eq!(again.refusal(), ContainerdRefusal::AlreadyExists, "{again}");
+    assert_eq!(again.code(), Code::AlreadyExists, "{again}");
     let other = Digest::of(b"other");
     let wrong = leased.write_content(other.as_str(), 2, &b"no"[..], BTreeMap::new()).await.unwrap_err().to_string();
     assert!(wrong.contains("unexpected commit digest"), "{wrong}");
@@ -63,10 +64,10 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     let mounts = leased.prepare(prepare("key one", "", "one")).await.unwrap();
     assert_eq!((mounts.len(), mounts[0].r#type.as_str()), (1, "bind"));
     leased.commit(commit("key one", "one")).await.unwrap();
-    let refusal = leased.prepare(prepare("key again", "", "one")).await.unwrap_err().refusal();
-    assert_eq!(refusal, ContainerdRefusal::AlreadyExists);
-    let refusal = leased.prepare(prepare("key", "none", "two")).await.unwrap_err().refusal();
-    assert_eq!(refusal, ContainerdRefusal::NotFound);
+    let refusal = leased.prepare(prepare("key again", "", "one")).await.unwrap_err().code();
+    assert_eq!(refusal, Code::AlreadyExists);
+    let refusal = leased.prepare(prepare("key", "none", "two")).await.unwrap_err().code();
+    assert_eq!(refusal, Code::NotFound);
     let mounts = leased.prepare(prepare("key two", "one", "two")).await.unwrap();
     assert_eq!((mounts.len(), mounts[0].r#type.as_str()), (1, "overlay"));
     let two = client.snapshot(OVERLAYFS, "key two").await.unwrap().unwrap();
@@ -75,8 +76,8 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     // Another lease's end collects nothing of this one's; what it has not made it holds when asked.
     let other = LeaseId::unique();
     client.create_lease(&other, Duration::from_hours(1)).await.unwrap();
-    let refusal = client.hold(&LeaseId::unique(), "content", "x").await.unwrap_err().refusal();
-    assert_eq!(refusal, ContainerdRefusal::NotFound, "no lease");
+    let refusal = client.hold(&LeaseId::unique(), "content", "x").await.unwrap_err().code();
+    assert_eq!(refusal, Code::NotFound, "no lease");
     client.hold(&other, "snapshots/overlayfs", "one").await.unwrap();
     client.hold(&other, "content", digest.as_str()).await.unwrap();
     client.delete_lease(&lease, true).await.unwrap();
@@ -111,8 +112,8 @@ async fn image_records_are_made_once_and_changed_after() {
         }),
     };
     client.create_image(image("one", "a")).await.unwrap();
-    let refusal = client.create_image(image("two", "b")).await.unwrap_err().refusal();
-    assert_eq!(refusal, ContainerdRefusal::AlreadyExists);
+    let refusal = client.create_image(image("two", "b")).await.unwrap_err().code();
+    assert_eq!(refusal, Code::AlreadyExists);
     client.update_image(image("two", "b")).await.unwrap();
     let kept = Image { labels: labels([("a", "1"), ("b", "1")]), ..image("two", "b") };
     assert_eq!(client.images().await.unwrap(), std::slice::from_ref(&kept));
@@ -125,7 +126,7 @@ async fn image_records_are_made_once_and_changed_after() {
 #[tokio::test]
 async fn a_socket_without_containerd_is_away() {
     let error = ContainerdClient::new(Path::new("/nowhere/containerd.sock")).images().await.unwrap_err();
-    assert_eq!(error.refusal(), ContainerdRefusal::Away);
+    assert_eq!(error.code(), Code::Unavailable);
     let message = error.to_string();
     assert!(message.starts_with("Images.List failed at containerd's socket `/nowhere/containerd.sock`: "), "{message}");
     assert!(message.contains("No such file"), "{message}");

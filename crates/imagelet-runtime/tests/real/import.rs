@@ -7,7 +7,7 @@ use imagelet_core::{
     runtime::{ForwardReason, ImageService as _},
 };
 use imagelet_oci::{ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken};
-use imagelet_runtime::{Containerd, ContainerdConfig, containerd::LeaseId};
+use imagelet_runtime::{Containerd, ContainerdConfig, containerd::LeaseId, cri::SnapshotterPlace};
 
 use crate::{
     cri::CriImages,
@@ -25,7 +25,7 @@ async fn connect(node: &Node, keep_blobs: bool) -> Containerd {
 fn config(node: &Node, keep_blobs: bool) -> ContainerdConfig {
     ContainerdConfig {
         socket: node.socket(),
-        image_mountpoint: node.snapshotter(),
+        place: SnapshotterPlace::of(&node.snapshotter()).unwrap(),
         version: Node::version(),
         keep_blobs,
         cri: Arc::new(CriImages::of(node)),
@@ -446,12 +446,13 @@ async fn a_lease_that_could_not_be_ended_is_ended_before_the_next_import() {
 async fn what_is_in_the_way_of_imports_is_found_before_one_begins() {
     let node = Node::start().await;
     let word = async |config: ContainerdConfig| Containerd::connect(config).await.unwrap_err().code();
-    let native = node.root().join("io.containerd.snapshotter.v1.native");
-    assert_eq!(word(ContainerdConfig { image_mountpoint: native, ..config(&node, false) }).await, "snapshotter");
+    let place = |root: PathBuf, snapshotter: &str| SnapshotterPlace { root, snapshotter: snapshotter.into() };
+    let native = place(node.root(), "native");
+    assert_eq!(word(ContainerdConfig { place: native, ..config(&node, false) }).await, "api-closed");
     let nowhere = node.root().join("nowhere.sock");
     assert_eq!(word(ContainerdConfig { socket: nowhere, ..config(&node, false) }).await, "api-closed");
-    let other = PathBuf::from("/other/io.containerd.snapshotter.v1.overlayfs");
-    assert_eq!(word(ContainerdConfig { image_mountpoint: other, ..config(&node, false) }).await, "api-closed");
+    let other = place("/other".into(), "overlayfs");
+    assert_eq!(word(ContainerdConfig { place: other, ..config(&node, false) }).await, "api-closed");
 
     // Two bind mounts of one file system.
     let snapshotter = node.snapshotter();

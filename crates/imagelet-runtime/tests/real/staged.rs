@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 
 use imagelet_core::image::{Digest, Platform};
-use imagelet_oci::{ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer, StagedTree};
+use imagelet_oci::{DocumentBytes, ImageDocument, ImportedImage, ImportedLayer, StagedTree};
 use imagelet_runtime::Containerd;
 use serde_json::json;
 
@@ -30,7 +30,7 @@ pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<Importe
         &json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": {"mediaType": CONFIG, "digest": config.digest.as_str(), "size": config.size},
+            "config": {"mediaType": CONFIG, "digest": config.digest.as_str(), "size": config.bytes.len()},
             "layers": layers.iter().map(described).collect::<Vec<_>>(),
         }),
     );
@@ -42,7 +42,7 @@ pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<Importe
             "mediaType": INDEX,
             "manifests": [
                 {
-                    "mediaType": MANIFEST, "digest": manifest.digest.as_str(), "size": manifest.size,
+                    "mediaType": MANIFEST, "digest": manifest.digest.as_str(), "size": manifest.bytes.len(),
                     "platform": {"os": "linux", "architecture": Platform::host().architecture},
                 },
                 {
@@ -66,13 +66,12 @@ fn layer(name: &str) -> ImportedLayer {
     ImportedLayer { diff_id: digest.clone(), digest, size, media_type: LAYER.to_owned() }
 }
 
-fn document(media_type: &str, json: &serde_json::Value) -> ImportedDocument {
+fn document(media_type: &str, json: &serde_json::Value) -> ImageDocument {
     let bytes = json.to_string().into_bytes();
-    ImportedDocument {
+    ImageDocument {
         digest: Digest::of(&bytes),
         media_type: media_type.to_owned(),
-        size: bytes.len() as u64,
-        bytes: ImportedBytes::Memory(bytes.into()),
+        bytes: DocumentBytes::Memory(bytes.into()),
     }
 }
 

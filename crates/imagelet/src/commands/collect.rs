@@ -5,14 +5,13 @@ use std::process::ExitCode;
 use imagelet_core::image::{ByteSize, Percent, counted};
 
 use super::images_write::note;
-use crate::output::{print_failure, write_failure};
 use crate::{
     EXIT_USAGE,
     cli::GcArgs,
-    output::{Format, Table, id, names, print, size},
+    output::{Format, Table, exit_code, id, names, print, print_failure, size, write_failure},
 };
 use imagelet_node::{
-    api::{CollectRequest, Collected, CollectedRow, silences},
+    api::{CollectRequest, Collected, silences},
     failure::Failure,
     node::Node,
 };
@@ -49,7 +48,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     }
     // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
-    Ok(ExitCode::from(u8::from(failed)))
+    Ok(exit_code(failed))
 }
 
 fn plan(done: &Collected, format: Format) -> Table {
@@ -71,46 +70,35 @@ fn plan(done: &Collected, format: Format) -> Table {
 
 /// The totals, and the usage of the disk, which explains a collection without removals.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
-    let of = |verdict: &str| {
-        let rows: Vec<&CollectedRow> = done.images.iter().filter(|row| row.verdict == verdict).collect();
-        (rows.len(), rows.iter().map(|row| ByteSize(row.size)).sum::<ByteSize>())
+    let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
+    let (verdict, would, gained) = match done.dry_run {
+        true => ("remove", "would remove", None),
+        false => ("removed", "removed", done.measured.map(gained)),
     };
-    let all = counted(done.images.len(), "image");
+    let rows = done.images.iter().filter(|row| row.verdict == verdict);
+    let (count, all) = (rows.clone().count(), counted(done.images.len(), "image"));
+    let size = if done.dry_run { rows.map(|row| ByteSize(row.size)).sum() } else { ByteSize(done.claimed) };
+    let frees = format!("{}{}", if done.certainty == "exact" { "" } else { "about " }, ByteSize(done.frees));
     let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
-    let frees = frees(done);
-    let did = if done.dry_run {
-        let (count, size) = of("remove");
-        format!("would remove {count} of {all} ({size} as listed, frees {frees}{wanted})")
-    } else {
-        let count = of("removed").0;
-        let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
-        let size = ByteSize(done.claimed);
-        format!("removed {count} of {all} ({size} as listed, frees {frees}{measured}{wanted})")
-    };
-    format!("{did}\n{}", disk(done, is_by_threshold))
-}
-
-fn disk(done: &Collected, is_by_threshold: bool) -> String {
+    let gained = gained.unwrap_or_default();
+    let did = format!("{would} {count} of {all} ({size} as listed, frees {frees}{gained}{wanted})");
     let before = done.used_percent_before;
     let full = match done.used_percent_after {
         Some(after) => format!("the disk is {after}% full, before it was {before}%"),
         None => format!("the disk is {before}% full"),
     };
     if !is_by_threshold {
-        return full;
+        return format!("{did}\n{full}");
     }
-    let thresholds = format!("collecting begins at {}% and ends at {}%", done.high_percent, done.low_percent);
     let need = if done.wanted.is_none() { ": no room is wanted" } else { "" };
-    format!("{full}, {thresholds}{need}")
-}
-
-fn frees(done: &Collected) -> String {
-    let bytes = ByteSize(done.frees);
-    if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }
+    let (high, low) = (done.high_percent, done.low_percent);
+    format!("{did}\n{full}, collecting begins at {high}% and ends at {low}%{need}")
 }
 
 #[cfg(test)]
 mod tests {
+    use imagelet_node::api::CollectedRow;
+
     use super::*;
 
     #[test]

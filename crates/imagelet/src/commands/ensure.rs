@@ -14,11 +14,10 @@ use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
 use super::pull::{read_bytes, seconds, unread};
-use crate::output::print_failure;
 use crate::{
     cli::EnsureArgs,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests, decode},
-    output::{Format, Table, id, or_dash, print, size},
+    output::{Format, Table, exit_code, id, or_dash, print, print_failure, size},
     progress::{Screen, Shown, lock},
 };
 use imagelet_node::{
@@ -92,7 +91,7 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     let failed = !failures.is_empty() || pods.iter().flat_map(|pod| &pod.images).any(|row| row.failure.is_some());
     let document = json!({ "pods": pods, "failures": failures });
     print(format, &document, |out| if quiet { ids(&pods, out) } else { table(&pods, format).write(out) })?;
-    Ok(ExitCode::from(u8::from(failed)))
+    Ok(exit_code(failed))
 }
 
 async fn ensure(

@@ -28,57 +28,42 @@ const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> Result<ExitCode, Failure> {
     let EventsArgs { follow: is_following, since } = arguments;
-    let view = EventView { format, since };
-    if is_following { follow(node, view).await } else { recent(node, &view).await }
+    if is_following { follow(node, since, format).await } else { recent(node, since, format).await }
 }
 
-#[derive(Debug)]
-struct EventView {
-    format: Format,
-    since: Option<Since>,
+fn includes(since: Option<Since>, entry: &EventLine, now: Timestamp) -> bool {
+    let EventLine::Event(event) = entry else { return true };
+    since.is_none_or(|since| since.includes(event.at.as_deref(), now))
 }
 
-impl EventView {
-    fn includes(&self, entry: &EventLine, now: Timestamp) -> bool {
-        let EventLine::Event(event) = entry else { return true };
-        self.since.is_none_or(|since| since.includes(event.at.as_deref(), now))
-    }
-
-    /// One line or document; empty for what has no line of its own.
-    fn line(&self, entry: &EventLine) -> Vec<u8> {
-        if self.format.is_document() { line(entry, self.format) } else { plain(entry) }
-    }
-}
-
-async fn recent(node: &Node, view: &EventView) -> Result<ExitCode, Failure> {
+async fn recent(node: &Node, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
-    let hear = |entry| lock(&heard).push(entry);
-    node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
+    node.follow(&EventsRequest::default(), &|entry| lock(&heard).push(entry), &|_| {}).await?;
     let now = Timestamp::now();
     let mut heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
-    heard.retain(|entry| view.includes(entry, now));
+    heard.retain(|entry| includes(since, entry, now));
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = if view.format.is_document() {
-        heard.iter().try_for_each(|entry| out.write_all(&view.line(entry)))
+    let written = if format.is_document() {
+        heard.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
     } else {
-        let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
-        for entry in &heard {
-            if let EventLine::Event(event) = entry {
-                table.row([&time(event), &event.kind, &event.reason, &object(event), &event.message]);
+        let rows = heard.iter().filter_map(|entry| match entry {
+            EventLine::Event(it) => {
+                Some([time(it), it.kind.clone(), it.reason.clone(), object(it), it.message.clone()])
             }
-        }
-        table.write(&mut out)
+            _ => None,
+        });
+        Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]).rows(rows).write(&mut out)
     };
     Ok(printed(written.and_then(|()| out.flush()))?)
 }
 
-async fn follow(node: &Node, view: EventView) -> Result<ExitCode, Failure> {
-    let (format, is_document) = (view.format, view.format.is_document());
+async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
+    let is_document = format.is_document();
     let screen = if is_document { None } else { PullScreen::of_stderr(format == Format::Wide) };
     let every = if is_document { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
-    let follower = Mutex::new(Follower { view, screen, last: None, before: None, failed: None });
+    let follower = Mutex::new(Follower { format, since, screen, last: None, before: None, failed: None });
     // A closed stdout ends the command at the next line.
     let closed = Notify::new();
     let hear = |entry: EventLine| {
@@ -101,7 +86,9 @@ async fn follow(node: &Node, view: EventView) -> Result<ExitCode, Failure> {
             }
             lock(&follower).reconnect();
             note(&format!("{}; waiting for it", failure.message));
-            wait_for(node).await;
+            while node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_err() {
+                tokio::time::sleep(REPORT_PERIOD).await;
+            }
         }
     };
     tokio::select! {
@@ -116,7 +103,8 @@ fn is_lost(failure: &Failure) -> bool {
 
 #[derive(Debug)]
 struct Follower {
-    view: EventView,
+    format: Format,
+    since: Option<Since>,
     screen: Option<PullScreen>,
     last: Option<String>,
     /// Events up to this time were printed before the connection broke: a daemon repeats them afterwards.
@@ -126,13 +114,13 @@ struct Follower {
 
 impl Follower {
     fn print(&mut self, entry: &EventLine) -> io::Result<()> {
-        if self.is_again(entry) || !self.view.includes(entry, Timestamp::now()) {
+        if self.is_again(entry) || !includes(self.since, entry, Timestamp::now()) {
             return Ok(());
         }
         if let (Some(screen), EventLine::Progress(pull)) = (self.screen.as_mut(), entry) {
             screen.show(pull);
         }
-        let text = self.view.line(entry);
+        let text = if self.format.is_document() { line(entry, self.format) } else { plain(entry) };
         if text.is_empty() {
             return Ok(());
         }
@@ -162,15 +150,6 @@ impl Follower {
             screen.clear();
         }
         drop(writeln!(io::stderr(), "-- {} --", printable(text)));
-    }
-}
-
-async fn wait_for(node: &Node) {
-    loop {
-        tokio::time::sleep(REPORT_PERIOD).await;
-        if node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_ok() {
-            return;
-        }
     }
 }
 
@@ -212,8 +191,8 @@ mod tests {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let view = EventView { format: Format::Table, since: None };
-        let mut printed = Follower { view, screen: None, last: None, before: None, failed: None };
+        let mut printed =
+            Follower { format: Format::Table, since: None, screen: None, last: None, before: None, failed: None };
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
         printed.reconnect();
         assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));

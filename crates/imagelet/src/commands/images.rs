@@ -74,58 +74,51 @@ fn hold(image: &ImageRow) -> String {
 
 pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
     let found = node.ask(InspectRequest { image: name.clone() }, no_steps()).await?;
-    let image = match &found.image {
-        Some(_) if quiet => return Ok(ExitCode::SUCCESS),
-        Some(image) => image,
-        None => {
-            let failure = Failure::new("NotFound", format!("no image `{}`", shown_name(&name)))
-                .or_hint("`imagelet ls` lists what is present");
-            if quiet {
-                write_failure(&failure, format, false);
-                return Ok(ExitCode::FAILURE);
-            }
-            return Err(failure);
+    let Some(image) = &found.image else {
+        let failure = Failure::new("NotFound", format!("no image `{}`", shown_name(&name)));
+        if quiet {
+            write_failure(&failure, format, false);
+            return Ok(ExitCode::FAILURE);
         }
+        return Err(failure.or_hint("`imagelet ls` lists what is present"));
     };
+    if quiet {
+        return Ok(ExitCode::SUCCESS);
+    }
     Ok(print(format, &found, |out| {
-        let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
         let now = Timestamp::now();
-        let mut table = Table::default();
-        let mut rows = |name: &str, text: String| {
-            for (number, line) in text.lines().enumerate() {
-                table.row([if number == 0 { name } else { "" }, line]);
-            }
-        };
-        rows("Id:", image.id.clone());
-        rows("Names:", list(&image.names));
-        rows("Digests:", list(&image.digests));
-        rows("Size:", sizes(image));
-        let ago = |time: Option<&str>| time.map_or_else(|| "-".to_owned(), |_| format!("{} ago", age(time, now)));
-        rows("First seen:", ago(image.first_seen.as_deref()));
-        rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
-        rows("Last used:", ago(image.last_used.as_deref()));
-        rows("In use by:", list(&image.in_use_by));
-        rows("Pinned by:", list(&image.pinned_by));
-        rows("Awaited by:", list(&image.awaited_by));
-        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())
-        {
-            let text = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
-            rows("Platform:", text(details.platform));
-            if details.artifact_type.is_some() {
-                rows("Artifact type:", text(details.artifact_type));
-            }
-            rows("Manifest:", text(details.manifest));
-            let layer = |layer: ShownLayer| format!("{} {}", text(layer.blob), ByteSize(layer.size));
-            rows("Layers:", list(&details.layers.into_iter().map(layer).collect::<Vec<_>>()));
-        }
-        table.write(out)
+        let list = |list: &[String]| Some(if list.is_empty() { "-".into() } else { list.join("\n") });
+        let ago = |time: Option<&str>| Some(time.map_or_else(|| "-".into(), |_| format!("{} ago", age(time, now))));
+        let details = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok());
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".into());
+        let facts = [
+            ("Id:", Some(image.id.clone())),
+            ("Names:", list(&image.names)),
+            ("Digests:", list(&image.digests)),
+            ("Size:", Some(sizes(image))),
+            ("First seen:", ago(image.first_seen.as_deref())),
+            ("Origin:", Some(text(image.origin.clone()))),
+            ("Last used:", ago(image.last_used.as_deref())),
+            ("In use by:", list(&image.in_use_by)),
+            ("Pinned by:", list(&image.pinned_by)),
+            ("Awaited by:", list(&image.awaited_by)),
+        ];
+        let details = details.into_iter().flat_map(|details| {
+            let layers = details.layers.into_iter().map(|it| format!("{} {}", text(it.blob), ByteSize(it.size)));
+            [
+                ("Platform:", Some(text(details.platform))),
+                ("Artifact type:", details.artifact_type.map(|it| text(Some(it)))),
+                ("Manifest:", Some(text(details.manifest))),
+                ("Layers:", list(&layers.collect::<Vec<_>>())),
+            ]
+        });
+        Table::facts(facts.into_iter().chain(details)).write(out)
     })?)
 }
 
 /// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
 #[derive(Default, Deserialize)]
-#[serde(default)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 struct ShownDetails {
     platform: Option<String>,
     artifact_type: Option<String>,
@@ -200,29 +193,26 @@ fn held_by(image: &ImageRow, wide: bool) -> String {
 }
 
 fn totals(usage: &Usage) -> Table {
-    let mut table = Table::default();
-    table.row(["Directory:", &usage.mountpoint]);
-    if usage.capacity > 0 {
-        let (capacity, available) = (ByteSize(usage.capacity), ByteSize(usage.available));
-        let disk = format!("{available} free of {capacity} ({}% used)", usage.used_percent);
-        table.row(["Disk:", &disk]);
-    }
+    let (capacity, available) = (ByteSize(usage.capacity), ByteSize(usage.available));
+    let disk = || format!("{available} free of {capacity} ({}% used)", usage.used_percent);
     let size = ByteSize(usage.images_size);
     let size = match usage.images_certainty.as_str() {
         "claimed" => format!("{size} as the runtime lists them; what they take on the disk is not known"),
         "partial" => format!("about {size} on disk, not all layers could be measured"),
         _ => format!("{size} on disk"),
     };
-    table.row(["Images:", &format!("{} ({size})", usage.images_count)]);
     let reclaimable = ByteSize(usage.reclaimable);
     let reclaimable = match usage.certainty.as_str() {
         "claimed" => format!("about {reclaimable} (sizes as the runtime claims)"),
         "partial" => format!("about {reclaimable} (not all layers could be measured)"),
         _ => reclaimable.to_string(),
     };
-    table.row(["Reclaimable:", &reclaimable]);
-    if let Some(layers) = usage.store.as_ref().and_then(|store| store["layers"].as_u64()) {
-        table.row(["Layers:", &layers.to_string()]);
-    }
-    table
+    let layers = usage.store.as_ref().and_then(|store| store["layers"].as_u64());
+    Table::facts([
+        ("Directory:", Some(usage.mountpoint.clone())),
+        ("Disk:", (usage.capacity > 0).then(disk)),
+        ("Images:", Some(format!("{} ({size})", usage.images_count))),
+        ("Reclaimable:", Some(reclaimable)),
+        ("Layers:", layers.map(|layers| layers.to_string())),
+    ])
 }

@@ -6,13 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use imagelet_core::{
-    printable::printable,
-    {
-        image::{ByteSize, shown_name},
-        runtime::ArchivePlace,
-    },
-};
+use imagelet_core::{image::ByteSize, printable::printable, runtime::ArchivePlace};
 use imagelet_node::{
     api::{
         ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,
@@ -23,41 +17,40 @@ use imagelet_node::{
 };
 use serde_json::json;
 
-use crate::output::print_failure;
 use crate::{
     cli::{ExportArgs, ImportArgs, MountArgs},
-    output::{Format, Table, fitted_to_stderr, print},
+    output::{Format, Table, exit_code, fitted_to_stderr, print, print_failure},
     progress::Screen,
 };
 
 pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> Result<ExitCode, Failure> {
-    let (mut removed, mut lines, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut removed, mut failures) = (Vec::new(), Vec::new());
     for image in images {
-        let one = match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
-            Ok(one) => one,
+        match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
+            Ok(one) => {
+                let held = one.held_until.as_ref();
+                let held = held.map(|until| format!("was held until {until} for a container that may still come"));
+                let by = |verb: &str, by: &[String]| (!by.is_empty()).then(|| format!("{verb} by {}", by.join(", ")));
+                for warning in [held, by("was pinned", &one.pinned_by), by("is awaited", &one.awaited_by)] {
+                    warning.iter().for_each(|warning| note(&format!("warning: `{image}` {warning}")));
+                }
+                removed.push((image, one));
+            }
             Err(failure) => {
                 print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure }));
-                continue;
             }
-        };
-        if let Some(until) = &one.held_until {
-            note(&format!("warning: `{image}` was held until {until} for a container that may still come"));
         }
-        if !one.pinned_by.is_empty() {
-            note(&format!("warning: `{image}` was pinned by {}", one.pinned_by.join(", ")));
-        }
-        if !one.awaited_by.is_empty() {
-            note(&format!("warning: `{image}` is awaited by {}", one.awaited_by.join(", ")));
-        }
-        // An image requested by its id is printed with its names, too.
-        let names = if is_id(&one.id, &image) { printable(&one.names.join(" ")) } else { String::new() };
-        lines.push(format!("{}  {names}", one.id).trim_end().to_owned());
-        removed.push(one);
     }
-    let document = json!({ "removed": removed, "failures": failures });
-    print(format, &document, |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
-    Ok(ExitCode::from(u8::from(!failures.is_empty())))
+    let documents: Vec<_> = removed.iter().map(|(_, one)| one).collect();
+    print(format, &json!({ "removed": documents, "failures": failures }), |out| {
+        removed.iter().try_for_each(|(image, one)| {
+            // An image requested by its id is printed with its names, too.
+            let names = if is_id(&one.id, image) { printable(&one.names.join(" ")) } else { String::new() };
+            writeln!(out, "{}", format!("{}  {names}", one.id).trim_end())
+        })
+    })?;
+    Ok(exit_code(!failures.is_empty()))
 }
 
 /// Whether a text is this id or a prefix of it.
@@ -78,12 +71,6 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     // A misspelt pin matches nothing and looks like any other.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
-        if changed.pattern.starts_with("sha256:")
-            && changed.pattern.len() < "sha256:".len() + 12
-            && !changed.pattern.contains('*')
-        {
-            note("hint: fewer than 12 digits behind `sha256:` are a tag of a repository of that name, and no digest");
-        }
     }
     Ok(print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?)
 }
@@ -152,7 +139,7 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     let done = imported.images.iter().filter(|image| image.failure.is_none());
     print(format, &imported, |out| done.clone().try_for_each(|image| writeln!(out, "{}", image.id)))?;
     let is_failed = imported.images.iter().any(|image| image.failure.is_some() || !image.pin_failures.is_empty());
-    Ok(ExitCode::from(u8::from(is_failed)))
+    Ok(exit_code(is_failed))
 }
 
 /// Sends a request, and shows how far it is until it is answered.
@@ -176,29 +163,7 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
         return Err(Failure::new("InvalidArgument", format!("`{text}` names no archive"))
             .or_hint("give a file, or `oci:DIR` for a folder"));
     }
-    if let Some((scheme, hint)) = foreign_scheme(text).filter(|_| !is_folder && !Path::new(text).exists()) {
-        let message = format!("`{scheme}` is a scheme of other tools");
-        return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
-    }
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
-}
-
-/// The scheme before an archive as other tools write it, and what to write instead.
-fn foreign_scheme(text: &str) -> Option<(&str, String)> {
-    let (scheme, rest) = text.split_once(':')?;
-    let rest = rest.strip_prefix("//").unwrap_or(rest);
-    let hint = match scheme {
-        "docker" => format!("imagelet pull {}", shown_name(rest)),
-        "http" | "https" | "ftp" => "download the file, and give its path".into(),
-        // Other tools write the name of the image behind that of the file.
-        "file" | "docker-archive" | "oci-archive" => {
-            format!("give the file alone: {}", rest.split(':').next().unwrap_or_default())
-        }
-        "dir" => "copy it into an OCI layout, and give `oci:DIR`".into(),
-        "docker-daemon" | "containers-storage" => "write it to a file with `docker save` or `podman save`".into(),
-        _ => return None,
-    };
-    Some((&text[..text.len() - rest.len()], hint))
 }
 
 /// The daemon has another working directory, and the store records mounts by their real path.
@@ -223,24 +188,6 @@ mod tests {
         ] {
             let found = archive_place(text).ok().map(|place| (place.path, place.is_folder));
             assert_eq!(found, expected.map(|(path, is_folder)| (PathBuf::from(path), is_folder)), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_archive_with_a_scheme_of_other_tools_is_refused_by_that_scheme_and_not_as_a_missing_file() {
-        for (text, scheme, hint) in [
-            ("docker-archive:/tmp/app.tar", "docker-archive:", "/tmp/app.tar"),
-            ("oci-archive:app.tar:v1", "oci-archive:", "app.tar"),
-            ("dir:/srv/copied", "dir:", "`oci:DIR`"),
-            ("docker-daemon:nginx:1.25", "docker-daemon:", "docker save"),
-            ("containers-storage:nginx", "containers-storage:", "save"),
-            ("docker://nginx:1.25", "docker://", "imagelet pull"),
-            ("https://files.example/app.tar", "https://", "download"),
-            ("file:///tmp/app.tar", "file://", "/tmp/app.tar"),
-        ] {
-            let refused = archive_place(text).expect_err(text);
-            assert!(refused.message.contains(&format!("`{scheme}`")), "{text}: {}", refused.message);
-            assert!(refused.hint.as_deref().is_some_and(|it| it.contains(hint)), "{text}: {:?}", refused.hint);
         }
     }
 }

@@ -113,19 +113,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
             Command::Why { since, image } => why::why(node, image, since, format).await,
             Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
             Command::Status { verbose } => status::status(node, verbose, format).await,
-            Command::Serve(_)
-            | Command::Prefetch(_)
-            | Command::Controller(_)
-            | Command::Config(_)
-            | Command::Install(_)
-            | Command::Pod(_)
-            | Command::Doctor(_)
-            | Command::Login(_)
-            | Command::Logout { .. }
-            | Command::Completions { .. }
-            | Command::Man { .. }
-            | Command::Help { .. }
-            | Command::Version => unreachable!("`run` runs the commands that need no node"),
+            _ => unreachable!("`run` runs the commands that need no node"),
         }
     };
     let code = tokio::select! {

@@ -11,10 +11,9 @@ use imagelet_core::{
 };
 
 use super::images_write::{ask_shown, note};
-use crate::output::print_failure;
 use crate::{
     cli::{Intent, VerifyArgs},
-    output::{Format, Table, id, names, print},
+    output::{Format, Table, exit_code, id, names, or_dash, print, print_failure},
     progress::Screen,
 };
 use imagelet_node::{
@@ -37,7 +36,7 @@ pub(super) async fn verify(
     let request = VerifyRequest { images: arguments.images, repair };
     let mut verified = ask_shown(node, &screen, SHOWN, request.clone()).await?;
     if verified.damaged && !repair && matches!(node, Node::Local(_)) {
-        verified = confirm(again, &screen, request, verified).await?;
+        verified = confirm(again, &screen, request).await?;
     }
     print(format, &verified, |out| {
         table(&verified, format).write(out)?;
@@ -51,16 +50,15 @@ pub(super) async fn verify(
             "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed",
         );
     }
-    Ok(ExitCode::from(u8::from(verified.damaged)))
+    Ok(exit_code(verified.damaged))
 }
 
-/// Checks damage again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where
-/// another process owns the store, a part that is removed by now was not damaged, and damage is not marked.
+/// Checks again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where another process owns
+/// the store, a part that is removed by now was not damaged, and damage is not marked.
 async fn confirm(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     screen: &Screen,
     request: VerifyRequest,
-    first: Verified,
 ) -> Result<Verified, Failure> {
     let node = match again(Intent::Changes).await {
         Err(failure) => {
@@ -70,30 +68,11 @@ async fn confirm(
         }
         owned => owned?,
     };
-    let mut second = if first.store.result == "damaged" {
-        ask_shown(&node, screen, SHOWN, request).await?
-    } else {
-        let mut found = Verified { images: Vec::new(), damaged: false, ..first.clone() };
-        for image in first.images {
-            if image.result != "damaged" {
-                found.images.push(image);
-                continue;
-            }
-            let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
-            match ask_shown(&node, screen, SHOWN, request).await {
-                Ok(one) => found.images.extend(one.images),
-                // Removed since the first check.
-                Err(failure) if failure.reason == "NotFound" => {}
-                Err(failure) => return Err(failure),
-            }
-        }
-        found
-    };
-    second.damaged |= second.images.iter().any(|image| image.result == "damaged");
+    let verified = ask_shown(&node, screen, SHOWN, request).await?;
     if let Node::Local(node) = &node {
         node.close().await;
     }
-    Ok(second)
+    Ok(verified)
 }
 
 fn table(verified: &Verified, format: Format) -> Table {
@@ -112,12 +91,11 @@ fn table(verified: &Verified, format: Format) -> Table {
 
 /// `3 ok`, `2 ok, 1 damaged`
 fn layers(image: &VerifiedImage) -> String {
-    let counts = ["ok", "damaged", "repaired"].map(|word| {
+    let counts = ["ok", "damaged", "repaired"].into_iter().filter_map(|word| {
         let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
         (count > 0).then(|| format!("{count} {word}"))
     });
-    let counts: Vec<String> = counts.into_iter().flatten().collect();
-    if counts.is_empty() { "-".into() } else { counts.join(", ") }
+    or_dash(&counts.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
 /// Findings by image; a finding that two images share is printed once.

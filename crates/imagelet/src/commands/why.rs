@@ -20,6 +20,7 @@ use imagelet_node::{
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
 };
 use jiff::Timestamp;
+use serde_json::Value;
 
 use crate::{
     cli::Since,
@@ -54,42 +55,32 @@ fn one(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let wide = format == Format::Wide;
-    let mut head = Table::default().wide(wide);
     let named = if wide && !image.names.is_empty() {
         image.names.join(", ")
     } else {
         names(&image.names, image.now.as_ref().map_or(&[], |now| &now.digests))
     };
-    head.row(["Image:", &named]);
-    if !image.id.is_empty() {
-        head.row(["Id:", id(&image.id, wide)]);
-    }
     let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };
-    head.row(["Now:", &now]);
-    for pull in &image.pulls {
-        head.row(["Pull:", &running_pull(pull)]);
-    }
-    if let Some(now) = &image.now {
-        head.row(["Origin:", &origin(image, now)]);
-        if image.uses > 0 {
-            let last = image.last_user.as_deref().map_or_else(String::new, |user| format!(", last by {user}"));
-            head.row(["Uses:", &format!("{}{last}", image.uses)]);
-        }
-    }
-    for held in &image.held_back {
+    let uses = || {
+        let last = image.last_user.as_deref().map_or_else(String::new, |user| format!(", last by {user}"));
+        format!("{}{last}", image.uses)
+    };
+    let mut facts = vec![
+        ("Image:", Some(named)),
+        ("Id:", (!image.id.is_empty()).then(|| id(&image.id, wide).to_owned())),
+        ("Now:", Some(now)),
+    ];
+    facts.extend(image.pulls.iter().map(|pull| ("Pull:", Some(running_pull(pull)))));
+    facts.push(("Origin:", image.now.as_ref().map(|now| origin(image, now))));
+    facts.push(("Uses:", (image.now.is_some() && image.uses > 0).then(uses)));
+    facts.extend(image.held_back.iter().map(|held| {
         let next = milliseconds(held.remaining_ms);
-        let pods = if held.pods > 1 {
-            format!("the next attempt of {}", counted(held.pods, "pod"))
-        } else {
-            "a pod's next attempt".into()
-        };
-        head.row(["Back-off:", &format!("{pods} in {next}: {}", held.failure)]);
-    }
-    if let Some(next) = &image.next {
-        head.row(["Next collection:", &foretold(next, wide)]);
-        head.row(["Thresholds:", &thresholds(next)]);
-    }
-    head.write(out)?;
+        let pods = counted(held.pods.max(1), "pod");
+        ("Back-off:", Some(format!("the next attempt of {pods} in {next}: {}", held.failure)))
+    }));
+    facts.push(("Next collection:", image.next.as_ref().map(|next| foretold(next, wide))));
+    facts.push(("Thresholds:", image.next.as_ref().map(thresholds)));
+    Table::facts(facts).wide(wide).write(out)?;
     writeln!(out)?;
     if image.history.is_empty() && !image.pulls.is_empty() {
         writeln!(out, "Nothing is recorded of it yet.")
@@ -206,47 +197,28 @@ fn history(history: &[&WhyHappening], wide: bool) -> Table {
 }
 
 fn explained(happening: &WhyHappening) -> String {
+    let WhyHappening { what, by, reason, names, .. } = happening;
     let bytes = happening.bytes.map(|bytes| ByteSize(bytes).to_string());
-    let mut parts: Vec<String> = Vec::new();
-    match happening.what.as_str() {
-        "pulled" => {
-            parts.push(format!("for {}", happening.by));
-            let took = happening.took_ms.map(|took| duration_text(Duration::from_millis(took)));
-            parts.extend(match (bytes, took) {
-                (Some(bytes), Some(took)) => Some(format!("{bytes} in {took}")),
-                (bytes, took) => bytes.or(took),
-            });
-            parts.extend(happening.names.first().map(|name| format!("as {name}")));
-            parts.extend(Some(happening.reason.clone()).filter(|way| !way.is_empty()));
-            parts.extend(senders(&happening.hosts));
-        }
-        "imported" => {
-            parts.push(format!("by {}", happening.by));
-            parts.push(happening.reason.clone());
-            parts.extend(happening.names.first().map(|name| format!("as {name}")));
-        }
-        "pull failed" | "given up" => {
-            parts.push(format!("for {}", happening.by));
-            parts.extend(happening.names.first().map(|name| format!("as {name}")));
-            parts.push(happening.reason.clone());
-            parts.extend(senders(&happening.hosts));
-        }
-        "adopted" => parts.push(format!("{} recorded it as pulled", happening.by)),
-        "untagged" | "pinned" | "unpinned" => {
-            parts.push(happening.names.join(", "));
-            parts.push(format!("asked for by {}", happening.by));
-        }
+    let took = happening.took_ms.map(|took| duration_text(Duration::from_millis(took)));
+    let amount = match (bytes.clone(), took) {
+        (Some(bytes), Some(took)) => Some(format!("{bytes} in {took}")),
+        (bytes, took) => bytes.or(took),
+    };
+    let named = names.first().map(|name| format!("as {name}"));
+    let (reason, asked) = (Some(reason.clone()), Some(format!("asked for by {by}")));
+    let pulled_for = Some(format!("for {by}"));
+    let parts = match what.as_str() {
+        "pulled" => [pulled_for, amount, named, reason, senders(&happening.hosts)],
+        "imported" => [Some(format!("by {by}")), reason, named, None, None],
+        "pull failed" | "given up" => [pulled_for, named, reason, senders(&happening.hosts), None],
+        "adopted" => [Some(format!("{by} recorded it as pulled")), None, None, None, None],
+        "untagged" | "pinned" | "unpinned" => [Some(names.join(", ")), asked, None, None, None],
         "removed" if happening.code == "removed_on_request" => {
-            parts.push(format!("asked for by {}", happening.by));
-            parts.extend(bytes.map(|bytes| format!("{bytes} freed")));
+            [asked, bytes.map(|bytes| format!("{bytes} freed")), None, None, None]
         }
-        _ => {
-            parts.push(happening.reason.clone());
-            parts.extend(bytes.map(|bytes| format!("{bytes} as listed")));
-        }
-    }
-    parts.retain(|part| !part.is_empty());
-    parts.join("; ")
+        _ => [reason, bytes.map(|bytes| format!("{bytes} as listed")), None, None, None],
+    };
+    parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// What each host sent, in the order of the configuration.
@@ -269,37 +241,21 @@ fn senders(hosts: &[WhyHost]) -> Option<String> {
     (!hosts.is_empty()).then(|| format!("hosts: {}", hosts.iter().map(sender).collect::<Vec<_>>().join(", ")))
 }
 
-const SECONDS: &str = "Seconds";
-
-/// The code and its inputs, `room frees=8.43MB idle=1m9s`.
-pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
+/// The code and its inputs, `room frees=8429568 idleSeconds=69`.
+pub(super) fn coded(code: &str, inputs: &Value) -> String {
+    fn spell(name: &str, value: &Value, out: &mut String) {
+        match value {
+            Value::Null => {}
+            Value::Object(fields) => fields.iter().for_each(|(field, value)| {
+                let dot = if name.is_empty() { "" } else { "." };
+                spell(&format!("{name}{dot}{field}"), value, out);
+            }),
+            other => out.extend([" ", name, "=", &other.to_string()]),
+        }
+    }
     let mut text = code.to_owned();
     spell("", inputs, &mut text);
     text
-}
-
-fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
-    use serde_json::Value;
-    let plain = match value {
-        Value::Null => return,
-        Value::Number(bytes) if name == "frees" => ByteSize(bytes.as_u64().unwrap_or_default()).to_string(),
-        Value::Number(seconds) if name.ends_with(SECONDS) => {
-            let duration = seconds.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            let name = name.strip_suffix(SECONDS).unwrap_or(name);
-            let text = duration.map_or_else(|| seconds.to_string(), duration_text);
-            out.extend([" ", name, "=", &text]);
-            return;
-        }
-        Value::Object(fields) => {
-            for (field, value) in fields {
-                let dot = if name.is_empty() { "" } else { "." };
-                spell(&format!("{name}{dot}{field}"), value, out);
-            }
-            return;
-        }
-        other => other.to_string(),
-    };
-    out.extend([" ", name, "=", &plain]);
 }
 
 /// Formats RFC 3339 for people; all times are UTC.
@@ -308,21 +264,21 @@ fn clock(text: &str) -> String {
 }
 
 fn hint(image: &WhyImage) -> Option<String> {
-    let name = image.names.first().map_or(image.id.as_str(), String::as_str);
-    let removal = last_removal(image);
-    match (&image.now, &image.next) {
-        (Some(_), Some(next)) if next.verdict == "remove" => {
-            Some(format!("`imagelet pin {}` keeps it out of every collection", printable(name)))
+    let name = printable(image.names.first().unwrap_or(&image.id));
+    match (&image.now, &image.next, last_removal(image)) {
+        (Some(_), Some(next), _) if next.verdict == "remove" => {
+            Some(format!("`imagelet pin {name}` keeps it out of every collection"))
         }
-        (Some(_), Some(next)) if next.code == "not_owned" => {
-            Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
+        (Some(_), Some(next), _) if next.code == "not_owned" => {
+            Some(format!("`imagelet pull --policy Always {name}` makes it imagelet's own"))
         }
-        (None, _) if !image.pulls.is_empty() => None,
-        (None, _) if is_gone(image) => Some(
+        (Some(_), ..) => None,
+        (None, ..) if !image.pulls.is_empty() => None,
+        (None, _, None) if is_gone(image) => Some(
             "imagelet did not remove it: look at what else manages images on this node, such as the kubelet".into(),
         ),
-        (None, _) if removal.is_some_and(|it| it.code != "removed_on_request") => {
-            Some(format!("`imagelet pull {0}` brings it back, `imagelet pin {0}` keeps it then", printable(name)))
+        (None, _, Some(removal)) if removal.code != "removed_on_request" => {
+            Some(format!("`imagelet pull {name}` brings it back, `imagelet pin {name}` keeps it then"))
         }
         _ => None,
     }
@@ -371,8 +327,8 @@ mod tests {
     }
 
     #[test]
-    fn the_inputs_of_a_code_have_units() {
-        let inputs = serde_json::json!({ "frees": 8_429_568, "idleSeconds": 69 });
-        assert_eq!(coded("room", &inputs), "room frees=8.43MB idle=1m9s");
+    fn the_inputs_of_a_code_follow_it_by_name() {
+        let inputs = serde_json::json!({ "frees": 8_429_568, "idleSeconds": 69, "of": {"one": null, "two": "x"} });
+        assert_eq!(coded("room", &inputs), "room frees=8429568 idleSeconds=69 of.two=\"x\"");
     }
 }

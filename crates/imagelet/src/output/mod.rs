@@ -97,6 +97,11 @@ pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     });
 }
 
+/// The code of a command, a part of which may have failed.
+pub(crate) fn exit_code(is_failed: bool) -> ExitCode {
+    ExitCode::from(u8::from(is_failed))
+}
+
 /// A closed stdout (`imagelet ls | head -1`) is no error.
 pub(crate) fn printed(written: io::Result<()>) -> io::Result<ExitCode> {
     match written {

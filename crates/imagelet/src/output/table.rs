@@ -31,6 +31,16 @@ impl Table {
         table
     }
 
+    /// Labels, each with its value; a value of several lines has a row for each, and an absent one has none.
+    pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Self {
+        let mut table = Self::default();
+        for (label, value) in facts.into_iter().filter_map(|(label, value)| Some((label, value?))) {
+            let labels = std::iter::once(label).chain(std::iter::repeat(""));
+            labels.zip(value.lines()).for_each(|row| table.row(<[&str; 2]>::from(row)));
+        }
+        table
+    }
+
     /// Leaves these columns out, in this order, where a terminal is too narrow.
     #[must_use]
     pub(crate) fn optional(self, columns: &'static [&'static str]) -> Self {

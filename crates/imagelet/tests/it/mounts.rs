@@ -29,7 +29,6 @@ struct Bench {
     folder: tempfile::TempDir,
     _registry: FakeRegistry,
     name: String,
-    id: String,
 }
 
 impl Bench {
@@ -40,8 +39,7 @@ impl Bench {
     fn with(image: &Image) -> Self {
         require_root("mounting");
         let registry = FakeRegistry::start();
-        let bench =
-            Self { folder: scratch(), name: registry.put("app:v1", image), _registry: registry, id: image.id().into() };
+        let bench = Self { folder: scratch(), name: registry.put("app:v1", image), _registry: registry };
         fs::set_permissions(bench.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         bench.run(&["pull", "-q", &bench.name]).ok();
         fs::create_dir_all(bench.target()).unwrap();
@@ -225,32 +223,6 @@ fn a_mount_that_is_bound_elsewhere_is_held_after_its_first_place_is_unmounted() 
         bench.unmount(&bound).ok();
         bench.assert_released("the last place is unmounted");
     }
-}
-
-#[test]
-fn a_mount_that_an_older_version_noted_is_held_at_its_place_and_given_up_by_force() {
-    let bench = Bench::new();
-    let layer = fs::read_dir(bench.store().join("layers")).unwrap().next().unwrap().unwrap().path().join("fs");
-    let (key, target) = ("0".repeat(64), bench.target());
-    let empty = bench.store().join("mounts").join(&key).join("empty");
-    fs::create_dir_all(&empty).unwrap();
-    let note = serde_json::json!({ "target": target, "image": bench.id, "writable": false, "mounted_at": 1 });
-    fs::write(bench.store().join("mounts").join(format!("{key}.json")), note.to_string()).unwrap();
-    let options = format!("lowerdir={}:{}", layer.display(), empty.display());
-    let options = std::ffi::CString::new(options).unwrap();
-    rustix::mount::mount("imagelet", &target, "overlay", MountFlags::RDONLY, options.as_c_str()).unwrap();
-    for held in ["shown", "out of sight"] {
-        bench.run(&["gc", "--all-unused", "--now"]).ok();
-        bench.run(&["rm", &bench.name]).refused(&["mount"]);
-        assert_eq!(bench.notes().len(), 2, "{held}");
-        if held == "shown" {
-            bench.run(&["mount", &bench.name, text(&target)]).refused(&["already shows"]);
-            rustix::mount::unmount(&target, UnmountFlags::empty()).unwrap();
-        }
-    }
-    bench.unmount(&target).refused(&["--force"]);
-    bench.run(&["unmount", "--force", text(&target)]).ok();
-    bench.assert_released("given up");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{plugin_protocol::CacheKeyType, validate::TokenCacheType};
+use super::plugin_protocol::CacheKeyType;
 use crate::{
     bounded_map::make_room,
     credentials::{DockerConfig, ObjectIdentity, Secret, registry_key},
@@ -27,7 +27,8 @@ pub(super) struct PluginAccount {
     /// The annotations that the provider requests.
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) token: Secret,
-    pub(super) cache_type: TokenCacheType,
+    /// A response holds for this token alone.
+    pub(super) is_per_token: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +93,7 @@ impl PluginAccount {
             push(&mut key, part.as_bytes())?;
         }
         push_annotations(&mut key, &self.annotations)?;
-        if self.cache_type == TokenCacheType::Token {
+        if self.is_per_token {
             push(&mut key, b"token")?;
             push(&mut key, token_hash.as_bytes())?;
         }
@@ -187,10 +188,7 @@ mod tests {
             identity: ObjectIdentity { namespace: text("namespace"), name: text("name"), uid: text("uid") },
             annotations: serde_json::from_value(value["annotations"].clone()).unwrap(),
             token: Secret::new(text("token")),
-            cache_type: match value["cacheType"].as_str() {
-                Some("Token") => TokenCacheType::Token,
-                _ => TokenCacheType::ServiceAccount,
-            },
+            is_per_token: value["cacheType"] == "Token",
         }
     }
 

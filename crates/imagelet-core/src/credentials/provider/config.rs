@@ -81,6 +81,7 @@ pub(super) struct Variable {
 pub(super) struct TokenAttributes {
     #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
+    /// `ServiceAccount` or `Token`: the scope of a response.
     pub(super) cache_type: String,
     pub(super) require_service_account: Option<bool>,
     #[serde(rename = "requiredServiceAccountAnnotationKeys", deserialize_with = "nullable")]
@@ -263,7 +264,7 @@ mod tests {
     use imagelet_vectors::vectors;
 
     use super::*;
-    use crate::credentials::provider::validate::{Gates, check};
+    use crate::credentials::provider::validate::check;
 
     #[test]
     fn every_config_read_vector_holds() {
@@ -293,7 +294,7 @@ mod tests {
             let found: Vec<serde_json::Value> = config.providers.iter().map(shown).collect();
             assert_eq!(serde_json::Value::from(found), expected["providers"], "{name}");
             for (tokens, key) in [(true, "validation_error_feature_on"), (false, "validation_error_feature_off")] {
-                let error = check(&config, Gates { service_account_tokens: tokens }).err();
+                let error = check(&config, tokens).err();
                 assert_eq!(error.as_deref(), expected[key].as_str(), "{name}: {key}");
             }
         }

@@ -87,7 +87,6 @@ impl std::fmt::Debug for Variables {
     }
 }
 
-/// Kills a process group on drop.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -206,7 +205,6 @@ fn ended(leader: Pid) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd_open(leader, PidfdFlags::empty())?, Interest::READABLE)
 }
 
-/// Whether an exited process failed. Does not reap it.
 fn has_failed(leader: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     matches!(waitid(WaitId::Pid(leader), options), Ok(Some(status)) if status.exit_status() != Some(0))

@@ -131,7 +131,6 @@ struct Entrusted<'a> {
     secret: &'a str,
 }
 
-/// What a helper wrote to its standard output.
 type Answer = Zeroizing<Vec<u8>>;
 
 /// The end of a run: its answer, or `None` from a helper that knows no credential for the server.

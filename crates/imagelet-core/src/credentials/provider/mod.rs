@@ -35,7 +35,6 @@ use futures_util::future::join_all;
 pub(super) use helper::{CredentialHelpers, HelperError};
 pub(super) use meters::FAMILIES as PROVIDER_FAMILIES;
 use tokio::sync::Semaphore;
-pub use validate::Gates;
 
 #[cfg(feature = "fuzzing")]
 pub use self::{config::provider_names, helper::helper_answer, plugin_protocol::plugin_answer};
@@ -43,7 +42,6 @@ pub use self::{config::provider_names, helper::helper_answer, plugin_protocol::p
 use self::{
     config::go_text,
     exec::{Plugin, executable},
-    meters::Meters,
     plugin::{Provider, ProviderError},
 };
 use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig, Keyring, Provided, TokenSource};
@@ -62,7 +60,6 @@ pub struct ProviderOptions {
     pub limit: Duration,
     /// The variables of each plugin, beside those of its configuration.
     pub environment: Variables,
-    pub gates: Gates,
 }
 
 /// Providers cannot be used: in the kubelet's words, without a secret.
@@ -74,7 +71,7 @@ pub struct ProvidersError(String);
 #[derive(Debug)]
 pub struct Providers {
     tokens: Arc<dyn TokenSource>,
-    meters: Meters,
+    metrics: Arc<Metrics>,
     permits: Arc<Semaphore>,
     set: RwLock<Arc<ProviderSet>>,
 }
@@ -89,15 +86,16 @@ impl Providers {
     /// Starts without providers.
     pub fn new(tokens: Arc<dyn TokenSource>, metrics: Arc<Metrics>) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS_MAX));
-        Self { tokens, meters: Meters::new(metrics), permits, set: RwLock::default() }
+        for family in meters::FAMILIES {
+            metrics.declare(family);
+        }
+        Self { tokens, metrics, permits, set: RwLock::default() }
     }
 
     /// Reads the configuration and uses it from the next lookup on; `None` removes all providers. Blocks on the disk.
     ///
     /// Running lookups keep the old providers. An unchanged configuration keeps its cache.
-    ///
-    /// # Errors
-    /// The configuration is invalid; the active providers stay.
+    /// After an error the active providers stay.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), ProvidersError> {
         let set = match options {
             None => ProviderSet::default(),
@@ -109,38 +107,41 @@ impl Providers {
                 self.load(config, options)?
             }
         };
-        self.meters.configured(set.made_of.as_ref().map(|(config, _)| config.hash.as_str()));
+        self.metrics.clear(&meters::CONFIG);
+        if let Some((config, _)) = &set.made_of {
+            self.metrics.set(&meters::CONFIG, &[&config.hash], 1.0);
+        }
         *self.set.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
         Ok(())
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.set().providers.iter().map(|provider| provider.rules.entry.name.clone()).collect()
+        self.set().providers.iter().map(|provider| provider.entry.name.clone()).collect()
     }
 
     fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, ProvidersError> {
-        let rules = validate::check(&config, options.gates);
-        let rules = rules
+        validate::check(&config, true)
             .map_err(|findings| ProvidersError(format!("failed to validate credential provider config: {findings}")))?;
         inspect(&config, options)?;
-        let providers = rules.into_iter().map(|rules| {
+        let providers = config.providers.iter().map(|entry| {
             let plugin = Plugin {
-                path: options.binaries.join(&rules.entry.name),
-                args: rules.entry.args.clone(),
-                environment: options.environment.with(&rules.entry.env),
+                path: options.binaries.join(&entry.name),
+                args: entry.args.clone(),
+                environment: options.environment.with(&entry.env),
                 limit: options.limit,
             };
             Arc::new(Provider {
-                rules,
+                entry: entry.clone(),
                 plugin,
                 tokens: Arc::clone(&self.tokens),
-                meters: self.meters.clone(),
+                metrics: Arc::clone(&self.metrics),
                 permits: Arc::clone(&self.permits),
                 cache: Mutex::default(),
                 runs: Mutex::default(),
             })
         });
-        Ok(ProviderSet { providers: providers.collect(), made_of: Some((config, options.clone())) })
+        let providers = providers.collect();
+        Ok(ProviderSet { providers, made_of: Some((config, options.clone())) })
     }
 
     fn set(&self) -> Arc<ProviderSet> {
@@ -187,7 +188,7 @@ impl Providers {
     ) -> Provided {
         let (mut keyring, mut failures) = (Keyring::new(), Vec::new());
         for (provider, answer) in answers {
-            let name = provider.rules.entry.name.as_str();
+            let name = provider.entry.name.as_str();
             match answer {
                 Ok((auth, source)) => keyring.add(&source, auth),
                 Err(ProviderError::NotForImage) => {}
@@ -197,7 +198,7 @@ impl Providers {
                         tracing::debug!(provider = name, image, reason = %error, "a credential provider was not asked");
                         continue;
                     };
-                    self.meters.failed(name, reason);
+                    self.metrics.increment(&meters::FAILURES, &[name, reason]);
                     tracing::error!(provider = name, image, %error, "Failed to provide credentials for image");
                     failures.push(format!("credential provider `{name}`: {}", error.to_string().trim_end()));
                 }

@@ -14,15 +14,18 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     cache::{Cache, CacheKey, PluginAccount},
+    config::{ProviderEntry, TokenAttributes},
     exec::{Output, Plugin},
-    meters::Meters,
+    meters,
     plugin_protocol::{CacheKeyType, Request, Response, ResponseError},
     redact::{redact, texts_of},
-    validate::{ProviderRules, TokenCacheType, TokenRules},
 };
-use crate::credentials::{
-    CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
-    TokenSourceError, registry_match::matches,
+use crate::{
+    credentials::{
+        CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
+        TokenSourceError, registry_match::matches,
+    },
+    metrics::Metrics,
 };
 
 /// The part of an invalid cache key type or version that is shown.
@@ -30,10 +33,10 @@ const KEY_TYPE_SHOWN_MAX: usize = 64;
 const VERSION_SHOWN_MAX: usize = 128;
 
 pub(super) struct Provider {
-    pub(super) rules: ProviderRules,
+    pub(super) entry: ProviderEntry,
     pub(super) plugin: Plugin,
     pub(super) tokens: Arc<dyn TokenSource>,
-    pub(super) meters: Meters,
+    pub(super) metrics: Arc<Metrics>,
     /// Limits the parallel runs of all providers.
     pub(super) permits: Arc<Semaphore>,
     pub(super) cache: Mutex<Cache>,
@@ -104,10 +107,10 @@ impl Provider {
         self: &Arc<Self>,
         query: &CredentialQuery,
     ) -> Result<(DockerConfig, CredentialSource), ProviderError> {
-        if !self.rules.entry.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
+        if !self.entry.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
             return Err(ProviderError::NotForImage);
         }
-        let account = match &self.rules.tokens {
+        let account = match &self.entry.token_attributes {
             None => None,
             Some(rules) => self.service_account(rules, query).await?.map(Arc::new),
         };
@@ -123,11 +126,15 @@ impl Provider {
     /// The service account with its token; `None` where the plugin needs none.
     async fn service_account(
         &self,
-        rules: &TokenRules,
+        rules: &TokenAttributes,
         query: &CredentialQuery,
     ) -> Result<Option<PluginAccount>, ProviderError> {
         let Some(name) = query.service_account.as_deref().filter(|name| !name.is_empty()) else {
-            return if rules.required { Err(ProviderError::NoServiceAccount) } else { Ok(None) };
+            return if rules.require_service_account.unwrap_or(true) {
+                Err(ProviderError::NoServiceAccount)
+            } else {
+                Ok(None)
+            };
         };
         let found = self.tokens.service_account(&query.namespace, name).await.map_err(ProviderError::ServiceAccount)?;
         let mut annotations = BTreeMap::new();
@@ -152,7 +159,7 @@ impl Provider {
             identity: ObjectIdentity { uid: found.uid, namespace: query.namespace.clone(), name: name.to_owned() },
             annotations,
             token: issued.token,
-            cache_type: rules.cache_type,
+            is_per_token: rules.cache_type == "Token",
         }))
     }
 
@@ -208,7 +215,7 @@ impl Provider {
 
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
-            api_version: &self.rules.entry.api_version,
+            api_version: &self.entry.api_version,
             image: repository,
             token: account.map(|account| &account.token),
             annotations: account.map(|account| &account.annotations),
@@ -217,13 +224,14 @@ impl Provider {
             let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
             let began = Instant::now();
             let output = self.plugin.run(&request.encode()).await;
-            self.meters.ran(&self.rules.entry.name, began.elapsed(), output.result.is_err());
+            self.metrics.observe(&meters::DURATION, &[&self.entry.name], began.elapsed().as_secs_f64());
             output
         };
         if output.result.is_err() {
+            self.metrics.increment(&meters::ERRORS, &[&self.entry.name]);
             return Err(self.failed(repository, account, &output));
         }
-        let response = match Response::decode(&output.stdout, &self.rules.entry.api_version) {
+        let response = match Response::decode(&output.stdout, &self.entry.api_version) {
             Ok(response) => response,
             Err(ResponseError::ApiVersion { expected, actual }) => {
                 let actual = self.without_secrets(actual.as_bytes(), account, []);
@@ -233,7 +241,7 @@ impl Provider {
             Err(error) => return Err(ProviderError::Response(error)),
         };
         if let Some(account) = account
-            && account.cache_type != TokenCacheType::Token
+            && !account.is_per_token
             && response.passwords().contains(account.token.expose())
         {
             return Err(ProviderError::TokenReturned);
@@ -251,27 +259,27 @@ impl Provider {
     /// Caches a response; a failure to cache does not fail the lookup.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         // A negative duration counts as zero.
-        let good_for = response.cache_duration.or(self.rules.entry.default_cache_duration).unwrap_or_default().to_std();
+        let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => {
                 let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.keep(key, response.auth.clone(), good_for, Instant::now());
             }
             Err(error) => {
-                tracing::warn!(provider = self.rules.entry.name, %error, "credentials are used and not kept");
+                tracing::warn!(provider = self.entry.name, %error, "credentials are used and not kept");
             }
         }
     }
 
     fn failed(&self, repository: &str, account: Option<&PluginAccount>, output: &Output) -> ProviderError {
         // Any part of an unreadable response may be a secret.
-        let (said, texts) = match Response::decode(&output.stdout, &self.rules.entry.api_version) {
+        let (said, texts) = match Response::decode(&output.stdout, &self.entry.api_version) {
             Ok(said) => (Some(said), Vec::new()),
             Err(_) => (None, texts_of(&output.stdout)),
         };
         let passwords = said.iter().flat_map(Response::passwords).chain(texts.iter().map(Secret::expose));
         ProviderError::Run {
-            name: self.rules.entry.name.clone(),
+            name: self.entry.name.clone(),
             image: repository.to_owned(),
             error: output.result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
             stderr: self.without_secrets(&output.stderr, account, passwords),
@@ -286,7 +294,7 @@ impl Provider {
         known: impl IntoIterator<Item = &'a str>,
     ) -> String {
         let token = account.map(|account| account.token.expose());
-        let variables = self.rules.entry.env.iter().map(|variable| variable.value.as_str());
+        let variables = self.entry.env.iter().map(|variable| variable.value.as_str());
         redact(said, known.into_iter().chain(token).chain(variables))
     }
 
@@ -297,6 +305,6 @@ impl Provider {
 
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Provider").field("name", &self.rules.entry.name).finish_non_exhaustive()
+        f.debug_struct("Provider").field("name", &self.entry.name).finish_non_exhaustive()
     }
 }

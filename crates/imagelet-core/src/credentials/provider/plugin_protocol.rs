@@ -12,7 +12,6 @@ const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
 const GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
-/// The request. `Debug` hides the token.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request<'a> {
     pub(super) api_version: &'a str,
@@ -28,7 +27,6 @@ pub(super) enum CacheKeyType {
     Global,
 }
 
-/// The response. `Debug` hides passwords.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     /// As written by the plugin; not validated.

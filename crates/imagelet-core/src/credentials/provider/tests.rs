@@ -99,7 +99,6 @@ impl Bed {
             binaries: self.folder.path().join("bin"),
             limit: self.limit,
             environment: Variables(vec![("PATH".into(), "/usr/bin:/bin".into())]),
-            gates: Gates { service_account_tokens: true },
         }
     }
 

@@ -15,56 +15,23 @@ const API_VERSIONS: [&str; 3] =
 const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
-/// The enabled feature gates of the kubelet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gates {
-    /// `KubeletServiceAccountTokenForCredentialProviders`.
-    pub service_account_tokens: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ProviderRules {
-    pub(super) entry: ProviderEntry,
-    /// `None`: runs without a service account.
-    pub(super) tokens: Option<TokenRules>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TokenRules {
-    pub(super) audience: String,
-    pub(super) cache_type: TokenCacheType,
-    pub(super) required: bool,
-    pub(super) required_annotations: BTreeSet<String>,
-    pub(super) optional_annotations: BTreeSet<String>,
-}
-
-/// The scope of a response that depends on a service account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TokenCacheType {
-    ServiceAccount,
-    Token,
-}
-
-/// Checks every rule.
-///
-/// # Errors
-/// All findings: one, or several in brackets.
-pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<ProviderRules>, String> {
+/// Checks every rule. `with_tokens`: the gate `KubeletServiceAccountTokenForCredentialProviders`.
+pub(super) fn check(config: &ProviderConfig, with_tokens: bool) -> Result<(), String> {
     let mut findings = Vec::new();
     if config.providers.is_empty() {
         findings.push("providers: Required value: at least 1 item in plugins is required".to_owned());
     }
     let mut names = BTreeSet::new();
-    let mut rules = Vec::new();
     for entry in &config.providers {
         check_name(entry, &mut names, &mut findings);
         check_api_version(&entry.api_version, &mut findings);
         check_patterns(&entry.match_images, &mut findings);
         check_duration(entry, &mut findings);
-        let tokens = entry.token_attributes.as_ref().map(|tokens| check_tokens(tokens, entry, gates, &mut findings));
-        rules.push(ProviderRules { entry: entry.clone(), tokens });
+        if let Some(tokens) = &entry.token_attributes {
+            check_tokens(tokens, &entry.api_version, with_tokens, &mut findings);
+        }
     }
-    if findings.is_empty() { Ok(rules) } else { Err(aggregate(&findings)) }
+    if findings.is_empty() { Ok(()) } else { Err(aggregate(&findings)) }
 }
 
 fn check_name<'a>(entry: &'a ProviderEntry, names: &mut BTreeSet<&'a str>, findings: &mut Vec<String>) {
@@ -116,14 +83,9 @@ fn check_duration(entry: &ProviderEntry, findings: &mut Vec<String>) {
     }
 }
 
-fn check_tokens(
-    tokens: &TokenAttributes,
-    entry: &ProviderEntry,
-    gates: Gates,
-    findings: &mut Vec<String>,
-) -> TokenRules {
+fn check_tokens(tokens: &TokenAttributes, api_version: &str, with_tokens: bool, findings: &mut Vec<String>) {
     const PATH: &str = "providers.tokenAttributes";
-    if !gates.service_account_tokens {
+    if !with_tokens {
         findings.push(format!(
             "{PATH}: Forbidden: tokenAttributes is not supported when \
              KubeletServiceAccountTokenForCredentialProviders feature gate is disabled"
@@ -135,7 +97,7 @@ fn check_tokens(
     if tokens.require_service_account.is_none() {
         findings.push(format!("{PATH}.requireServiceAccount: Required value"));
     }
-    if entry.api_version != API_WITH_TOKENS {
+    if api_version != API_WITH_TOKENS {
         findings
             .push(format!("{PATH}: Forbidden: tokenAttributes is only supported for {API_WITH_TOKENS} API version"));
     }
@@ -154,37 +116,23 @@ fn check_tokens(
             both.join(",")
         ));
     }
-    let cache_type = match tokens.cache_type.as_str() {
-        "ServiceAccount" => TokenCacheType::ServiceAccount,
-        "Token" => TokenCacheType::Token,
-        "" => {
-            findings.push(format!(
-                "{PATH}.cacheType: Required value: cacheType is required to be set when tokenAttributes is specified. \
-                 Supported values are: ServiceAccount, Token"
-            ));
-            TokenCacheType::Token
-        }
-        other => {
-            findings.push(format!("{PATH}.cacheType: {}", unsupported(other, &["ServiceAccount", "Token"])));
-            TokenCacheType::Token
-        }
-    };
-    TokenRules {
-        audience: tokens.audience.clone(),
-        cache_type,
-        required: tokens.require_service_account.unwrap_or(true),
-        required_annotations: required,
-        optional_annotations: optional,
+    match tokens.cache_type.as_str() {
+        "ServiceAccount" | "Token" => {}
+        "" => findings.push(format!(
+            "{PATH}.cacheType: Required value: cacheType is required to be set when tokenAttributes is specified. \
+             Supported values are: ServiceAccount, Token"
+        )),
+        other => findings.push(format!("{PATH}.cacheType: {}", unsupported(other, &["ServiceAccount", "Token"]))),
     }
 }
 
-fn check_annotations(keys: &[String], field: &str, findings: &mut Vec<String>) -> BTreeSet<String> {
+fn check_annotations<'a>(keys: &'a [String], field: &str, findings: &mut Vec<String>) -> BTreeSet<&'a String> {
     let mut known = BTreeSet::new();
     for key in keys {
         for error in qualified_name_errors(&key.to_lowercase()) {
             findings.push(format!("providers.tokenAttributes.{field}: Invalid value: {}: {error}", quoted(key)));
         }
-        if !known.insert(key.clone()) {
+        if !known.insert(key) {
             findings.push(format!("providers.tokenAttributes.{field}: Duplicate value: {}", quoted(key)));
         }
     }
@@ -296,7 +244,7 @@ mod tests {
             let providers = case["input"]["providers"].as_array().expect("providers").iter().map(entry).collect();
             let config = ProviderConfig { providers, hash: String::new() };
             let tokens = case["input"]["feature_service_account_token"].as_bool().expect("a gate");
-            let error = check(&config, Gates { service_account_tokens: tokens }).err();
+            let error = check(&config, tokens).err();
             assert_eq!(error.as_deref(), case["expected"]["error"].as_str(), "{}", case["name"]);
         }
         assert_eq!(cases.len(), 27);

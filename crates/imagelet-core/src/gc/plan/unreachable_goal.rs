@@ -24,7 +24,6 @@ pub struct Shortfall {
     pub shared: ByteSize,
     pub free: ByteSize,
     pub others: ByteSize,
-    /// The least missing amount.
     pub missing: Freed,
 }
 

@@ -16,7 +16,7 @@ use crate::{
 async fn must_pull(node: &Node, records: &PullRecords, name: &str) -> bool {
     let images = node.fake.list(None).await.unwrap();
     let found = images.iter().find(|image| image.tags.contains(&full(name))).unwrap();
-    let evidence = records.look_up(name, found);
+    let evidence = records.evidence(name, found);
     let no_proof = || Ok::<_, Infallible>(AccessProof::default());
     !records.judge(name, &evidence, at(10_000), no_proof).unwrap().unwrap().allowed
 }

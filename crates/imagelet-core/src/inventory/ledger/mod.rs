@@ -158,9 +158,6 @@ impl Inventory {
     }
 
     /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
-    ///
-    /// # Errors
-    /// When the file cannot be written; the next flush tries again.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path.clone(), source })

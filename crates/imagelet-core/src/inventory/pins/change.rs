@@ -9,12 +9,10 @@ use crate::inventory::{
 use crate::{image::Image, runtime::Listing};
 
 impl Inventory {
-    /// The operator's patterns, in pinning order.
     pub fn pins(&self) -> Vec<String> {
         self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
-    /// The configured patterns, in order.
     pub fn configured_pins(&self) -> Vec<String> {
         self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
@@ -55,18 +53,12 @@ impl Inventory {
 
     /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false for an existing pin.
     /// The pin is on disk on return.
-    ///
-    /// # Errors
-    /// When the pattern is invalid or above the limit, or the pins cannot be read or written.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
         let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
         pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
     }
 
     /// Pins patterns in one pass over the file, each as [`Inventory::pin`] does: a rejected one does not affect the others.
-    ///
-    /// # Errors
-    /// When the pins cannot be read or written.
     pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
         let mut pinned = Vec::new();
         self.change_pins(|pins| {

@@ -27,7 +27,6 @@ pub enum PinError {
     NoName(#[from] crate::image::ReferenceError),
 }
 
-/// One pattern as written and as parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinPattern {
     text: String,

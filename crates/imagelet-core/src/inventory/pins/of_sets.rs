@@ -2,17 +2,15 @@
 
 use std::io;
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
-    durable::StateDir,
+    durable::{StateDir, misread},
     inventory::{
         Inventory, InventoryError, PinError,
         pins::{PATTERNS_MAX, PinPattern},
     },
 };
 
-/// A list of `{pattern, owner}`; lost: nothing is pinned for sets until the agent knows them.
+/// A list of references with their owners; lost: nothing is pinned for sets until the agent knows them.
 const FILE: &str = "set-pins.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,30 +21,13 @@ pub struct OwnedPin {
     pub owner: String,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct SetPinsFile {
-    version: u32,
-    pins: Vec<WrittenPin>,
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct WrittenPin {
-    reference: String,
-    owner: String,
-}
-
 impl Inventory {
-    /// The pins of sets, in their order.
     pub fn set_pins(&self) -> Vec<OwnedPin> {
         self.lock().set_pins.clone()
     }
 
     /// Replaces the pins of sets by these: a reference and its owner. They are on disk on return.
-    ///
-    /// # Errors
-    /// When there are too many, or the disk refuses; then the former pins stay.
+    /// After an error the former pins stay.
     pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
         if pins.len() > PATTERNS_MAX {
             let pattern = pins[PATTERNS_MAX].0.clone();
@@ -69,15 +50,15 @@ impl Inventory {
 
 /// The pins on disk; an invalid one is logged and skipped.
 pub(crate) fn read(directory: &StateDir) -> io::Result<Vec<OwnedPin>> {
-    let content = |text: &[u8]| serde_json::from_slice(text).map_err(|error| error.to_string());
-    let SetPinsFile { pins, .. } = directory.read(FILE, content)?;
-    Ok(parse(pins.into_iter().map(|pin| (pin.reference, pin.owner)).take(PATTERNS_MAX).collect()))
+    let content = |text: &[u8]| serde_json::from_slice(text).map_err(|error| misread(&error));
+    let mut pins: Vec<(String, String)> = directory.read(FILE, content)?;
+    pins.truncate(PATTERNS_MAX);
+    Ok(parse(pins))
 }
 
 fn write(directory: &StateDir, pins: &[OwnedPin]) -> io::Result<()> {
-    let written = |pin: &OwnedPin| WrittenPin { reference: pin.pattern.text().to_owned(), owner: pin.owner.clone() };
-    let file = SetPinsFile { version: 1, pins: pins.iter().map(written).collect() };
-    let text = serde_json::to_vec(&file).map_err(io::Error::other)?;
+    let pins: Vec<(&str, &str)> = pins.iter().map(|pin| (pin.pattern.text(), pin.owner.as_str())).collect();
+    let text = serde_json::to_vec(&pins).map_err(io::Error::other)?;
     let _lock = directory.lock()?;
     directory.replace(FILE, &text)
 }

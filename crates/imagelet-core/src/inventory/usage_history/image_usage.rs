@@ -16,11 +16,12 @@ const GAP_MIN: Duration = Duration::from_mins(2);
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct UseReport {
-    pub(crate) user: Option<String>,
-    pub(crate) pulled: Option<PullCost>,
+pub struct UseReport {
+    /// `NAMESPACE/POD` of the requesting pod, if any.
+    pub user: Option<String>,
+    pub pulled: Option<PullCost>,
     /// A prefetch, which is no use.
-    pub(crate) is_prefetch: bool,
+    pub is_prefetch: bool,
 }
 
 /// The times of a pass, and what its lists are worth.
@@ -38,7 +39,6 @@ pub(crate) struct PassTimes {
     pub(crate) is_doubtful: bool,
 }
 
-/// As the ledger has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ImageUsage {
@@ -46,13 +46,11 @@ pub(crate) struct ImageUsage {
     pub(crate) first_seen: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) last_used: Option<SystemTime>,
-    /// Start of its last use.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
     /// Time of the first pass that found a formerly used image unused; a second pass has to confirm it.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) released_at: Option<SystemTime>,
-    /// When its absence was detected.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<SystemTime>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -134,7 +132,6 @@ impl ImageUsage {
         left
     }
 
-    /// Marks the image as adopted. Returns whether this is a change.
     pub(super) fn adopt(&mut self) -> bool {
         let is_news = self.origin == ImageOrigin::Found;
         if is_news {
@@ -194,14 +191,12 @@ impl ImageUsage {
     }
 }
 
-/// Cost of the last pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
     /// Compressed bytes over the network.
     pub bytes: ByteSize,
     /// From the first request to the commit of the image.
     pub duration: Duration,
-    /// Time of the commit.
     pub at: SystemTime,
 }
 
@@ -209,7 +204,6 @@ pub struct PullCost {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
-    /// imagelet pulled it.
     Pulled,
     /// Another manager pulled it, and a pull record or an operator transferred it.
     Adopted,
@@ -219,7 +213,6 @@ pub enum ImageOrigin {
 }
 
 impl ImageOrigin {
-    /// The stable name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
@@ -236,10 +229,7 @@ pub struct UseHistory {
     /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. A container after an `ensure` is the
     /// same use.
     pub uses: u64,
-    /// Number of uses after an idle time.
     pub returns: u32,
-    /// Number of pulls after its removal.
-    pub comebacks: u32,
     /// Mean seconds between uses with a pause, weighted to the latest. Zero: never used again.
     pub interval: u64,
     /// A newer image of the same repository was used since.
@@ -257,7 +247,6 @@ impl UseHistory {
     }
 }
 
-/// Optional times as nanoseconds since 1970.
 mod nanos {
     use std::time::SystemTime;
 

@@ -125,7 +125,6 @@ impl UsageHistory {
         (pending, listed)
     }
 
-    /// The listed images, by key.
     pub(crate) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
         self.images.iter().filter(|(_, usage)| usage.gone.is_none())
     }
@@ -184,7 +183,6 @@ impl UsageHistory {
         let before = usage.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
             if self.returning != Some(gone) {
-                usage.history.comebacks += 1;
                 // Another manager brought it back, unless a recorded pull is later.
                 if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
                     usage.origin = ImageOrigin::Found;
@@ -250,7 +248,6 @@ impl UsageHistory {
         }
     }
 
-    /// Starts a pass that listed these images.
     fn begin_pass(&mut self, images: &[Arc<Image>], now: SystemTime) {
         self.returning = None;
         if images.is_empty() {
@@ -270,7 +267,6 @@ impl UsageHistory {
         }
     }
 
-    /// Moves all times.
     pub(crate) fn map_times(&mut self, map: impl Fn(SystemTime) -> SystemTime) {
         for usage in self.images.values_mut() {
             let ImageUsage { first_seen, last_used, begun, gone, released_at, requested_at, .. } = usage;

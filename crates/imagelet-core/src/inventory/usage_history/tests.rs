@@ -152,7 +152,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     node.has(&["app:1"]);
     node.pass(&[], at(301));
     let app = node.of("app:1");
-    assert_eq!((app.history.uses, app.history.returns, app.history.comebacks), (2, 1, 1));
+    assert_eq!((app.history.uses, app.history.returns), (2, 1));
     assert_eq!((app.origin, app.pulled, app.gone), (ImageOrigin::Pulled, Some(pulled), None));
     assert_eq!(app.first_seen, Some(at(301)), "it is protected as a new one");
     assert_eq!(node.of("app:1").last_used, Some(at(300)));
@@ -238,15 +238,15 @@ fn images_that_a_runtime_forgot_to_list_are_as_old_as_before() {
         node.has(back);
         node.pass(&[], at(until));
         let dated = node.memory.images.values().filter(|usage| usage.requested_at == Some(at(until))).count();
-        (node.of("app:0").first_seen, node.of("app:0").history.comebacks, node.of("app:0").last_used, dated)
+        (node.of("app:0").first_seen, node.of("app:0").last_used, dated)
     };
     for restarts in [false, true] {
-        assert_eq!(forgotten(false, restarts, &names, 130), (Some(at(0)), 0, Some(at(0)), 20), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names, 130), (Some(at(0)), Some(at(0)), 20), "{restarts}");
         // As many as that are not pulled between two passes; one or two may be missing for good.
-        assert_eq!(forgotten(false, restarts, &names[..18], 130), (Some(at(0)), 0, Some(at(0)), 18), "{restarts}");
-        assert_eq!(forgotten(false, restarts, &names[..17], 130), (Some(at(130)), 1, Some(at(0)), 0), "{restarts}");
-        assert_eq!(forgotten(false, restarts, &names[..1], 130), (Some(at(130)), 1, Some(at(0)), 0), "{restarts}");
-        assert_eq!(forgotten(false, restarts, &names, 190), (Some(at(190)), 1, Some(at(0)), 0), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names[..18], 130), (Some(at(0)), Some(at(0)), 18), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names[..17], 130), (Some(at(130)), Some(at(0)), 0), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names[..1], 130), (Some(at(130)), Some(at(0)), 0), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names, 190), (Some(at(190)), Some(at(0)), 0), "{restarts}");
         // For the kubelet an image that comes back is new.
         assert_eq!(forgotten(true, restarts, &names, 130).0, Some(at(130)), "{restarts}");
     }

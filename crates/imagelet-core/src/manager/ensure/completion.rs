@@ -3,14 +3,16 @@
 use std::{sync::Arc, time::SystemTime};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{credentials::access_of, reporter::Reporter};
 use crate::{
     audit_log::{Act, ActCode, AuditLog},
     credentials::PullCredentials,
+    image::ByteSize,
     manager::{ImageEnd, puller::Pulled},
     records::{Intent, PullRecords},
+    runtime::PullProgress,
     text::{quoted, whole_milliseconds},
 };
 
@@ -24,6 +26,7 @@ pub(super) struct Completion {
     pub(super) decisions: Arc<AuditLog>,
     /// The decision log entry of a cancelled pull.
     pub(super) act: Act,
+    pub(super) progress: watch::Receiver<PullProgress>,
     pub(super) image: String,
     pub(super) began: Instant,
 }
@@ -53,7 +56,7 @@ impl Completion {
                 format!("Pulled image {image} in {took} after its caller was gone. Image size: {size} bytes.");
             self.reporter.finished(ImageEnd::Pulled);
             self.reporter.normal("Pulled", message);
-            self.record(Act { code: ActCode::Pulled, ..pulled.act(self.act.clone()) });
+            self.record(Act { code: ActCode::Pulled, ..act_of(&pulled, &self.progress.borrow(), self.act.clone()) });
             self.fulfil(&pulled).await;
         }
         .boxed()
@@ -63,6 +66,16 @@ impl Completion {
         let took_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
         self.decisions.act(Act { at: SystemTime::now(), took_ms, ..act });
     }
+}
+
+/// The decision log entry of a pull; its bytes are those that came over the network, or its size where the store does not say.
+pub(super) fn act_of(pulled: &Pulled, progress: &PullProgress, act: Act) -> Act {
+    let bytes = Some(fetched(pulled, progress).0).filter(|size| *size > 0);
+    Act { keys: vec![pulled.key.to_string()], bytes, hosts: progress.hosts.clone(), ..act }
+}
+
+pub(super) fn fetched(pulled: &Pulled, progress: &PullProgress) -> ByteSize {
+    if progress.resolved.is_some() { ByteSize(progress.received) } else { pulled.size }
 }
 
 impl Drop for Completion {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 pub use self::stale_use::StaleUse;
 use self::{
-    completion::Completion,
+    completion::{Completion, act_of, fetched},
     credentials::{FoundCredentials, RequestCredentials, proof_of},
     reporter::Reporter,
 };
@@ -31,10 +31,10 @@ use super::{
 use crate::{
     audit_log::{Act, ActCode},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
-    inventory::HandedOut,
+    inventory::{PullCost, UseReport},
     metrics::Metrics,
     records::{CheckResult, Intent},
-    runtime::{ErrorClass, Fault, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{ErrorClass, Fault, PullEstimate, PullRequest, PullWatcher, RuntimeError, RuntimeErrorKind, Stage},
     text::{quoted, whole_milliseconds},
 };
 
@@ -58,7 +58,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
+    pub(super) async fn run(mut self, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let spec =
             self.spec().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let (presence, key) = self.look(&spec).await?;
@@ -67,7 +67,7 @@ impl<'a> Ensuring<'a> {
             (Decision::Refuse, _) => Err(self.reported("ErrImageNeverPull", self.error(Cause::NeverPull))),
             (Decision::Use | Decision::Pull, _) => {
                 self.tally.required = Some(true);
-                self.pull(spec, progress).await
+                self.pull(spec, watcher).await
             }
         }
     }
@@ -120,7 +120,7 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = records.evidence(&self.request.image, found).await;
+        let evidence = records.evidence(&self.request.image, found);
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
@@ -167,7 +167,7 @@ impl<'a> Ensuring<'a> {
         Ensured::new(key, spec, Origin::AlreadyPresent, message)
     }
 
-    async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
+    async fn pull(&self, spec: ImageSpec, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let image = &self.request.image;
         let reference: Reference =
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
@@ -183,7 +183,7 @@ impl<'a> Ensuring<'a> {
             request: self.pull_request(spec.clone()),
             reference,
             credentials: credentials.clone(),
-            tenant: Arc::clone(&self.request.pod.namespace),
+            pod: self.request.pod.clone(),
             priority: self.request.priority,
             caller: self.request.caller,
         };
@@ -208,10 +208,10 @@ impl<'a> Ensuring<'a> {
         self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
-        let mut broadcast = None;
+        let mut progress = None;
         let (outcome, completion) = match self.manager.puller.pull(&work) {
             Ok(subscription) => {
-                broadcast = Some(subscription.progress.clone());
+                progress = Some(subscription.progress.clone());
                 let completion = Completion {
                     intent: Some(intent),
                     records: Arc::clone(&self.manager.parts.records),
@@ -219,15 +219,17 @@ impl<'a> Ensuring<'a> {
                     reporter: self.reporter.clone(),
                     decisions: Arc::clone(&self.manager.parts.decisions),
                     act: act(ActCode::PullGivenUp, String::new()),
+                    progress: subscription.progress.clone(),
                     image: image.clone(),
                     began,
                 };
                 let (outcome, completion) =
-                    subscription.on_complete(completion, Completion::conclude).outcome(&progress).await;
+                    subscription.on_complete(completion, Completion::conclude).outcome(&watcher).await;
                 (outcome, Ok(completion))
             }
             Err(refused) => (Err(refused), Err(intent)),
         };
+        let progress = progress.map(|progress| progress.borrow().clone()).unwrap_or_default();
         let failure = match outcome {
             Ok(pulled) => {
                 if let Ok(Some(completion)) = completion {
@@ -235,10 +237,10 @@ impl<'a> Ensuring<'a> {
                 }
                 self.succeeded(&key);
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
-                let why = pulled.way.as_ref().map(ToString::to_string).unwrap_or_default();
+                let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
-                self.manager.parts.decisions.act(pulled.act(act));
-                return Ok(self.pulled(&pulled, spec, began.elapsed()));
+                self.manager.parts.decisions.act(act_of(&pulled, &progress, act));
+                return Ok(self.pulled(&pulled, fetched(&pulled, &progress), spec, began.elapsed()));
             }
             Err(failure) => failure,
         };
@@ -254,8 +256,7 @@ impl<'a> Ensuring<'a> {
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        let hosts = broadcast.map(|broadcast| broadcast.hosts()).unwrap_or_default();
-        self.manager.parts.decisions.act(Act { hosts, ..act(ActCode::PullFailed, failure.chain()) });
+        self.manager.parts.decisions.act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.stable_reasons);
         self.failed(key, &error);
@@ -332,7 +333,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    fn pulled(&self, pulled: &Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
+    fn pulled(&self, pulled: &Pulled, fetched: ByteSize, spec: ImageSpec, waited: Duration) -> Ensured {
         self.reporter.finished(ImageEnd::Pulled);
         // For a pull that ran before this request joined it, only the request's own time counts.
         let took = pulled.took.min(waited);
@@ -346,7 +347,8 @@ impl<'a> Ensuring<'a> {
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
-        self.touch(&pulled.key, Some((pulled.fetched, pulled.took)));
+        let cost = PullCost { bytes: fetched, duration: pulled.took, at: SystemTime::now() };
+        self.touch(&pulled.key, Some(cost));
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())
     }
 
@@ -354,14 +356,14 @@ impl<'a> Ensuring<'a> {
         EnsureError::new(&self.request.image, cause, self.manager.policy().stable_reasons)
     }
 
-    /// Marks the image as used; `pulled`: size and duration of its fetch.
-    fn touch(&self, key: &ImageKey, pulled: Option<(ByteSize, Duration)>) {
+    /// Marks the image as used.
+    fn touch(&self, key: &ImageKey, pulled: Option<PullCost>) {
         let Some(inventory) = &self.manager.parts.inventory else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
-        let handed = HandedOut { key: key.clone(), user, pulled };
         let is_prefetch = self.request.caller.is_prefetch();
-        inventory.record(&handed, u64::from(!is_prefetch), is_prefetch, SystemTime::now());
+        let report = UseReport { user, pulled, is_prefetch };
+        inventory.record(key, report, u64::from(!is_prefetch), SystemTime::now());
     }
 
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {

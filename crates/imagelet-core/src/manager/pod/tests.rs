@@ -11,7 +11,7 @@ use crate::{
     manager::{ManagerParts, PodIdentity, PullSettings},
     node_policy::NodePolicy,
     records::PullRecords,
-    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, no_progress},
+    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, unwatched},
     testing::{FakeRuntime, WaySettings as _},
 };
 
@@ -42,7 +42,7 @@ impl TestNode {
         let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "u".into() };
         let common = EnsureRequest { pod, ..EnsureRequest::new("", PullPolicy::Never) };
         let request = PodRequest { common, images, secrets_unread: Vec::new() };
-        let outcomes = self.manager.ensure_pod(&request, &|_| no_progress(), &|_, _| {}).await;
+        let outcomes = self.manager.ensure_pod(&request, &|_| unwatched(), &|_, _| {}).await;
         outcomes.iter().map(word).collect()
     }
 
@@ -193,7 +193,7 @@ async fn unread_secrets_are_reported_once_for_the_whole_pod() {
     let common = EnsureRequest::new("", PullPolicy::Never);
     let images = vec![init("a:v1"), container("a:v1")];
     let request = PodRequest { common, images, secrets_unread: vec!["one".into(), "two".into()] };
-    node.manager.ensure_pod(&request, &|_| no_progress(), &|_, _| {}).await;
+    node.manager.ensure_pod(&request, &|_| unwatched(), &|_, _| {}).await;
     let reported: Vec<_> = node.events.recent().into_iter().map(|recorded| recorded.event).collect();
     let unread: Vec<_> = reported.iter().filter(|event| event.reason == "FailedToRetrieveImagePullSecret").collect();
     assert_eq!(unread.len(), 1);
@@ -250,7 +250,7 @@ async fn volumes_pulled(case: &VectorCase, way: Way) -> Value {
     let mounts = images.iter().map(|one| one.name.clone()).collect();
     images.push(PodImage { policy: PullPolicy::Never, mounts, ..container("main") });
     let request = PodRequest { common, images, secrets_unread: Vec::new() };
-    let outcomes = node.manager.ensure_pod(&request, &|_| no_progress(), &|_, _| {}).await;
+    let outcomes = node.manager.ensure_pod(&request, &|_| unwatched(), &|_, _| {}).await;
     let volumes = request.images.len() - 1;
     let mut results = serde_json::Map::new();
     for (one, outcome) in request.images[..volumes].iter().zip(&outcomes) {

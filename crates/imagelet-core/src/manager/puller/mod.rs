@@ -1,43 +1,54 @@
 //! Carries pulls out: each in its turn, credential after credential.
 
 pub(super) mod circuit_breaker;
-mod progress;
 mod scheduler;
 mod single_flight;
 pub(super) mod throttle;
 mod work;
 
 use std::{
+    collections::VecDeque,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use futures_util::FutureExt as _;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 
 pub(super) use self::work::{Pulled, Work};
 use self::{
     circuit_breaker::{Circuits, OpenCircuit},
-    progress::Broadcast,
     scheduler::{Place, Policy, Request, Scheduler},
     single_flight::{SingleFlight, Subscription},
     throttle::Throttle,
     work::Outcome,
 };
-use super::{ManagerParts, request::Caller, status::PullStatus};
+use super::{
+    ManagerParts, meters,
+    request::Caller,
+    status::{PullState, PullStatus},
+};
 use crate::{
-    audit_log::PullHost,
     credentials::PullCredentials,
     events::{Event, EventCause, EventKind, EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    metrics::Metrics,
     node_policy::NodePolicy,
-    runtime::{ErrorClass, Party, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
+    runtime::{
+        ErrorClass, Party, Progress, PullEnd, PullEvent, PullProgress, PullRequest, RuntimeError, RuntimeErrorKind,
+        RuntimeManager,
+    },
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
 const CREDENTIALS_MAX: usize = 64;
 /// Most pulls that are estimated at once while they wait. Each costs the registry a manifest.
 const ESTIMATES_MAX: usize = 4;
+/// Pulls that are shown after their end, so that a poller sees it.
+const ENDED_MAX: usize = 32;
 
 pub(crate) struct Puller {
     runtime: RuntimeManager,
@@ -47,7 +58,16 @@ pub(crate) struct Puller {
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
     events: Arc<dyn EventSink>,
+    metrics: Arc<Metrics>,
     policy: NodePolicy,
+    ended: Mutex<EndedPulls>,
+}
+
+struct EndedPulls {
+    /// Incremented by each end; from one on.
+    version: u64,
+    /// The last of them.
+    last: VecDeque<PullStatus>,
 }
 
 impl Puller {
@@ -71,7 +91,9 @@ impl Puller {
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
             events: Arc::clone(&parts.events),
+            metrics: Arc::clone(&parts.metrics),
             policy,
+            ended: Mutex::new(EndedPulls { version: 1, last: VecDeque::new() }),
         }
     }
 
@@ -97,13 +119,13 @@ impl Puller {
 
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
         let request =
-            Request { tenant: Arc::clone(&work.tenant), priority: work.priority, is_limited: work.is_limited() };
-        let begin = |place: Place, progress: Broadcast| {
+            Request { tenant: Arc::clone(&work.pod.namespace), priority: work.priority, is_limited: work.is_limited() };
+        let begin = |place: Place, progress: watch::Sender<PullProgress>| {
             let (puller, work) = (Arc::clone(self), work.clone());
             async move {
-                let outcome = puller.carry_out(&place, &progress, &work).await;
-                puller.record(&work, &outcome);
-                outcome
+                puller.wait(&place, &work).await;
+                let running = RunningPull { puller, number: place.ticket.number(), work, progress, is_over: false };
+                running.run().await
             }
             .boxed()
         };
@@ -113,6 +135,17 @@ impl Puller {
 
     pub(crate) fn status(&self) -> Vec<PullStatus> {
         self.pulls.status()
+    }
+
+    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
+    /// ended.
+    pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullStatus>) {
+        let open = self.pulls.status();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = if version == 0 { 0 } else { ended.version.saturating_sub(version) };
+        let known = ended.last.len().saturating_sub(usize::try_from(news).unwrap_or(usize::MAX));
+        let ended_since = ended.last.iter().skip(known).cloned();
+        (ended.version, ended_since.chain(open).collect())
     }
 
     fn record(&self, work: &Work, outcome: &Outcome) {
@@ -140,8 +173,7 @@ impl Puller {
         }
     }
 
-    async fn carry_out(&self, place: &Place, progress: &Broadcast, work: &Work) -> Outcome {
-        self.wait(place, work).await;
+    async fn carry_out(&self, progress: &watch::Sender<PullProgress>, work: &Work) -> Outcome {
         let began = Instant::now();
         if let Some(throttle) = &self.throttle
             && work.is_limited()
@@ -150,18 +182,9 @@ impl Puller {
             let error = RuntimeError::other("pull QPS exceeded");
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
-        let (id, attempt, senders) = self.try_credentials(work, &progress.sink()).await?;
+        let (id, attempt, senders) = self.try_credentials(work, progress).await?;
         let (size, handler) = self.as_listed(&work.request.image).await;
-        Ok(Pulled {
-            key: ImageKey::new(id, handler),
-            size,
-            fetched: progress.fetched().unwrap_or(size),
-            took: began.elapsed(),
-            attempt,
-            senders,
-            way: progress.way(),
-            hosts: progress.hosts(),
-        })
+        Ok(Pulled { key: ImageKey::new(id, handler), size, took: began.elapsed(), attempt, senders })
     }
 
     /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
@@ -199,20 +222,27 @@ impl Puller {
     async fn try_credentials(
         &self,
         work: &Work,
-        progress: &Progress,
+        progress: &watch::Sender<PullProgress>,
     ) -> Result<(ImageId, usize, Vec<String>), Arc<RuntimeError>> {
-        let mut failures = Vec::new();
+        let (mut failures, sink) = (Vec::new(), self.sink(progress.clone()));
         let tried_max = if self.policy.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
             let request = with_credentials(&work.request, &work.credentials, attempt);
-            let hosts = Arc::<Mutex<AskedHosts>>::default();
-            let outcome = self.runtime.pull(&request, noting_hosts(progress, &hosts)).await;
-            let hosts = std::mem::take(&mut *hosts.lock().unwrap_or_else(PoisonError::into_inner));
+            progress.send_modify(|progress| progress.attempt_hosts.clear());
+            let outcome = self.runtime.pull(&request, Arc::clone(&sink)).await;
+            let seen = progress.borrow();
+            let hosts = &seen.attempt_hosts;
             match outcome {
-                Ok(id) => return Ok((id, attempt, hosts.senders)),
+                Ok(id) => {
+                    let senders = hosts.iter().filter(|host| host.manifest || host.bytes > 0);
+                    return Ok((id, attempt, senders.map(|host| host.host.clone()).collect()));
+                }
                 Err(error) => {
-                    let helps_none = no_credential_helps(error.kind()) && !hosts.has_refused;
-                    let is_final = self.policy.bounded_attempts && helps_none;
+                    let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word);
+                    let is_refusal = |class: &String| refusals.contains(&class.as_str());
+                    // A host that refused its credential may accept the next one, whatever became of the others.
+                    let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
+                    let is_final = self.policy.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
                     failures.push(error);
                     if is_final {
                         break;
@@ -221,6 +251,23 @@ impl Puller {
             }
         }
         Err(Arc::new(join_failures(failures)))
+    }
+
+    /// Adds the events of a store to the progress.
+    fn sink(&self, progress: watch::Sender<PullProgress>) -> Progress {
+        let metrics = Arc::clone(&self.metrics);
+        Arc::new(move |event| {
+            if let PullEvent::Waits { wait: Some(wait), .. } = &event {
+                metrics.increment(&meters::WAITS, &[wait.thing.name()]);
+            }
+            progress.send_modify(|progress| {
+                let before = progress.received;
+                progress.apply(event, Instant::now());
+                if progress.received > before {
+                    metrics.add(&meters::RECEIVED, &[], (progress.received - before) as f64);
+                }
+            });
+        })
     }
 
     /// Size and handler as listed right after the pull; an error here is not the pull's.
@@ -240,6 +287,61 @@ impl Puller {
     }
 }
 
+/// A pull that has its turn. Dropped before its end, it is cancelled.
+struct RunningPull {
+    puller: Arc<Puller>,
+    number: u64,
+    work: Work,
+    progress: watch::Sender<PullProgress>,
+    is_over: bool,
+}
+
+impl RunningPull {
+    async fn run(mut self) -> Outcome {
+        self.progress.send_modify(|progress| progress.began = Some(Instant::now()));
+        let outcome = self.puller.carry_out(&self.progress, &self.work).await;
+        self.puller.record(&self.work, &outcome);
+        self.end(outcome.as_ref().map_or_else(|error| PullEnd::Failed(Arc::clone(error)), |_| PullEnd::Pulled));
+        outcome
+    }
+
+    fn end(&mut self, end: PullEnd) {
+        self.is_over = true;
+        let word = match end {
+            PullEnd::Pulled => "pulled",
+            PullEnd::Failed(_) => "failed",
+            PullEnd::Cancelled => "cancelled",
+        };
+        self.puller.metrics.increment(&meters::PULLS, &[word]);
+        let now = Instant::now();
+        self.progress.send_modify(|progress| progress.finish(end, now));
+        let mut ended = self.puller.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.version += 1;
+        if ended.last.len() == ENDED_MAX {
+            ended.last.pop_front();
+        }
+        ended.last.push_back(PullStatus {
+            number: self.number,
+            image: self.work.request.image.image.clone(),
+            pod: self.work.pod.clone(),
+            state: PullState::Running,
+            since: now,
+            clients: 0,
+            position: None,
+            priority: self.work.priority,
+            progress: self.progress.borrow().clone(),
+        });
+    }
+}
+
+impl Drop for RunningPull {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.end(PullEnd::Cancelled);
+        }
+    }
+}
+
 /// The request of an attempt.
 pub(super) fn with_credentials(request: &PullRequest, credentials: &PullCredentials, attempt: usize) -> PullRequest {
     PullRequest {
@@ -247,37 +349,6 @@ pub(super) fn with_credentials(request: &PullRequest, credentials: &PullCredenti
         host_credentials: credentials.of_hosts(attempt),
         ..request.clone()
     }
-}
-
-/// The hosts of an attempt.
-#[derive(Debug, Default)]
-struct AskedHosts {
-    /// Those that sent something.
-    senders: Vec<String>,
-    /// One of them refused its credential: the next one may open it, whatever became of the others.
-    has_refused: bool,
-}
-
-impl AskedHosts {
-    fn of(hosts: &[PullHost]) -> Self {
-        let is_refusal = |class: &String| {
-            [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word).contains(&class.as_str())
-        };
-        let senders = hosts.iter().filter(|host| host.manifest || host.bytes > 0).map(|host| host.host.clone());
-        let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
-        Self { senders: senders.collect(), has_refused }
-    }
-}
-
-/// Passes the progress on, and keeps what it says of hosts.
-fn noting_hosts(progress: &Progress, asked: &Arc<Mutex<AskedHosts>>) -> Progress {
-    let (progress, asked) = (Arc::clone(progress), Arc::clone(asked));
-    Arc::new(move |event| {
-        if let PullEvent::Hosts(hosts) = &event {
-            *asked.lock().unwrap_or_else(PoisonError::into_inner) = AskedHosts::of(hosts);
-        }
-        progress(event);
-    })
 }
 
 fn no_credential_helps(kind: RuntimeErrorKind) -> bool {

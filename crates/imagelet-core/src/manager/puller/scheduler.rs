@@ -53,6 +53,13 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ticket(u64);
 
+impl Ticket {
+    /// From one on.
+    pub(super) fn number(self) -> u64 {
+        self.0 + 1
+    }
+}
+
 type Rank = (Reverse<i32>, Ticket);
 
 #[derive(Debug, thiserror::Error)]

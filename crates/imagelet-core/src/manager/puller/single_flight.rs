@@ -13,17 +13,16 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared, WeakShared},
 };
-use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, sync::watch, task::JoinSet, time::timeout};
 
 use super::{
-    progress::Broadcast,
     scheduler::{Place, QueueFull, Request, Scheduler, Ticket},
     work::{Outcome, Pulled, Work},
 };
 use crate::{
     image::{ImageSpec, Platform},
-    manager::status::PullStatus,
-    runtime::Progress,
+    manager::{request::PodIdentity, status::PullStatus},
+    runtime::{PullProgress, PullWatcher},
 };
 
 type PullFuture = BoxFuture<'static, Outcome>;
@@ -63,7 +62,9 @@ struct Pull {
     ticket: Ticket,
     /// The subscriptions own the pull: it ends with the last one, or after a grace.
     future: WeakShared<PullFuture>,
-    progress: Broadcast,
+    progress: watch::Receiver<PullProgress>,
+    /// The pod of its first client.
+    pod: PodIdentity,
     clients: usize,
     priority: i32,
 }
@@ -89,7 +90,7 @@ pub(crate) struct Subscription<T: Send + 'static> {
     /// `None` after the end.
     pull: Option<Shared<PullFuture>>,
     /// What is known of the pull, also after its end.
-    pub(crate) progress: Broadcast,
+    pub(crate) progress: watch::Receiver<PullProgress>,
     on_complete: Option<OnComplete<T>>,
 }
 
@@ -110,7 +111,7 @@ impl SingleFlight {
             image: work.request.image.clone(),
             platform: work.request.platform.clone(),
             credentials: work.credentials.hashes(),
-            namespace: names_pod.then(|| Arc::clone(&work.tenant)),
+            namespace: names_pod.then(|| Arc::clone(&work.pod.namespace)),
             alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -119,7 +120,7 @@ impl SingleFlight {
         self: &Arc<Self>,
         work: &Work,
         request: Request,
-        begin: impl FnOnce(Place, Broadcast) -> PullFuture,
+        begin: impl FnOnce(Place, watch::Sender<PullProgress>) -> PullFuture,
     ) -> Result<Subscription<T>, QueueFull> {
         let (key, priority) = (self.key(work), request.priority);
         let mut table = self.lock();
@@ -139,9 +140,9 @@ impl SingleFlight {
             self.scheduler.raise(pull.ticket, priority, request.is_limited);
             return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
         }
-        let (place, progress) = (self.scheduler.enter(request)?, Broadcast::default());
+        let (place, (sender, progress)) = (self.scheduler.enter(request)?, watch::channel(PullProgress::default()));
         let ticket = place.ticket;
-        let (pull, pulls, key_of_pull) = (begin(place, progress.clone()), Arc::clone(self), key.clone());
+        let (pull, pulls, key_of_pull) = (begin(place, sender), Arc::clone(self), key.clone());
         let future = async move {
             let outcome = pull.await;
             // What is over is not joined: the next client wants to know how things are then.
@@ -150,7 +151,8 @@ impl SingleFlight {
         };
         let future = future.boxed().shared();
         let weak = future.downgrade().expect("a future that was not polled is not done");
-        let pull = Pull { ticket, future: weak, progress: progress.clone(), clients: 1, priority };
+        let pod = work.pod.clone();
+        let pull = Pull { ticket, future: weak, progress: progress.clone(), pod, clients: 1, priority };
         table.by_key.insert(key.clone(), pull);
         Ok(subscription(key, ticket, future, progress))
     }
@@ -159,10 +161,17 @@ impl SingleFlight {
         let (table, mut states) = (self.lock(), self.scheduler.states());
         let status = |(key, pull): (&PullKey, &Pull)| {
             let turn = states.remove(&pull.ticket)?;
-            let image = key.image.image.clone();
-            let (clients, priority) = (pull.clients, pull.priority);
-            let row =
-                PullStatus { image, state: turn.state, since: turn.since, clients, position: turn.position, priority };
+            let row = PullStatus {
+                number: pull.ticket.number(),
+                image: key.image.image.clone(),
+                pod: pull.pod.clone(),
+                state: turn.state,
+                since: turn.since,
+                clients: pull.clients,
+                position: turn.position,
+                priority: pull.priority,
+                progress: pull.progress.borrow().clone(),
+            };
             Some((pull.ticket, row))
         };
         let mut pulls: Vec<(Ticket, PullStatus)> = table.by_key.iter().filter_map(status).collect();
@@ -205,10 +214,19 @@ impl<T: Send + 'static> Subscription<T> {
         self
     }
 
-    pub(crate) async fn outcome(mut self, progress: &Progress) -> (Outcome, Option<T>) {
-        let _listening = self.progress.listen(progress);
+    /// A late client gets the present progress first.
+    pub(crate) async fn outcome(mut self, watcher: &PullWatcher) -> (Outcome, Option<T>) {
         // A clone, so that a drop here can still hand the pull to a keeper.
-        let outcome = self.pull.clone().expect("it is there until this is over").await;
+        let mut pull = self.pull.clone().expect("it is there until this is over");
+        let outcome = loop {
+            watcher(&self.progress.borrow_and_update());
+            tokio::select! {
+                biased;
+                outcome = &mut pull => break outcome,
+                Ok(()) = self.progress.changed() => {}
+            }
+        };
+        watcher(&self.progress.borrow());
         self.pull = None;
         (outcome, self.on_complete.take().map(|it| it.kept))
     }

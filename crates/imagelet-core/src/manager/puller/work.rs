@@ -4,11 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::circuit_breaker::CircuitKey;
 use crate::{
-    audit_log::{Act, PullHost},
     credentials::PullCredentials,
     image::{ByteSize, ImageKey, Reference},
-    manager::request::Caller,
-    runtime::{PullRequest, PullRoute, RuntimeError},
+    manager::request::{Caller, PodIdentity},
+    runtime::{PullRequest, RuntimeError},
 };
 
 #[derive(Clone, Debug)]
@@ -17,7 +16,8 @@ pub(crate) struct Work {
     pub(crate) request: PullRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
-    pub(crate) tenant: Arc<str>,
+    /// Its namespace is the tenant.
+    pub(crate) pod: PodIdentity,
     pub(crate) priority: i32,
     pub(crate) caller: Caller,
 }
@@ -28,23 +28,12 @@ pub(crate) struct Pulled {
     pub(crate) key: ImageKey,
     /// Zero when the store does not say.
     pub(crate) size: ByteSize,
-    /// Compressed bytes that came over the network; its size where the store does not say.
-    pub(crate) fetched: ByteSize,
     /// Without waiting for its turn.
     pub(crate) took: Duration,
     /// The attempt of [`PullCredentials`] that succeeded.
     pub(crate) attempt: usize,
     /// The hosts that sent something in it; empty where the store does not say.
     pub(crate) senders: Vec<String>,
-    pub(crate) way: Option<PullRoute>,
-    pub(crate) hosts: Vec<PullHost>,
-}
-
-impl Pulled {
-    pub(crate) fn act(&self, act: Act) -> Act {
-        let bytes = Some(self.fetched.0).filter(|size| *size > 0);
-        Act { keys: vec![self.key.to_string()], bytes, hosts: self.hosts.clone(), ..act }
-    }
 }
 
 pub(crate) type Outcome = Result<Pulled, Arc<RuntimeError>>;

@@ -199,7 +199,7 @@ impl Bed {
         self.recorder.0.lock().expect("no test panics here").clear();
         self.events.reported.lock().expect("no test panics here").clear();
         let (counted, checked) = (self.counted(), self.checks());
-        let result = self.manager.ensure(&self.request, no_progress()).await;
+        let result = self.manager.ensure(&self.request, unwatched()).await;
         let reported = std::mem::take(&mut *self.events.reported.lock().expect("no test panics here"));
         let event = |(event, _): &(Event, usize)| {
             let message = self.in_vector(&event.message);

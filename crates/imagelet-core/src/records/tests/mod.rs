@@ -6,8 +6,6 @@ mod vectors;
 
 use std::{collections::BTreeSet, convert::Infallible, time::Duration};
 
-use futures_util::FutureExt as _;
-
 use super::{faults::Faults, file::file_name, *};
 use crate::image::{ByteSize, ImageSpec, ImageUser};
 
@@ -27,7 +25,7 @@ pub(super) fn node_wide() -> ImageAccess {
 }
 
 pub(super) fn judged(records: &PullRecords, image: &str, found: &Image, proof: AccessProof) -> Verdict {
-    let evidence = records.look_up(image, found);
+    let evidence = records.evidence(image, found);
     records.judge(image, &evidence, SystemTime::now(), || Ok::<_, Infallible>(proof)).unwrap().unwrap()
 }
 
@@ -237,25 +235,6 @@ fn an_older_version_is_rewritten_and_an_unreadable_file_is_kept() {
 }
 
 #[test]
-fn a_lookup_reads_an_unreadable_record_again_off_the_async_threads() {
-    let root = tempfile::tempdir().unwrap();
-    drop(open(root.path()));
-    std::fs::write(root.path().join("image_manager/pulled").join(file_name("broken")), "{").unwrap();
-    let records = open(root.path());
-    records.learn("app:v1", &ImageId::new("whole"), &node_wide(), SystemTime::now()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
-    let _entered = runtime.enter();
-    let (busy, end) = std::sync::mpsc::channel::<()>();
-    drop(runtime.spawn_blocking(move || end.recv()));
-    let [whole, broken] = ["whole", "broken"].map(|id| image(id, "app:v1"));
-    assert!(matches!(records.evidence("app:v1", &whole).now_or_never(), Some(Evidence::Record(_))));
-    let mut looking = Box::pin(records.evidence("app:v1", &broken));
-    assert!(looking.as_mut().now_or_never().is_none(), "it waits for a thread that may block");
-    drop(busy);
-    assert!(matches!(runtime.block_on(looking), Evidence::Unreadable));
-}
-
-#[test]
 fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
     let root = tempfile::tempdir().unwrap();
     drop(open(root.path()));
@@ -392,7 +371,7 @@ fn a_record_past_its_age_asks_for_proof_and_one_proof_renews_no_other() {
     let secret = |name: &str| RecordedSecret { name: name.into(), credential_hash: name.into(), ..Default::default() };
     let access = |name: &str| ImageAccess { kubernetes_secrets: vec![secret(name)], ..ImageAccess::default() };
     let allows = |name: &str, now| {
-        let evidence = records.look_up("app:v1", &image("sha256:1", "app:v1"));
+        let evidence = records.evidence("app:v1", &image("sha256:1", "app:v1"));
         let proof = AccessProof { secrets: vec![secret(name)], ..AccessProof::default() };
         records.judge("app:v1", &evidence, now, || Ok::<_, Infallible>(proof)).unwrap().unwrap().allowed
     };
@@ -412,7 +391,7 @@ fn a_step_of_the_clock_makes_no_record_live_longer() {
     let start = SystemTime::UNIX_EPOCH + Duration::from_hours(50 * 365 * 24);
     records.learn("app:v1", &ImageId::new("sha256:1"), &node_wide(), start).unwrap();
     let allows = |now| {
-        let evidence = records.look_up("app:v1", &image("sha256:1", "app:v1"));
+        let evidence = records.evidence("app:v1", &image("sha256:1", "app:v1"));
         records
             .judge("app:v1", &evidence, now, || Ok::<_, Infallible>(AccessProof::default()))
             .unwrap()
@@ -474,7 +453,7 @@ fn what_a_check_resolves_is_shown_at_once() {
     records.export_to(Arc::clone(&metrics));
     let shows = |intents: usize, written: usize| {
         let shown = metrics.render();
-        [(&gauges::INTENTS, intents), (&gauges::RECORDS, written)]
+        [(&INTENTS, intents), (&RECORDS, written)]
             .iter()
             .all(|(family, value)| shown.contains(&format!("\n{} {value}\n", family.name)))
     };

@@ -97,7 +97,7 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
     let records = PullRecords::open(root.path(), settings).unwrap();
     let asked = text(&input["image"]);
     let found = image(&image_ref, &asked);
-    let evidence = records.look_up(&asked, &found);
+    let evidence = records.evidence(&asked, &found);
     let looked_up = std::cell::Cell::new(false);
     let proof = || {
         looked_up.set(true);

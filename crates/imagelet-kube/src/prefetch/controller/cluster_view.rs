@@ -1,28 +1,26 @@
 //! What the controller knows of the cluster: sets, nodes and reports, and which nodes report nothing new.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{core::PartialObjectMeta, runtime::reflector::Store};
+use k8s_openapi::api::core::v1::Node;
+use kube::{ResourceExt as _, core::PartialObjectMeta, runtime::reflector::Store};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    summary::{NodeReport, SetAction, decide},
+    summary::{SetAction, decide},
     waves::SelectedNode,
 };
 use crate::{
-    prefetch::objects::{ImageSet, Labels, NodeImages, REPORTED_SETS_MAX, SetLimit, SetReport, SharedSets},
+    prefetch::objects::{ImageSet, NodeImages, REPORTED_SETS_MAX, SetLimit, SetPhase, SetReport, SharedSets},
     watch::is_listed,
 };
 
 /// A node that may begin and reports nothing new for so long holds up no other one.
 const STALLED_AFTER: Duration = Duration::from_mins(15);
-/// A report is removed when its Node is absent for so long.
-const ABSENT_FOR: Duration = Duration::from_mins(2);
 
 /// The caches of one time as the leader.
 #[derive(Debug)]
@@ -33,137 +31,81 @@ pub(super) struct ClusterView {
     pub(super) changed: Notify,
 }
 
-/// What the controller remembers between two passes; a restart loses it, which delays and changes nothing.
-#[derive(Debug, Default)]
-pub(super) struct PassMemory {
-    /// By set and node: the last report of a busy node, and since when it is the same.
-    busy: BTreeMap<(String, String), (Option<SetReport>, Instant)>,
-    /// Reports without a Node, and since when.
-    orphans: BTreeMap<String, Instant>,
-}
+/// By set and node: the last report of a busy node, and since when it is the same. A restart loses it, which delays and changes
+/// nothing.
+pub(super) type BusyNodes = HashMap<(String, String), (Option<SetReport>, Instant)>;
 
 #[derive(Debug, Default)]
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
-    /// Names and uids of reports whose Node is gone.
-    pub(super) orphans: Vec<(String, String)>,
     /// The next pass at the latest, where nothing changes.
-    pub(super) wait: Option<Duration>,
+    pub(super) next: Option<Instant>,
     pub(super) sets_known: usize,
     pub(super) reports_known: usize,
 }
 
 impl ClusterView {
     /// Decides for all sets; `None`: not everything is listed yet.
-    pub(super) fn plan(&self, memory: &mut PassMemory, wall: SystemTime, now: Instant) -> Option<PassPlan> {
+    pub(super) fn plan(&self, busy: &mut BusyNodes, wall: SystemTime, now: Instant) -> Option<PassPlan> {
         if !is_listed(&self.reports) || !is_listed(&self.nodes) {
             return None;
         }
         let all_sets = self.sets.listed()?;
-        let (reports, nodes, no_labels) = (self.reports.state(), self.nodes.state(), Labels::new());
-        let name = |metadata: &'_ ObjectMeta| -> String { metadata.name.clone().unwrap_or_default() };
+        let nodes = self.nodes.state();
+        let nodes: BTreeMap<String, _> = nodes.iter().map(|node| (node.name_any(), node.labels())).collect();
         let reports: BTreeMap<String, Arc<NodeImages>> =
-            reports.into_iter().map(|report| (name(&report.metadata), report)).collect();
-        let nodes: BTreeMap<String, &Labels> = nodes
-            .iter()
-            .map(|node| (name(&node.metadata), node.metadata.labels.as_ref().unwrap_or(&no_labels)))
-            .collect();
-        let mut of_sets: BTreeMap<&str, BTreeMap<&str, &SetReport>> = BTreeMap::new();
+            self.reports.state().into_iter().map(|report| (report.name_any(), report)).collect();
+        let mut of_sets: HashMap<(&str, &str), &SetReport> = HashMap::new();
         for (node, report) in &reports {
-            for set in &report.sets {
-                of_sets.entry(&set.uid).or_default().insert(node, set);
-            }
+            of_sets.extend(report.sets.iter().map(|set| ((set.uid.as_str(), node.as_str()), set)));
         }
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
-        let mut busy_now = BTreeSet::new();
+        let soonest = |next: &mut Option<Instant>, at| *next = Some(next.map_or(at, |next| next.min(at)));
+        let mut still_busy = BusyNodes::new();
         // In the order of the places, so that no namespace takes all writes of a pass.
-        for (set, limit) in all_sets.iter().flat_map(|sets| sets.all()) {
+        for (set, limit) in all_sets.iter().flat_map(|sets| sets.placed()) {
             plan.sets_known += 1;
-            let found = of_sets.get(set.uid.as_str());
-            let mut full = 0;
-            let selected = nodes.iter().filter(|(_, labels)| set.spec.selects(labels));
-            let mut of_set: Vec<NodeReport<'_>> = selected
-                .map(|(name, _)| {
-                    let report = found.and_then(|found| found.get(name.as_str()).copied());
-                    let is_full = || reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
-                    full += usize::from(report.is_none() && is_full());
-                    let report = report.filter(|report| report.generation == set.generation);
-                    let is_stalled = memory.is_stalled(set, name, report, now, &mut busy_now, &mut plan.wait);
-                    let (place, phase) = (set.place_of(name), report.map(|report| report.phase));
-                    (SelectedNode { name, place, phase, is_stalled }, report)
-                })
-                .collect();
-            of_set.sort_by_key(|(node, _)| (node.place, node.name));
-            let limit = limit.or_else(|| (full > 0).then_some(SetLimit::Report(full)));
-            let action = decide(set, limit, &of_set, wall);
-            if let SetAction::Idle { until } = &action {
-                let deadline = set.deadline().filter(|deadline| *deadline > wall);
-                for at in [*until, deadline].into_iter().flatten() {
-                    soonest(&mut plan.wait, at.duration_since(wall).unwrap_or_default());
+            let (mut selected, mut full) = (Vec::new(), 0);
+            for (name, _) in nodes.iter().filter(|(_, labels)| set.spec.selects(labels)) {
+                let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
+                let is_full = || reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
+                full += usize::from(report.is_none() && is_full());
+                let report = report.filter(|report| report.generation == set.generation);
+                let phase = report.map(|report| report.phase);
+                let mut node = SelectedNode {
+                    name,
+                    place: set.place_of(name),
+                    phase,
+                    images: report.map_or(&[], |report| &report.images),
+                    is_stalled: false,
+                };
+                let may_begin = set.spec.max_concurrent_nodes.is_some() && set.admits(name);
+                if may_begin && !phase.is_some_and(SetPhase::is_finished) {
+                    let key = (set.uid.clone(), name.clone());
+                    let same = busy.remove(&key).filter(|(before, _)| before.as_ref() == report);
+                    let same = same.unwrap_or_else(|| (report.cloned(), now));
+                    let stalled_at = same.1 + STALLED_AFTER;
+                    still_busy.insert(key, same);
+                    node.is_stalled = stalled_at <= now;
+                    if !node.is_stalled {
+                        soonest(&mut plan.next, stalled_at);
+                    }
                 }
-                continue;
+                selected.push(node);
             }
-            plan.sets.push((set.clone(), action));
+            selected.sort_by_key(|node| (node.place, node.name));
+            let limit = limit.or_else(|| (full > 0).then_some(SetLimit::Report(full)));
+            match decide(set, limit, &selected, wall) {
+                SetAction::Idle { until } => {
+                    let deadline = set.deadline().filter(|deadline| *deadline > wall);
+                    for at in [until, deadline].into_iter().flatten() {
+                        soonest(&mut plan.next, now + at.duration_since(wall).unwrap_or_default());
+                    }
+                }
+                action => plan.sets.push((set.clone(), action)),
+            }
         }
-        memory.busy.retain(|key, _| busy_now.contains(key));
-        let uids = reports.iter().map(|(name, report)| (name, &report.metadata.uid));
-        memory.find_orphans(uids, &nodes, now, &mut plan);
+        *busy = still_busy;
         Some(plan)
     }
-}
-
-impl PassMemory {
-    /// Whether a node that may begin and is not finished has reported nothing new for a long time.
-    fn is_stalled(
-        &mut self,
-        set: &ImageSet,
-        node: &str,
-        report: Option<&SetReport>,
-        now: Instant,
-        busy_now: &mut BTreeSet<(String, String)>,
-        wait: &mut Option<Duration>,
-    ) -> bool {
-        let is_busy = set.spec.max_concurrent_nodes.is_some()
-            && set.admits(node)
-            && !report.is_some_and(|report| report.phase.is_finished());
-        if !is_busy {
-            return false;
-        }
-        let key = (set.uid.clone(), node.to_owned());
-        let last = self.busy.entry(key.clone()).or_insert_with(|| (report.cloned(), now));
-        if last.0.as_ref() != report {
-            *last = (report.cloned(), now);
-        }
-        busy_now.insert(key);
-        let passed = now.saturating_duration_since(last.1);
-        if passed < STALLED_AFTER {
-            soonest(wait, STALLED_AFTER.saturating_sub(passed));
-        }
-        passed >= STALLED_AFTER
-    }
-
-    fn find_orphans<'a>(
-        &mut self,
-        reports: impl Iterator<Item = (&'a String, &'a Option<String>)>,
-        nodes: &BTreeMap<String, &Labels>,
-        now: Instant,
-        plan: &mut PassPlan,
-    ) {
-        let orphans: BTreeMap<&String, &Option<String>> =
-            reports.filter(|(name, _)| !nodes.contains_key(*name)).collect();
-        self.orphans.retain(|name, _| orphans.contains_key(name));
-        for (name, uid) in orphans {
-            let since = *self.orphans.entry(name.clone()).or_insert(now);
-            let passed = now.saturating_duration_since(since);
-            if passed < ABSENT_FOR {
-                soonest(&mut plan.wait, ABSENT_FOR.saturating_sub(passed));
-            } else if let Some(uid) = uid {
-                plan.orphans.push((name.clone(), uid.clone()));
-            }
-        }
-    }
-}
-
-fn soonest(wait: &mut Option<Duration>, other: Duration) {
-    *wait = Some(wait.map_or(other, |wait| wait.min(other)));
 }

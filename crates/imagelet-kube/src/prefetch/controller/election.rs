@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
+use imagelet_core::backoff::random_share;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{
-    api_error::{code, text},
-    watch::random,
-};
+use crate::api_error::{code, text};
 
 const LEASE: &str = "imagelet-controller";
 /// A lease that its holder does not renew for so long is free.
@@ -24,27 +22,15 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 const RENEWED_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Election {
-    client: Client,
-    namespace: String,
+    api: Api<Lease>,
     identity: String,
     /// The lease as last seen, and since when it is unchanged by this process' clock: clocks of others do not count.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
-/// What a candidate does with the lease that it read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeaseStep {
-    /// It is held by this process.
-    Renew,
-    /// It is free.
-    Take,
-    /// Another process holds it.
-    Wait,
-}
-
 impl Election {
     pub(super) fn new(client: Client, namespace: &str, identity: &str) -> Self {
-        Self { client, namespace: namespace.to_owned(), identity: identity.to_owned(), seen: None }
+        Self { api: Api::namespaced(client, namespace), identity: identity.to_owned(), seen: None }
     }
 
     /// Waits until this process holds the lease. `answered` is called with each answer of the API server.
@@ -57,56 +43,49 @@ impl Election {
                     is_failing = false;
                     answered();
                 }
-                Err(error) => {
-                    let error = text(&error);
-                    if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(
-                            error,
-                            namespace = self.namespace,
-                            "cannot read or write the lease of the controller"
-                        );
-                    }
+                Err(error) if !is_failing => {
+                    is_failing = true;
+                    tracing::warn!(error = text(&error), "could not read or write the lease of the controller");
                 }
+                Err(_) => {}
             }
-            tokio::time::sleep(RENEW_EVERY.mul_f64(0.75 + 0.5 * random())).await;
+            sleep(RENEW_EVERY.mul_f64(0.75 + 0.5 * random_share())).await;
         }
     }
 
     /// Renews the lease for as long as that succeeds.
     pub(super) async fn hold(&mut self) {
-        let mut renewed_at = Instant::now();
-        while renewed_at.elapsed() < RENEWED_MAX {
-            tokio::time::sleep(RENEW_EVERY.mul_f64(0.9 + 0.1 * random()).min(RENEWED_MAX)).await;
-            let left = RENEWED_MAX.saturating_sub(renewed_at.elapsed());
-            match tokio::time::timeout(left, self.try_hold()).await {
-                Ok(Ok(true)) => renewed_at = Instant::now(),
-                Ok(Ok(false)) => return,
+        let mut ends_at = Instant::now() + RENEWED_MAX;
+        loop {
+            sleep(RENEW_EVERY.mul_f64(0.9 + 0.1 * random_share())).await;
+            match timeout_at(ends_at, self.try_hold()).await {
+                Ok(Ok(true)) => ends_at = Instant::now() + RENEWED_MAX,
+                Ok(Ok(false)) | Err(_) => return,
                 Ok(Err(error)) => {
                     tracing::warn!(error = text(&error), "could not renew the lease of the controller");
                 }
-                Err(_) => return,
             }
         }
     }
 
     /// Takes or renews the lease. Returns whether this process holds it.
     async fn try_hold(&mut self) -> Result<bool, kube::Error> {
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = api.get_opt(LEASE).await?;
-        let now = Instant::now();
-        let lease = found.as_ref().and_then(|lease| lease.spec.as_ref());
-        let unchanged_for = self.unchanged_for(lease, now);
-        let step = decide(lease, &self.identity, unchanged_for);
-        if step == LeaseStep::Wait {
+        let found = self.api.get_opt(LEASE).await?;
+        let (lease, now) = (found.as_ref().and_then(|lease| lease.spec.as_ref()), Instant::now());
+        if self.seen.as_ref().map(|(seen, _)| seen) != lease {
+            self.seen = lease.map(|lease| (lease.clone(), now));
+        }
+        let unchanged_for = self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| now - *since);
+        if !is_free(lease, &self.identity, unchanged_for) {
             return Ok(false);
         }
-        let spec = Some(next(lease, &self.identity, step, Timestamp::now()));
+        let spec = Some(next(lease, &self.identity, Timestamp::now()));
         let written = if let Some(found) = found {
             // It has the version that was read: another candidate that was faster is a conflict.
-            api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
+            self.api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
         } else {
             let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
-            api.create(&PostParams::default(), &Lease { metadata, spec }).await
+            self.api.create(&PostParams::default(), &Lease { metadata, spec }).await
         };
         match written {
             Ok(lease) => {
@@ -117,40 +96,31 @@ impl Election {
             Err(error) => Err(error),
         }
     }
-
-    /// How long the lease is unchanged.
-    fn unchanged_for(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Duration {
-        match (&self.seen, lease) {
-            (Some((seen, since)), Some(lease)) if seen == lease => now.saturating_duration_since(*since),
-            (_, lease) => {
-                self.seen = lease.map(|lease| (lease.clone(), now));
-                Duration::ZERO
-            }
-        }
-    }
 }
 
-fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> LeaseStep {
-    let holder = lease.and_then(|lease| lease.holder_identity.as_deref()).unwrap_or_default();
-    if holder == identity {
-        return LeaseStep::Renew;
-    }
+fn holder(lease: Option<&LeaseSpec>) -> &str {
+    lease.and_then(|lease| lease.holder_identity.as_deref()).unwrap_or_default()
+}
+
+/// Whether this process may take the lease that it read, or renew it.
+fn is_free(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> bool {
     // What the holder promised, but a lease without end is not believed.
     let promised = lease.and_then(|lease| u64::try_from(lease.lease_duration_seconds?).ok()).map(Duration::from_secs);
     let lasts = promised.unwrap_or(LEASE_LASTS).clamp(Duration::from_secs(1), 4 * LEASE_LASTS);
-    if holder.is_empty() || unchanged_for >= lasts { LeaseStep::Take } else { LeaseStep::Wait }
+    let holder = holder(lease);
+    holder.is_empty() || holder == identity || unchanged_for >= lasts
 }
 
-fn next(lease: Option<&LeaseSpec>, identity: &str, step: LeaseStep, now: Timestamp) -> LeaseSpec {
+fn next(lease: Option<&LeaseSpec>, identity: &str, now: Timestamp) -> LeaseSpec {
+    let is_taken = holder(lease) != identity;
     let (before, now) = (lease.cloned().unwrap_or_default(), MicroTime(now));
     let transitions = before.lease_transitions.unwrap_or_default();
-    let is_taken = step == LeaseStep::Take;
     LeaseSpec {
         holder_identity: Some(identity.to_owned()),
         lease_duration_seconds: i32::try_from(LEASE_LASTS.as_secs()).ok(),
         acquire_time: if is_taken { Some(now.clone()) } else { before.acquire_time },
         renew_time: Some(now),
-        lease_transitions: Some(if is_taken && lease.is_some() { transitions.saturating_add(1) } else { transitions }),
+        lease_transitions: Some(transitions.saturating_add(i32::from(is_taken && lease.is_some()))),
         ..before
     }
 }
@@ -171,27 +141,27 @@ mod tests {
     #[test]
     fn a_lease_is_taken_when_it_is_free_and_renewed_by_its_holder() {
         let seconds = Duration::from_secs;
-        for (lease, unchanged_for, step) in [
-            (None, seconds(0), LeaseStep::Take),
-            (Some(held_by("", None)), seconds(0), LeaseStep::Take),
-            (Some(held_by("me", Some(30))), seconds(900), LeaseStep::Renew),
-            (Some(held_by("other", Some(30))), seconds(29), LeaseStep::Wait),
-            (Some(held_by("other", Some(30))), seconds(30), LeaseStep::Take),
-            (Some(held_by("other", None)), seconds(30), LeaseStep::Take),
-            (Some(held_by("other", Some(i32::MAX))), seconds(119), LeaseStep::Wait),
-            (Some(held_by("other", Some(i32::MAX))), seconds(120), LeaseStep::Take),
-            (Some(held_by("other", Some(0))), seconds(0), LeaseStep::Wait),
+        for (lease, unchanged_for, expected) in [
+            (None, seconds(0), true),
+            (Some(held_by("", None)), seconds(0), true),
+            (Some(held_by("me", Some(30))), seconds(900), true),
+            (Some(held_by("other", Some(30))), seconds(29), false),
+            (Some(held_by("other", Some(30))), seconds(30), true),
+            (Some(held_by("other", None)), seconds(30), true),
+            (Some(held_by("other", Some(i32::MAX))), seconds(119), false),
+            (Some(held_by("other", Some(i32::MAX))), seconds(120), true),
+            (Some(held_by("other", Some(0))), seconds(0), false),
         ] {
-            assert_eq!(decide(lease.as_ref(), "me", unchanged_for), step, "{lease:?} {unchanged_for:?}");
+            assert_eq!(is_free(lease.as_ref(), "me", unchanged_for), expected, "{lease:?} {unchanged_for:?}");
         }
     }
 
     #[test]
     fn a_transition_is_counted_when_the_holder_changes() {
         let now = Timestamp::from_millisecond(1500).unwrap();
-        let taken = next(Some(&held_by("other", Some(30))), "me", LeaseStep::Take, now);
+        let taken = next(Some(&held_by("other", Some(30))), "me", now);
         assert_eq!((taken.lease_transitions, &taken.acquire_time), (Some(5), &Some(MicroTime(now))));
-        let renewed = next(Some(&taken), "me", LeaseStep::Renew, now + Duration::from_secs(10));
+        let renewed = next(Some(&taken), "me", now + Duration::from_secs(10));
         assert_eq!((renewed.lease_transitions, &renewed.acquire_time), (Some(5), &taken.acquire_time));
         assert_eq!(renewed.renew_time, Some(MicroTime(now + Duration::from_secs(10))));
     }

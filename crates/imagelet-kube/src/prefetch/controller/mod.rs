@@ -2,21 +2,21 @@
 
 mod cluster_view;
 mod election;
-mod meters;
 mod summary;
 mod waves;
 
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
+    future::pending,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::metrics::{Family, Metrics};
+use imagelet_core::metrics::{Family, MetricKind, Metrics, families};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
+    Client,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
     core::PartialObjectMeta,
     runtime::{
         reflector,
@@ -24,23 +24,21 @@ use kube::{
     },
 };
 use serde_json::json;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until},
+};
 
-pub use self::meters::ControllerReport;
 use self::{
-    cluster_view::{ClusterView, PassMemory, PassPlan},
+    cluster_view::{BusyNodes, ClusterView, PassPlan},
     election::Election,
-    meters::ControllerMeters,
     summary::SetAction,
 };
-use super::{
-    commands::delete,
-    objects::{ImageSet, NodeImages, PREFETCH_GROUP, SetScope, SetStatus, SharedSets},
-};
+use super::objects::{ImageSet, NodeImages, PREFETCH_GROUP, SetStatus, SharedSets};
 use crate::{
     api_error::{code, text},
-    client::observed,
-    watch::{WatchHealth, backoff, follow, random},
+    client::{Answer, observed},
+    watch::{backoff, follow},
 };
 
 /// Objects of one page of a list: a page is in memory as it was received while its objects are read.
@@ -52,11 +50,23 @@ const PASS_EVERY: Duration = Duration::from_secs(2);
 /// The first wait after a pass with a failed request; it doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
-/// Most writes and deletions of one pass; the next pass continues.
-const WRITES_MAX: usize = 200;
+
+families! {
+    LEADER = "imagelet_controller_leader",
+        "1 while this controller of prefetch holds the lease, else 0.", MetricKind::Gauge, &[];
+    SETS = "imagelet_controller_sets",
+        "Valid sets of both kinds that the leading controller knows.", MetricKind::Gauge, &[];
+    REPORTS = "imagelet_controller_reports",
+        "Reports of nodes that the leading controller knows.", MetricKind::Gauge, &[];
+    WRITES = "imagelet_controller_writes_total",
+        "Writes of the controller that the API server accepted: status, delete_set.", MetricKind::Counter, &["write"];
+    ERRORS = "imagelet_controller_api_errors_total",
+        "Requests of the controller to the API server that failed, by the HTTP status, or unreachable.",
+        MetricKind::Counter, &["cause"];
+}
 
 pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
-    meters::FAMILIES.into_iter()
+    FAMILIES.iter().copied()
 }
 
 /// The controller of a cluster. Several may run; the holder of the lease acts.
@@ -64,41 +74,69 @@ pub struct PrefetchController {
     client: Client,
     namespace: String,
     identity: String,
-    meters: ControllerMeters,
+    metrics: Arc<Metrics>,
+    report: watch::Sender<ControllerReport>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControllerReport {
+    /// The API server has answered about the lease.
+    pub has_answer: bool,
+    pub leads: bool,
+    /// It knows all sets, reports and nodes.
+    pub is_listed: bool,
 }
 
 impl PrefetchController {
     /// A controller whose lease is in this namespace. `identity` is its own among all controllers, as the name of its pod.
     pub fn new(client: Client, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
-        let client = observed(client, ControllerMeters::observer(Arc::clone(&metrics)));
+        for family in FAMILIES {
+            metrics.declare(family);
+        }
+        let counted = Arc::clone(&metrics);
+        let client = observed(client, move |answer| match answer {
+            Answer::Rejected(status) => counted.increment(&ERRORS, &[status.as_str()]),
+            Answer::Failed => counted.increment(&ERRORS, &["unreachable"]),
+            Answer::Watching | Answer::Heard => {}
+        });
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
-        Self { client, namespace, identity, meters: ControllerMeters::new(metrics) }
+        Self { client, namespace, identity, metrics, report: watch::Sender::default() }
     }
 
     pub fn report(&self) -> ControllerReport {
-        self.meters.report()
+        *self.report.borrow()
     }
 
     /// Acts whenever it holds the lease, for as long as this future lives.
     pub async fn run(&self) {
         let mut election = Election::new(self.client.clone(), &self.namespace, &self.identity);
         loop {
-            election.acquire(|| self.meters.answered()).await;
+            election.acquire(|| self.report.send_modify(|report| report.has_answer = true)).await;
             tracing::info!(identity = self.identity, "leading");
-            self.meters.leads(true);
+            self.leads(true);
             tokio::select! {
                 () = election.hold() => {}
                 () = Box::pin(self.lead()) => {}
             }
-            self.meters.leads(false);
+            self.leads(false);
             tracing::warn!(identity = self.identity, "lost the lease; another controller may lead");
         }
     }
 
-    /// Acts for as long as this future lives.
+    fn leads(&self, leads: bool) {
+        self.report.send_replace(ControllerReport { has_answer: true, leads, is_listed: false });
+        self.metrics.set(&LEADER, &[], f64::from(u8::from(leads)));
+        self.count(0, 0);
+    }
+
+    fn count(&self, sets: usize, reports: usize) {
+        self.metrics.set(&SETS, &[], sets as f64);
+        self.metrics.set(&REPORTS, &[], reports as f64);
+    }
+
     async fn lead(&self) {
         let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
-        let view = ClusterView { sets: SharedSets::new(), reports, nodes, changed: Notify::new() };
+        let view = ClusterView { sets: SharedSets::default(), reports, nodes, changed: Notify::new() };
         let take_node = |event: Event<PartialObjectMeta<Node>>| {
             // Labels alone count.
             let narrow = |node: &mut PartialObjectMeta<Node>| {
@@ -111,107 +149,98 @@ impl PrefetchController {
             of_reports.apply_watcher_event(&event);
             view.changed.notify_one();
         };
-        let health = [0, 1].map(|_| Arc::new(WatchHealth::unmeasured()));
         let config = || watcher::Config::default().page_size(PAGE_OBJECTS);
         tokio::join!(
             view.sets.follow(&self.client, &view.changed),
-            follow("nodes of the cluster", &self.client, &(), config(), &health[0], take_node),
-            follow("reports of the nodes", &self.client, &(), config(), &health[1], take_report),
+            follow("nodes of the cluster", &self.client, &(), config(), Arc::default(), take_node),
+            follow("reports of the nodes", &self.client, &(), config(), Arc::default(), take_report),
             self.work(&view),
         );
     }
 
     async fn work(&self, view: &ClusterView) {
-        let (mut memory, mut written) = (PassMemory::default(), BTreeMap::new());
-        let mut failures = 0;
+        let (mut busy, mut written, mut failures) = (BusyNodes::new(), HashMap::new(), 0);
         loop {
-            let plan = view.plan(&mut memory, SystemTime::now(), Instant::now());
-            let (mut wait, mut is_failed) = (None, false);
-            if let Some(plan) = plan {
-                self.meters.listed(plan.sets_known, plan.reports_known);
-                wait = plan.wait;
+            let mut next = None;
+            if let Some(plan) = view.plan(&mut busy, SystemTime::now(), Instant::now()) {
+                self.report.send_modify(|report| report.is_listed = true);
+                self.count(plan.sets_known, plan.reports_known);
                 match self.act(plan, &mut written).await {
-                    Ok(due) => wait = [wait, due].into_iter().flatten().min(),
+                    Ok(at) => (next, failures) = (at, 0),
                     Err(error) => {
-                        is_failed = true;
                         if failures == 0 {
                             tracing::warn!(error = text(&error), "a request of the controller failed; it is repeated");
                         }
+                        // Nothing that changes meanwhile shortens the wait.
+                        sleep(backoff(RETRY_FIRST, RETRY_MAX, failures)).await;
+                        failures = failures.saturating_add(1);
+                        continue;
                     }
                 }
             }
-            if is_failed {
-                // Nothing that changes meanwhile shortens the wait.
-                tokio::time::sleep(backoff(RETRY_FIRST, RETRY_MAX, failures, random())).await;
-                failures = failures.saturating_add(1);
-                continue;
-            }
-            failures = 0;
-            tokio::time::sleep(PASS_EVERY).await;
+            sleep(PASS_EVERY).await;
+            let due = async {
+                match next {
+                    Some(at) => sleep_until(at).await,
+                    None => pending().await,
+                }
+            };
             tokio::select! {
                 () = view.changed.notified() => {}
-                () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)) => {}
+                () = due => {}
             }
         }
     }
 
-    /// Writes and deletes. Returns the time until a write that was put off.
+    /// Writes and deletes. Returns when the next pass is due, also where nothing changes.
     async fn act(
         &self,
         plan: PassPlan,
-        written: &mut BTreeMap<String, Instant>,
-    ) -> Result<Option<Duration>, kube::Error> {
-        let now = Instant::now();
-        let mut due: Option<Duration> = None;
-        let mut put_off = |wait: Duration| due = Some(due.map_or(wait, |due| due.min(wait)));
-        written.retain(|_, at| now.saturating_duration_since(*at) < STATUS_EVERY);
-        let mut writes = 0;
+        written: &mut HashMap<String, Instant>,
+    ) -> Result<Option<Instant>, kube::Error> {
+        let mut next = plan.next;
+        written.retain(|_, at| at.elapsed() < STATUS_EVERY);
         for (set, action) in plan.sets {
             if let Some(at) = written.get(&set.uid) {
-                put_off(STATUS_EVERY.saturating_sub(now.saturating_duration_since(*at)));
+                next = next.into_iter().chain([*at + STATUS_EVERY]).min();
                 continue;
             }
-            if writes >= WRITES_MAX {
-                put_off(PASS_EVERY);
-                break;
-            }
-            writes += 1;
             match action {
                 SetAction::Idle { .. } => {}
                 SetAction::Write(status) => {
                     self.write_status(&set, &status).await?;
-                    self.meters.wrote("status");
+                    self.metrics.increment(&WRITES, &["status"]);
                     written.insert(set.uid, Instant::now());
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
-                    delete(&set.name.api(&self.client), &set.name.name, set.uid).await?;
-                    self.meters.wrote("delete_set");
+                    // Another set may have its name by now.
+                    let this = Preconditions { uid: Some(set.uid), ..Preconditions::default() };
+                    let options = DeleteParams::default().preconditions(this);
+                    unless_gone(set.name.api(&self.client).delete(&set.name.name, &options).await)?;
+                    self.metrics.increment(&WRITES, &["delete_set"]);
                 }
             }
         }
-        for (node, uid) in plan.orphans.into_iter().take(WRITES_MAX) {
-            tracing::info!(node, "deleting the report of a node that is gone");
-            delete(&Api::<NodeImages>::all(self.client.clone()), &node, uid).await?;
-            self.meters.wrote("delete_report");
-        }
-        Ok(due)
+        Ok(next)
     }
 
     async fn write_status(&self, set: &ImageSet, status: &SetStatus) -> Result<(), kube::Error> {
-        let mut metadata = json!({"name": set.name.name, "uid": set.uid});
-        if set.name.scope == SetScope::Namespace {
-            metadata["namespace"] = set.name.namespace.as_str().into();
-        }
+        let name = &set.name;
         let object = json!({
-            "apiVersion": PREFETCH_GROUP, "kind": set.name.scope.kind(), "metadata": metadata, "status": status,
+            "apiVersion": PREFETCH_GROUP, "kind": name.scope, "metadata": {"name": name.name, "uid": set.uid},
+            "status": status,
         });
-        let (api, manager) = (set.name.api(&self.client), PatchParams::apply(FIELD_MANAGER).force());
-        match api.patch_status(&set.name.name, &manager, &Patch::Apply(&object)).await {
-            // The set was deleted, or another one has its name: the watch knows soon.
-            Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(error),
-            _ => Ok(()),
-        }
+        let manager = PatchParams::apply(FIELD_MANAGER).force();
+        unless_gone(name.api(&self.client).patch_status(&name.name, &manager, &Patch::Apply(&object)).await)
+    }
+}
+
+/// The set was deleted, or another one has its name: the watch knows soon.
+fn unless_gone<T>(answer: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    match answer {
+        Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(error),
+        _ => Ok(()),
     }
 }
 

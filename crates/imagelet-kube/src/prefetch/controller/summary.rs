@@ -3,17 +3,17 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use imagelet_core::printable::printable_start;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::waves::{SelectedNode, wave};
-use crate::prefetch::objects::{
-    Condition, FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetReport, SetStatus, moment, parse_moment,
-};
+use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetStatus};
 
 /// Most classes of failures in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
     /// Nothing before this time, if any: then the set is to be deleted.
     Idle {
@@ -24,102 +24,98 @@ pub(super) enum SetAction {
     Delete,
 }
 
-pub(super) type NodeReport<'a> = (SelectedNode<'a>, Option<&'a SetReport>);
-
 /// Decides for one set, which may be beyond a limit. `nodes` are in the order of their places, with their reports of this spec.
-pub(super) fn decide(set: &ImageSet, limit: Option<SetLimit>, nodes: &[NodeReport<'_>], now: SystemTime) -> SetAction {
+pub(super) fn decide(
+    set: &ImageSet,
+    limit: Option<SetLimit>,
+    nodes: &[SelectedNode<'_>],
+    now: SystemTime,
+) -> SetAction {
     let status = status(set, limit, nodes, now);
     if status != set.status {
         return SetAction::Write(Box::new(status));
     }
-    let (Some(lasts), Some(finished)) = (set.spec.ttl_after_finished, status.finished_at.as_deref()) else {
-        return SetAction::Idle { until: None };
-    };
-    match parse_moment(finished).map(|at| at + lasts.get()) {
+    let ends = set.spec.ttl_after_finished.zip(status.finished_at);
+    match ends.map(|(lasts, finished)| SystemTime::from(finished.0) + lasts.get()) {
         Some(until) if until <= now => SetAction::Delete,
         until => SetAction::Idle { until },
     }
 }
 
-fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[NodeReport<'_>], now: SystemTime) -> SetStatus {
+fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], now: SystemTime) -> SetStatus {
     let before = &set.status;
-    let is_current = before.observed_generation == set.generation;
     let mut counts = NodeCounts { wanted: nodes.len(), ..NodeCounts::default() };
-    for (node, _) in nodes {
+    for node in nodes {
         node.phase.unwrap_or_default().count(&mut counts);
     }
     let is_over = set.deadline().is_some_and(|deadline| deadline <= now);
-    let is_complete = counts.wanted > 0 && counts.ready == counts.wanted;
-    let is_finished = is_complete || (is_over && counts.wanted > 0);
-    let started_at = before.started_at.clone().filter(|_| is_current).unwrap_or_else(|| moment(now));
-    let finished_at = before.finished_at.clone().filter(|_| is_current);
-    let finished_at = is_finished.then(|| finished_at.unwrap_or_else(|| moment(now)));
-    let selected: Vec<SelectedNode<'_>> = nodes.iter().map(|(node, _)| *node).collect();
-    let conditions = conditions(set, limit, &counts, is_over);
+    let is_finished = counts.wanted > 0 && (counts.ready == counts.wanted || is_over);
+    // Times of the API have whole seconds.
+    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = Time(i64::try_from(seconds).ok().and_then(|it| Timestamp::from_second(it).ok()).unwrap_or_default());
+    let known = |time: &Option<Time>| time.clone().filter(|_| set.is_observed()).unwrap_or_else(|| now.clone());
     SetStatus {
         observed_generation: set.generation,
-        started_at: Some(started_at),
-        finished_at,
+        started_at: Some(known(&before.started_at)),
+        finished_at: is_finished.then(|| known(&before.finished_at)),
         // No node begins what all of them pass over.
-        wave: if limit.is_some_and(SetLimit::is_passed_over) { None } else { wave(set, &selected) },
+        wave: if limit.is_some_and(SetLimit::is_passed_over) { None } else { wave(set, nodes) },
         nodes: counts,
         failures: failures(nodes),
-        conditions: conditions.into_iter().map(|condition| dated(condition, before, now)).collect(),
+        conditions: conditions(set, limit, &counts, is_over, &now),
     }
 }
 
-/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set that is beyond a limit.
-fn conditions(set: &ImageSet, limit: Option<SetLimit>, counts: &NodeCounts, is_over: bool) -> Vec<Condition> {
-    let condition = |name: &str, is_true: bool, reason: &str, message: String| Condition {
-        r#type: name.to_owned(),
-        status: if is_true { "True" } else { "False" }.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        observed_generation: set.generation,
-        last_transition_time: String::new(),
+/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set that is beyond a limit. Each has the time since when it has
+/// its status.
+fn conditions(
+    set: &ImageSet,
+    limit: Option<SetLimit>,
+    counts: &NodeCounts,
+    is_over: bool,
+    now: &Time,
+) -> Vec<Condition> {
+    let condition = |name: &str, is_true: bool, reason: &str, message: &str| {
+        let status = if is_true { "True" } else { "False" };
+        let same = set.status.condition(name).filter(|before| before.status == status);
+        Condition {
+            type_: name.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            observed_generation: Some(set.generation),
+            last_transition_time: same.map_or(now, |before| &before.last_transition_time).clone(),
+        }
     };
     let NodeCounts { wanted, ready, failed, .. } = counts;
     let is_complete = *wanted > 0 && ready == wanted;
-    let passed_over = limit.filter(|limit| limit.is_passed_over());
-    let so_far = format!("{ready} of {wanted} nodes have fetched all images");
-    let (progressing, reason) = match passed_over {
-        _ if is_complete => (false, "Complete"),
-        _ if *wanted == 0 => (false, "NoNodes"),
-        Some(limit) => (false, limit.reason()),
-        None if is_over => (false, "DeadlineExceeded"),
-        None if set.spec.paused => (false, "Paused"),
-        None => (true, "Pulling"),
+    let limited = limit.map(|limit| (limit, limit.to_string()));
+    let passed_over = limited.as_ref().filter(|(limit, _)| limit.is_passed_over());
+    let so_far = &*format!("{ready} of {wanted} nodes have fetched all images");
+    let (reason, message) = match passed_over {
+        _ if is_complete => ("Complete", so_far),
+        _ if *wanted == 0 => ("NoNodes", "no node has the labels of the selector"),
+        Some((limit, message)) => (limit.reason(), message.as_str()),
+        None if is_over => ("DeadlineExceeded", so_far),
+        None if set.spec.paused => ("Paused", so_far),
+        None => ("Pulling", so_far),
     };
-    let complete = match (*wanted, passed_over) {
-        (0, _) => condition("Complete", false, "NoNodes", "no node has the labels of the selector".to_owned()),
-        (_, Some(limit)) if !is_complete => condition("Complete", false, reason, limit.to_string()),
-        _ => condition("Complete", is_complete, reason, so_far.clone()),
-    };
-    let failures = format!("{failed} of {wanted} nodes failed");
     let degraded = if *failed > 0 { "NodesFailed" } else { "NoFailures" };
     let mut conditions = vec![
-        complete,
-        condition("Progressing", progressing, reason, so_far),
-        condition("Degraded", *failed > 0, degraded, failures),
+        condition("Complete", is_complete, reason, message),
+        condition("Progressing", reason == "Pulling", reason, so_far),
+        condition("Degraded", *failed > 0, degraded, &format!("{failed} of {wanted} nodes failed")),
     ];
-    conditions.extend(limit.map(|limit| condition("Limited", true, limit.reason(), limit.to_string())));
+    conditions.extend(limited.map(|(limit, message)| condition("Limited", true, limit.reason(), &message)));
     conditions
 }
 
-/// The condition with the time since when it has its status.
-fn dated(condition: Condition, before: &SetStatus, now: SystemTime) -> Condition {
-    let same = before.conditions.iter().find(|it| it.r#type == condition.r#type && it.status == condition.status);
-    let since = same.map(|it| it.last_transition_time.clone()).filter(|since| parse_moment(since).is_some());
-    Condition { last_transition_time: since.unwrap_or_else(|| moment(now)), ..condition }
-}
-
 /// The failures by class and step, the most frequent first; each with the first node that has it.
-fn failures(nodes: &[NodeReport<'_>]) -> Vec<FailureCount> {
+fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
     let mut found: BTreeMap<(&str, &str), FailureCount> = BTreeMap::new();
-    for (node, report) in nodes {
+    for node in nodes {
         let mut of_node: BTreeMap<(&str, &str), (&str, &str)> = BTreeMap::new();
-        let images = report.map(|report| &report.images[..]).unwrap_or_default();
-        for image in images.iter().filter(|image| image.phase == ImagePhase::Failed) {
+        for image in node.images.iter().filter(|image| image.phase == ImagePhase::Failed) {
             of_node.entry((&image.class, &image.hop)).or_insert((&image.reference, &image.message));
         }
         for ((class, hop), (image, message)) in of_node {

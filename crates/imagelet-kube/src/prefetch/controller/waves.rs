@@ -1,14 +1,14 @@
 //! Which nodes may begin: a cut through the order of the nodes, that only moves forward for one spec.
 
-use crate::prefetch::objects::{ImageSet, PLACES, SetPhase, WaveStatus};
+use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStatus};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,
-    /// Its place in the order of the waves.
     pub(super) place: u64,
     /// What it reports of this spec; `None`: nothing yet.
     pub(super) phase: Option<SetPhase>,
+    pub(super) images: &'a [ImageReport],
     /// It may begin, and reported nothing new for a long time: it holds no other node up.
     pub(super) is_stalled: bool,
 }
@@ -26,8 +26,7 @@ impl SelectedNode<'_> {
 /// moves back for one spec: a controller that starts anew, in whatever state, continues where the last one was.
 pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveStatus> {
     let limit = set.spec.max_concurrent_nodes?.of(nodes.len());
-    let is_current = set.status.observed_generation == set.generation;
-    let before = set.status.wave.filter(|_| is_current).unwrap_or_default().cut;
+    let before = set.status.wave.filter(|_| set.is_observed()).unwrap_or_default().cut;
     let (mut busy, mut last) = (0, None);
     for node in nodes {
         if busy >= limit && node.is_busy() && last != Some(node.place) {
@@ -68,6 +67,7 @@ mod tests {
             name: "node",
             place: 10 * (at as u64 + 1),
             phase: phase(letter),
+            images: &[],
             is_stalled: letter == 's',
         };
         letters.chars().enumerate().map(node).collect()

@@ -3,25 +3,26 @@
 mod plan;
 mod port;
 mod progress;
-mod pull_secret;
 mod report_gate;
 mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::pending,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
-    events::Event,
+    backoff::random_share,
     hold::CHECK_PERIOD,
+    image::Platform,
     manager::{Caller, EnsureRequest},
     runtime::{ErrorClass, Stage},
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{
-    Api, Client,
+    Api, Client, Resource as _, ResourceExt as _,
     api::{Patch, PatchParams},
     core::PartialObjectMeta,
     runtime::{
@@ -31,23 +32,24 @@ use kube::{
 };
 use serde_json::json;
 use tokio::{
-    sync::{Notify, mpsc},
-    task::AbortHandle,
-    time::Instant,
+    sync::Notify,
+    time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
     plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
-    report_gate::ReportGate,
+    report_gate::{ReportGate, WrittenReport},
     turns::Turn,
 };
-use super::objects::{ImageSet, Labels, NodeImages, PREFETCH_GROUP, SetReport, SetScope, SharedSets};
+use super::objects::{ImageSet, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
 use crate::{
     api_error::text,
+    credentials::read_set_secret,
     node_events::failure_event,
-    watch::{WatchHealth, backoff, follow, random},
+    watch::{backoff, follow},
 };
 
 /// The name by which the agents own the fields that they write.
@@ -70,10 +72,11 @@ pub struct PrefetchAgent {
     target: Arc<dyn PrefetchNode>,
 }
 
-/// What the watches know.
+type OwnNode = PartialObjectMeta<Node>;
+
 struct Inputs {
     sets: SharedSets,
-    nodes: Store<PartialObjectMeta<Node>>,
+    nodes: Store<OwnNode>,
     changed: Notify,
 }
 
@@ -81,120 +84,104 @@ struct Inputs {
 struct RunningPull {
     key: TaskKey,
     bytes: PullBytes,
-    task: AbortHandle,
-}
-
-impl Drop for RunningPull {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    task: AbortOnDropHandle<Result<(), FetchFailure>>,
 }
 
 /// What outlives one step of the agent.
+#[derive(Default)]
 struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
-    /// Failures in a row, by task.
-    failures: BTreeMap<TaskKey, u32>,
-    /// How often a pull gave way to other sets, by task.
-    given_way: BTreeMap<TaskKey, u32>,
+    attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
     /// The namespace of the last pull that began; empty for a set of the cluster.
     last: String,
-    gate: ReportGate,
     pins: Option<Vec<SetPin>>,
-    /// Failed writes in a row, and when the next one is due.
-    write_failures: u32,
-    write_at: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Attempts {
+    /// In a row.
+    failures: u32,
+    /// How often the pull gave way to other sets.
+    given_way: u32,
 }
 
 impl PrefetchAgent {
-    /// An agent of this node, which begins with [`Self::run`].
     pub fn new(client: Client, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
         Self { client, node: node.to_owned(), target }
     }
 
     /// Follows the sets for as long as this future lives. Where the API server does not have the kinds, nothing happens.
     pub async fn run(&self) {
-        Box::pin(self.follow()).await;
-    }
-
-    async fn follow(&self) {
         let (nodes, mut writer) = reflector::store();
-        let inputs = Inputs { sets: SharedSets::new(), nodes, changed: Notify::new() };
+        let inputs = Inputs { sets: SharedSets::default(), nodes, changed: Notify::new() };
         let own_node = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
-        let health = Arc::new(WatchHealth::unmeasured());
         let take = |event| {
             writer.apply_watcher_event(&event);
             inputs.changed.notify_one();
         };
-        tokio::join!(
-            inputs.sets.follow(&self.client, &inputs.changed),
-            follow("Node of this agent", &self.client, &(), own_node, &health, take),
-            self.work(&inputs),
-        );
+        let following = async {
+            tokio::join!(
+                inputs.sets.follow(&self.client, &inputs.changed),
+                follow("Node of this agent", &self.client, &(), own_node, Arc::default(), take),
+                self.work(&inputs),
+            )
+        };
+        Box::pin(following).await;
     }
 
     async fn work(&self, inputs: &Inputs) {
         // Before all three are known nothing is decided: pins of the last run stay.
         let (sets, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
-        let mut work = AgentWork {
-            states: restored(&sets, written.as_deref().unwrap_or_default()),
-            failures: BTreeMap::new(),
-            given_way: BTreeMap::new(),
-            running: None,
-            last: String::new(),
-            gate: ReportGate::restored(written),
-            pins: None,
-            write_failures: 0,
-            write_at: None,
-        };
-        let (finished, mut outcomes) = mpsc::channel(1);
+        let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
+        let mut work = AgentWork { states: restored(&sets, reports), ..AgentWork::default() };
+        let mut gate = ReportGate::restored(written);
         // Pulls go on while the API server is slow to answer.
         let mut writing = None;
         loop {
-            let (sets, labels) = inputs.known(&self.node).await;
-            let plan = self.step(&mut work, &sets, &labels, &finished).await;
+            let (sets, node) = inputs.known(&self.node).await;
+            let plan = self.step(&mut work, &sets, &node).await;
             let now = Instant::now();
-            let mut until = now + TICK;
+            let mut until = plan.retry_at.into_iter().chain([now + TICK]).min();
             if writing.is_none() {
-                match work.write_due(&plan.report, now) {
-                    Some(at) if at > now => until = until.min(at),
-                    Some(_) => writing = Some(Box::pin(self.write_report(plan.report))),
+                let report = WrittenReport { owner: node.owner_ref(&()), sets: plan.report };
+                match gate.due(&report, now, random_share()) {
+                    Some(at) if at > now => until = until.min(Some(at)),
+                    Some(_) => writing = Some(Box::pin(self.write_report(report))),
                     None => {}
                 }
             }
-            until = plan.retry_at.map_or(until, |at| until.min(at));
             let written = async {
                 match &mut writing {
                     Some(writing) => writing.await,
-                    None => std::future::pending().await,
+                    None => pending().await,
                 }
             };
             tokio::select! {
                 biased;
                 (report, answer) = written => {
                     writing = None;
-                    self.written(&mut work, report, answer);
+                    self.written(&mut gate, report, answer);
                 }
-                Some((key, outcome)) = outcomes.recv() => {
-                    let event = outcome.as_ref().err().and_then(|failure| failed_event(&key, failure));
-                    let was_running = work.finished(key, outcome);
-                    if let Some(event) = event.filter(|_| was_running) {
-                        self.target.record(event);
-                    }
+                ended = self.pull_ended(work.running.as_mut(), &work.attempts, plan.waiting.as_ref()) => {
+                    self.ended(&mut work, ended);
                 }
                 () = inputs.changed.notified() => {}
-                () = self.turn_ended(&work, plan.waiting.as_ref()) => work.give_way(),
-                () = tokio::time::sleep_until(until) => {}
+                () = sleep_until(until.unwrap_or(now)) => {}
             }
         }
     }
 
-    /// Returns when the running pull is to give way to the images that wait.
-    async fn turn_ended(&self, work: &AgentWork, waiting: Option<&Waiting>) {
-        let Some(RunningPull { key, bytes, .. }) = &work.running else { return std::future::pending().await };
-        let given_way = work.given_way.get(key).copied().unwrap_or_default();
+    /// Returns how the running pull ended; `None`: it is to give way to the images that wait.
+    async fn pull_ended(
+        &self,
+        running: Option<&mut RunningPull>,
+        attempts: &BTreeMap<TaskKey, Attempts>,
+        waiting: Option<&Waiting>,
+    ) -> Option<Result<(), FetchFailure>> {
+        let Some(RunningPull { key, bytes, task }) = running else { return pending().await };
+        let given_way = attempts.get(key).map_or(0, |attempts| attempts.given_way);
         loop {
             let (now, conditions) = (Instant::now(), self.target.conditions());
             let meter = bytes.meter(conditions.is_queued, now);
@@ -204,102 +191,112 @@ impl PrefetchAgent {
                 if turn.is_over(conditions.policy, meter, now) {
                     let (slow, rate) = (&key.image.reference, meter.rate(now));
                     tracing::info!(image = slow, rate, waiting = image, "a slow prefetch gives way to another set");
-                    return;
+                    return None;
                 }
             }
-            tokio::time::sleep(CHECK_PERIOD).await;
-        }
-    }
-
-    /// One decision, and what follows from it at once: pins, the cancel of a pull, the next pull.
-    async fn step(
-        &self,
-        work: &mut AgentWork,
-        sets: &[ImageSet],
-        labels: &Labels,
-        finished: &mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>,
-    ) -> Plan {
-        work.measure();
-        let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
-        let (presence, last) = (self.target.presence(&references).await, work.last.clone());
-        let decide = |states: &BTreeMap<TaskKey, TaskState>| {
-            let (wall, now) = (SystemTime::now(), Instant::now());
-            plan(&PlanInput { sets, node: &self.node, labels, states, presence: &presence, last: &last, wall, now })
-        };
-        let mut plan = decide(&work.states);
-        work.states.retain(|key, _| plan.tasks.contains(key));
-        work.failures.retain(|key, _| plan.tasks.contains(key));
-        work.given_way.retain(|key, _| plan.tasks.contains(key));
-        if work.running.as_ref().is_some_and(|running| !plan.tasks.contains(&running.key)) {
-            work.running = None;
-        }
-        if work.pins.as_ref() != Some(&plan.pins) {
-            match self.target.pin(&plan.pins).await {
-                Ok(()) => work.pins = Some(plan.pins.clone()),
-                Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
+            if let Ok(ended) = timeout(CHECK_PERIOD, &mut *task).await {
+                return Some(ended.unwrap_or_else(|error| failed(ErrorClass::Other, Stage::Queue, error.to_string())));
             }
         }
-        // Nothing runs, or the plan has dropped what did: the next pull begins at once.
-        if let Some(task) = plan.next.take() {
-            self.begin(work, task, finished.clone());
-            plan = decide(&work.states);
+    }
+
+    /// Takes over how the running pull ended. What a pull that gives way has received stays on the disk for its next attempt.
+    fn ended(&self, work: &mut AgentWork, outcome: Option<Result<(), FetchFailure>>) {
+        let Some(RunningPull { key, .. }) = work.running.take() else { return };
+        let attempts = work.attempts.entry(key.clone()).or_default();
+        let state = match outcome {
+            None => {
+                attempts.given_way += 1;
+                TaskState::GaveWay { at: Instant::now() }
+            }
+            Some(Ok(())) => {
+                *attempts = Attempts::default();
+                TaskState::Done { at: SystemTime::now() }
+            }
+            Some(Err(failure)) => {
+                let FetchFailure { class, stage, message } = &failure;
+                // A pull that an open circuit refused has no event: the circuit had its own.
+                if *class != ErrorClass::HeldBack {
+                    let image = &key.image.reference;
+                    let (message, what) =
+                        (format!("could not prefetch `{image}`: {message}"), "could not prefetch an image");
+                    self.target.record(failure_event("PrefetchFailed", message, what, image, (*class, *stage)));
+                }
+                let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, attempts.failures);
+                attempts.failures = attempts.failures.saturating_add(1);
+                TaskState::Failed { failure, retry_at }
+            }
+        };
+        work.states.insert(key, state);
+    }
+
+    /// Decides, and does what follows at once: pins, the cancel of a pull, the next pull.
+    async fn step(&self, work: &mut AgentWork, sets: &[ImageSet], node: &OwnNode) -> Plan {
+        loop {
+            if let Some(RunningPull { key, bytes, .. }) = &work.running {
+                work.states.insert(key.clone(), TaskState::Running(bytes.sum()));
+            }
+            let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
+            let presence = &self.target.presence(&references).await;
+            let AgentWork { states, last, .. } = &*work;
+            let (wall, now, labels) = (SystemTime::now(), Instant::now(), node.labels());
+            let mut plan = plan(&PlanInput { sets, node: &self.node, labels, states, presence, last, wall, now });
+            work.states.retain(|key, _| plan.tasks.contains(key));
+            work.attempts.retain(|key, _| plan.tasks.contains(key));
+            work.running.take_if(|running| !plan.tasks.contains(&running.key));
+            if work.pins.as_ref() != Some(&plan.pins) {
+                match self.target.pin(&plan.pins).await {
+                    Ok(()) => work.pins = Some(plan.pins.clone()),
+                    Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
+                }
+            }
+            // Nothing runs, or the plan has dropped what did: the next pull begins at once.
+            let Some(task) = plan.next.take() else { return plan };
+            let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
+            let (key, watcher) = (task.key.clone(), bytes.watcher());
+            work.last.clone_from(&task.set.namespace);
+            let pull = async move { target.fetch(request(&client, &task).await?, watcher).await };
+            work.running = Some(RunningPull { key, bytes, task: AbortOnDropHandle::new(tokio::spawn(pull)) });
         }
-        plan
     }
 
-    fn begin(&self, work: &mut AgentWork, task: Task, finished: mpsc::Sender<(TaskKey, Result<(), FetchFailure>)>) {
-        let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(Instant::now()));
-        let (key, progress) = (task.key.clone(), bytes.progress());
-        work.last.clone_from(&task.set.namespace);
-        work.states.insert(key.clone(), TaskState::Running(None));
-        let pull = tokio::spawn(async move {
-            let outcome = match request(&client, &task).await {
-                Ok(request) => target.fetch(request, progress).await,
-                Err(failure) => Err(failure),
-            };
-            // The agent ended.
-            let _ = finished.send((task.key, outcome)).await;
-        });
-        work.running = Some(RunningPull { key, bytes, task: pull.abort_handle() });
-    }
-
-    async fn write_report(&self, report: Vec<SetReport>) -> (Vec<SetReport>, Result<NodeImages, kube::Error>) {
+    async fn write_report(&self, report: WrittenReport) -> (WrittenReport, Result<NodeImages, kube::Error>) {
         let object = json!({
-            "apiVersion": PREFETCH_GROUP, "kind": "NodeImages", "metadata": {"name": self.node}, "sets": report,
+            "apiVersion": PREFETCH_GROUP, "kind": "NodeImages",
+            // The report ends with its Node: the cluster collects it.
+            "metadata": {"name": self.node, "ownerReferences": Vec::from_iter(&report.owner)},
+            "sets": report.sets,
         });
         let manager = PatchParams::apply(FIELD_MANAGER).force();
         let answer = self.reports().patch(&self.node, &manager, &Patch::Apply(&object)).await;
         (report, answer)
     }
 
-    fn written(&self, work: &mut AgentWork, report: Vec<SetReport>, answer: Result<NodeImages, kube::Error>) {
-        let now = Instant::now();
-        let Err(error) = answer else {
-            work.gate.written(report, now);
-            (work.write_failures, work.write_at) = (0, None);
-            return;
-        };
-        if work.write_failures == 0 {
-            let error = text(&error);
-            tracing::warn!(error, node = self.node, "cannot write the report of this node; the attempt is repeated");
+    fn written(&self, gate: &mut ReportGate, report: WrittenReport, answer: Result<NodeImages, kube::Error>) {
+        match answer {
+            Ok(_) => gate.written(report, Instant::now()),
+            Err(error) => {
+                let wait = |failures| backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures);
+                if gate.failed(Instant::now(), wait) {
+                    let (error, node) = (text(&error), &self.node);
+                    tracing::warn!(error, node, "could not write the report of this node; the attempt is repeated");
+                }
+            }
         }
-        work.write_at = Some(now + backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, work.write_failures, random()));
-        work.write_failures = work.write_failures.saturating_add(1);
     }
 
     /// The report that the API has; `None`: it is absent.
-    async fn read_report(&self) -> Option<Vec<SetReport>> {
-        let mut failures = 0;
-        loop {
+    async fn read_report(&self) -> Option<WrittenReport> {
+        for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
-                Ok(found) => return found.map(|found| found.sets),
+                Ok(found) => return found.map(WrittenReport::from),
                 // What cannot be read is replaced by the next write.
                 Err(kube::Error::SerdeError(_)) => return None,
-                Err(error) => tracing::debug!(error = text(&error), "cannot read the report of this node"),
+                Err(error) => tracing::debug!(error = text(&error), "could not read the report of this node"),
             }
-            tokio::time::sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures, random())).await;
-            failures = failures.saturating_add(1);
+            sleep(backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures)).await;
         }
+        None
     }
 
     fn reports(&self) -> Api<NodeImages> {
@@ -308,98 +305,37 @@ impl PrefetchAgent {
 }
 
 impl Inputs {
-    /// Waits until all sets and the labels of this node are known.
-    async fn known(&self, node: &str) -> (Vec<ImageSet>, Labels) {
+    /// Waits until all sets and this node are known.
+    async fn known(&self, node: &str) -> (Vec<ImageSet>, Arc<OwnNode>) {
         loop {
-            if let Some(known) = self.look(node) {
-                return known;
+            if let (Some(sets), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
+                return (sets.iter().flat_map(|sets| sets.fetched()).cloned().collect(), node);
             }
             self.changed.notified().await;
         }
     }
-
-    fn look(&self, node: &str) -> Option<(Vec<ImageSet>, Labels)> {
-        let sets = self.sets.listed()?;
-        let node = self.nodes.get(&ObjectRef::new(node))?;
-        let labels = node.metadata.labels.clone().unwrap_or_default();
-        Some((sets.iter().flat_map(|sets| sets.sets()).cloned().collect(), labels))
-    }
 }
 
-impl AgentWork {
-    /// Takes the progress of the running pull into its state.
-    fn measure(&mut self) {
-        if let Some(running) = &self.running {
-            self.states.insert(running.key.clone(), TaskState::Running(running.bytes.sum()));
-        }
-    }
-
-    /// When to write this report; `None`: the API has it.
-    fn write_due(&mut self, report: &[SetReport], now: Instant) -> Option<Instant> {
-        let due = self.gate.due(report, now, random())?;
-        Some(self.write_at.map_or(due, |at| due.max(at)))
-    }
-
-    /// Ends the running pull. Its image waits behind others; what it has received stays on the disk for the next attempt.
-    fn give_way(&mut self) {
-        let Some(running) = self.running.take() else { return };
-        *self.given_way.entry(running.key.clone()).or_default() += 1;
-        self.states.insert(running.key.clone(), TaskState::GaveWay { at: Instant::now() });
-    }
-
-    /// Returns false for a pull that was cancelled, and ended before it.
-    fn finished(&mut self, key: TaskKey, outcome: Result<(), FetchFailure>) -> bool {
-        if self.running.as_ref().is_none_or(|running| running.key != key) {
-            return false;
-        }
-        self.running = None;
-        let state = match outcome {
-            Ok(()) => {
-                self.failures.remove(&key);
-                self.given_way.remove(&key);
-                TaskState::Done { at: SystemTime::now() }
-            }
-            Err(failure) => {
-                let failures = self.failures.entry(key.clone()).or_default();
-                let retry_at = Instant::now() + backoff(RETRY_FIRST, RETRY_MAX, *failures, random());
-                *failures = failures.saturating_add(1);
-                TaskState::Failed { failure, retry_at }
-            }
-        };
-        self.states.insert(key, state);
-        true
-    }
+fn failed<T>(class: ErrorClass, stage: Stage, message: String) -> Result<T, FetchFailure> {
+    Err(FetchFailure { class, stage, message })
 }
 
 /// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
 async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
-    let failed = |class: ErrorClass, stage: Stage, message: String| FetchFailure { class, stage, message };
     let mut secrets = Vec::new();
     if let Some(name) = &image.pull_secret {
-        let secret = pull_secret::read(client, &task.set.namespace, name).await;
-        secrets.push(secret.map_err(|why| failed(ErrorClass::CredentialsUnreadable, Stage::Credentials, why))?);
+        let secret = read_set_secret(client, &task.set.namespace, name).await;
+        secrets.push(secret.or_else(|why| failed(ErrorClass::CredentialsUnreadable, Stage::Credentials, why))?);
     }
-    let platform = image.platform.as_deref().map(str::parse).transpose();
-    let platform = platform.map_err(|error: imagelet_core::image::PlatformError| {
-        failed(ErrorClass::NameInvalid, Stage::Name, error.to_string())
-    })?;
+    let platform = image.platform.as_deref().map(str::parse::<Platform>).transpose();
+    let platform = platform.or_else(|error| failed(ErrorClass::NameInvalid, Stage::Name, error.to_string()))?;
     Ok(EnsureRequest {
         caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
         secrets,
         platform,
         priority: PREFETCH_PRIORITY,
         ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
-    })
-}
-
-/// The event of a failed pull. A pull that an open circuit refused has none: the circuit had its own.
-fn failed_event(key: &TaskKey, failure: &FetchFailure) -> Option<Event> {
-    let FetchFailure { class, stage, message } = failure;
-    let image = &key.image.reference;
-    (*class != ErrorClass::HeldBack).then(|| {
-        let message = format!("could not prefetch `{image}`: {message}");
-        failure_event("PrefetchFailed", message, "could not prefetch an image", image, (*class, *stage))
     })
 }
 

@@ -25,7 +25,7 @@ const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 pub(super) struct TaskKey {
     pub(super) uid: String,
     /// Zero unless each generation pulls again.
-    pub(super) generation: u64,
+    pub(super) generation: i64,
     pub(super) image: SetImage,
 }
 
@@ -33,7 +33,6 @@ pub(super) struct TaskKey {
 pub(super) enum TaskState {
     /// With the bytes received and in all; `None`: not known yet.
     Running(Option<(u64, u64)>),
-    /// Fetched at this time.
     Done {
         at: SystemTime,
     },
@@ -91,7 +90,6 @@ pub(super) struct Plan {
 /// Images of other sets than that of the running pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// The next one.
     pub(super) image: String,
     /// Each of their sets is slow, too.
     pub(super) are_all_slow: bool,
@@ -148,7 +146,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
     // The places of sets change with other sets; the order of the report does not, so that nothing is written for it.
-    reports.sort_by(|(a, _), (b, _)| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+    reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.pins.sort();
     plan.pins.dedup();
@@ -193,15 +191,17 @@ fn held(set: &ImageSet, input: &PlanInput<'_>) -> Option<SetPhase> {
 }
 
 fn set_report(set: &ImageSet, held: Option<SetPhase>, images: Vec<ImageReport>) -> SetReport {
-    let is_there = |phase| matches!(phase, ImagePhase::Present | ImagePhase::Removed);
+    let is_done = |image: &ImageReport| match image.phase {
+        ImagePhase::Present => true,
+        ImagePhase::Removed => !set.spec.keep,
+        _ => false,
+    };
     let has = |phase| images.iter().any(|image| image.phase == phase);
-    let is_ready =
-        images.iter().all(|image| is_there(image.phase) && !(set.spec.keep && image.phase == ImagePhase::Removed));
     let phase = match held {
-        _ if is_ready => SetPhase::Ready,
+        _ if images.iter().all(is_done) => SetPhase::Ready,
         _ if has(ImagePhase::Pulling) => SetPhase::Pulling,
         Some(phase) => phase,
-        None if has(ImagePhase::Pending) || (set.spec.keep && has(ImagePhase::Removed)) => SetPhase::Pulling,
+        None if images.iter().any(|image| image.phase != ImagePhase::Failed && !is_done(image)) => SetPhase::Pulling,
         None => SetPhase::Failed,
     };
     SetReport {
@@ -227,33 +227,33 @@ fn report_of(
     presence: &ImagePresence,
     messages_left: &mut usize,
 ) -> ImageReport {
-    let SetImage { reference, platform, .. } = image;
-    let report = ImageReport { reference: reference.clone(), platform: platform.clone(), ..ImageReport::default() };
+    let SetImage { reference, platform, .. } = image.clone();
+    let mut report = ImageReport { reference, platform, ..ImageReport::default() };
     match state {
-        None => report,
+        None => {}
         Some(TaskState::GaveWay { .. }) => {
-            let message = "gave way to other sets that wait; it continues in its turn".to_owned();
-            ImageReport { message, ..report }
+            report.message = "gave way to other sets that wait; it continues in its turn".to_owned();
         }
         Some(TaskState::Running(bytes)) => {
-            let (bytes, bytes_total) = bytes.unzip();
-            ImageReport { phase: ImagePhase::Pulling, bytes, bytes_total, ..report }
+            report.phase = ImagePhase::Pulling;
+            (report.bytes, report.bytes_total) = bytes.unzip();
         }
-        Some(TaskState::Done { at }) => {
+        Some(TaskState::Done { at }) if presence.is_removed(&image.reference, *at) => {
             // A set that keeps its images pulls a removed one again; another one is done with it.
-            let is_removed = presence.is_removed(reference, *at);
-            let phase = if is_removed { ImagePhase::Removed } else { ImagePhase::Present };
-            let message = if is_removed && keeps { "the image was removed; it is pulled again" } else { "" };
-            ImageReport { phase, message: message.to_owned(), ..report }
+            report.phase = ImagePhase::Removed;
+            report.message = if keeps { "the image was removed; it is pulled again".to_owned() } else { String::new() };
         }
+        Some(TaskState::Done { .. }) => report.phase = ImagePhase::Present,
         Some(TaskState::Failed { failure: FetchFailure { class, stage, message }, .. }) => {
+            report.phase = ImagePhase::Failed;
+            (report.class, report.hop) = (class.to_string(), stage.to_string());
             let message = printable_start(message, MESSAGE_LENGTH_MAX);
-            let message = if message.len() <= *messages_left { message } else { String::new() };
-            *messages_left -= message.len();
-            let (class, hop) = (class.to_string(), stage.to_string());
-            ImageReport { phase: ImagePhase::Failed, class, hop, message, ..report }
+            if let Some(left) = messages_left.checked_sub(message.len()) {
+                (*messages_left, report.message) = (left, message);
+            }
         }
     }
+    report
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use imagelet_core::{
     events::Event,
     hold::HoldPolicy,
     manager::EnsureRequest,
-    runtime::{ErrorClass, Progress, Stage},
+    runtime::{ErrorClass, PullWatcher, Stage},
 };
 
 /// The image manager of a node, as far as prefetch needs it.
@@ -18,7 +18,7 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 
     /// Pulls one image, where the request's policy asks for it, if the disk has space for it below its watermark. Dropping
     /// the future cancels the pull.
-    async fn fetch(&self, request: EnsureRequest, progress: Progress) -> Result<(), FetchFailure>;
+    async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure>;
 
     /// What decides whether a pull of [`Self::fetch`] is slow, at this moment.
     fn conditions(&self) -> FetchConditions;
@@ -29,7 +29,6 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
     fn record(&self, event: Event);
 }
 
-/// What decides whether a pull is slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchConditions {
     /// The rate below which a pull gives way to those that wait.
@@ -45,7 +44,6 @@ pub struct FetchConditions {
 pub struct ImagePresence {
     /// When the pass ran; `None`: there was none yet.
     pub taken_at: Option<SystemTime>,
-    /// References that name no image.
     pub absent: BTreeSet<String>,
 }
 
@@ -67,7 +65,6 @@ pub struct SetPin {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchFailure {
-    /// The class of the error (`docs/errors.md`).
     pub class: ErrorClass,
     pub stage: Stage,
     pub message: String,

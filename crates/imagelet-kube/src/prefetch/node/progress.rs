@@ -1,38 +1,36 @@
-//! The bytes of a running pull, from the events of its layers, and the rate at which they come.
+//! The bytes of a running pull, and the rate at which they come.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imagelet_core::{
     hold::HoldMeter,
-    image::Digest,
-    runtime::{LayerState, Progress, PullEvent, PullRoute},
+    runtime::{PullProgress, PullRoute, PullWatcher},
 };
 use tokio::time::Instant;
 
-/// Bytes received and in all, of the layers of one pull. Clones are the same bytes.
+/// What is known of one pull. Clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct PullBytes(Arc<PullRecord>);
 
 #[derive(Debug)]
 struct PullRecord {
-    layers: Mutex<LayerBytes>,
+    bytes: Mutex<KnownBytes>,
     meter: HoldMeter,
 }
 
-#[derive(Debug, Default)]
-struct LayerBytes {
-    /// Received and whole size of each layer; a manifest has a bounded number.
-    layers: BTreeMap<Digest, (u64, u64)>,
+#[derive(Clone, Copy, Debug, Default)]
+struct KnownBytes {
+    /// Received or present, and in all; `None` before the manifest is known.
+    sum: Option<(u64, u64)>,
+    /// What came over the network.
+    received: u64,
     /// Whether the bytes are reported; `None`: not known yet.
     is_measured: Option<bool>,
 }
 
 impl PullBytes {
     pub(super) fn new(now: Instant) -> Self {
-        Self(Arc::new(PullRecord { layers: Mutex::default(), meter: HoldMeter::new(now) }))
+        Self(Arc::new(PullRecord { bytes: Mutex::default(), meter: HoldMeter::new(now) }))
     }
 
     /// The meter of what the network brings. Its clock stands while the pull waits for its turn, and once it has received
@@ -47,52 +45,36 @@ impl PullBytes {
         &self.0.meter
     }
 
-    /// Whether the pull reports its bytes; `None`: not known yet.
     pub(super) fn is_measured(&self) -> Option<bool> {
         self.lock().is_measured
     }
 
-    pub(super) fn progress(&self) -> Progress {
-        let bytes = self.clone();
-        Arc::new(move |event| bytes.take(&event))
-    }
-
-    /// Received and in all; `None` before the manifest is known.
     pub(super) fn sum(&self) -> Option<(u64, u64)> {
-        let bytes = self.lock();
-        let sum = |(received, all): (u64, u64), (of_received, of_all): &(u64, u64)| {
-            (received.saturating_add(*of_received), all.saturating_add(*of_all))
+        self.lock().sum
+    }
+
+    pub(super) fn watcher(&self) -> PullWatcher {
+        let bytes = self.clone();
+        Arc::new(move |progress| bytes.take(progress))
+    }
+
+    fn take(&self, progress: &PullProgress) {
+        let mut known = self.lock();
+        self.0.meter.add(progress.received.saturating_sub(known.received));
+        let (received, missing) = progress.bytes();
+        let all = progress.layers.iter().map(|layer| layer.size.0).fold(0, u64::saturating_add);
+        *known = KnownBytes {
+            sum: (!progress.layers.is_empty()).then_some((all - missing + received, all)),
+            received: progress.received,
+            is_measured: match &progress.route {
+                Some(route) => Some(matches!(route, PullRoute::Imported)),
+                None => progress.resolved.is_some().then_some(true),
+            },
         };
-        (!bytes.layers.is_empty()).then(|| bytes.layers.values().fold((0, 0), sum))
     }
 
-    fn take(&self, event: &PullEvent) {
-        let mut bytes = self.lock();
-        match event {
-            PullEvent::Route(way) => bytes.is_measured = Some(matches!(way, PullRoute::Imported)),
-            PullEvent::Resolved { layers, .. } => {
-                bytes.is_measured = Some(true);
-                bytes.layers = layers.iter().map(|(digest, size)| (digest.clone(), (0, size.0))).collect();
-            }
-            PullEvent::Layer { digest, state } => {
-                if let Some((received, all)) = bytes.layers.get_mut(digest) {
-                    let before = *received;
-                    *received = match state {
-                        LayerState::Fetching { received } => received.0,
-                        LayerState::Present | LayerState::Done => *all,
-                    };
-                    // What was present came over no network.
-                    if !matches!(state, LayerState::Present) {
-                        self.0.meter.add(received.saturating_sub(before));
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LayerBytes> {
-        self.0.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, KnownBytes> {
+        self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,14 +82,26 @@ impl PullBytes {
 mod tests {
     use std::time::Duration;
 
-    use imagelet_core::{image::ByteSize, runtime::ForwardReason};
+    use imagelet_core::{
+        image::{ByteSize, Digest},
+        runtime::{ForwardReason, LayerState, PullEvent},
+    };
 
     use super::*;
+
+    /// Applies events to a progress that these bytes watch.
+    fn watched(bytes: &PullBytes) -> impl FnMut(PullEvent) {
+        let (watcher, mut progress) = (bytes.watcher(), PullProgress::default());
+        move |event| {
+            progress.apply(event, Instant::now());
+            watcher(&progress);
+        }
+    }
 
     #[test]
     fn bytes_are_summed_over_the_layers_of_the_manifest() {
         let bytes = PullBytes::new(Instant::now());
-        let progress = bytes.progress();
+        let mut progress = watched(&bytes);
         assert_eq!((bytes.sum(), bytes.is_measured()), (None, None));
         let [a, b, other] = [b"a", b"b", b"c"].map(|text| Digest::of(text));
         let layers = vec![(a.clone(), ByteSize(100)), (b.clone(), ByteSize(50))];
@@ -123,7 +117,7 @@ mod tests {
     async fn the_meter_counts_what_the_network_brings_while_something_is_left_of_it() {
         let (bytes, began) = (PullBytes::new(Instant::now()), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        let progress = bytes.progress();
+        let mut progress = watched(&bytes);
         assert_eq!(bytes.meter(true, after(0)).bytes(), 0);
         assert_eq!(bytes.meter(false, after(60)).held_for(after(60)), Duration::ZERO, "a minute in the queue");
         let [a, b] = [b"a", b"b"].map(|text| Digest::of(text));
@@ -141,7 +135,7 @@ mod tests {
     #[test]
     fn what_a_runtime_fetches_is_not_measured() {
         let bytes = PullBytes::new(Instant::now());
-        let progress = bytes.progress();
+        let mut progress = watched(&bytes);
         for (way, is_measured) in
             [(PullRoute::Imported, true), (PullRoute::Forwarded(ForwardReason::SwitchedOff), false)]
         {

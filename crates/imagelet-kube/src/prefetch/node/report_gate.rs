@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use imagelet_core::backoff::scattered;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::time::Instant;
 
-use crate::prefetch::objects::{ImagePhase, SetReport};
+use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 
 /// The shortest time between two writes of one node.
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -14,47 +16,74 @@ pub(super) const PROGRESS_EVERY: Duration = Duration::from_mins(1);
 /// cluster do not write together.
 pub(super) const COLLECT_FOR: Duration = Duration::from_secs(4);
 
+/// What the API has of this node.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct WrittenReport {
+    /// The Node: one that was created again is another one.
+    pub(super) owner: Option<OwnerReference>,
+    pub(super) sets: Vec<SetReport>,
+}
+
+impl From<NodeImages> for WrittenReport {
+    fn from(NodeImages { metadata, sets }: NodeImages) -> Self {
+        Self { owner: metadata.owner_references.into_iter().flatten().next(), sets }
+    }
+}
+
 /// The last write, and the change that waits.
 #[derive(Debug, Default)]
 pub(super) struct ReportGate {
-    written: Option<Vec<SetReport>>,
+    written: Option<WrittenReport>,
     written_at: Option<Instant>,
     /// When the report began to differ from the written one, and how long to wait from then.
     changed: Option<(Instant, Duration)>,
+    /// Failed writes in a row, and when the next one may be.
+    failures: u32,
+    retry_at: Option<Instant>,
 }
 
 impl ReportGate {
     /// The gate of an agent that starts, with the report that the API has.
-    pub(super) fn restored(written: Option<Vec<SetReport>>) -> Self {
+    pub(super) fn restored(written: Option<WrittenReport>) -> Self {
         Self { written, ..Self::default() }
     }
 
     /// When to write this report; `None`: it is the written one. `random` is between 0 and 1.
-    pub(super) fn due(&mut self, report: &[SetReport], now: Instant, random: f64) -> Option<Instant> {
-        let written = self.written.as_deref().unwrap_or_default();
-        if written == report {
+    pub(super) fn due(&mut self, report: &WrittenReport, now: Instant, random: f64) -> Option<Instant> {
+        let is_written = match &self.written {
+            Some(written) => written == report,
+            None => report.sets.is_empty(),
+        };
+        if is_written {
             self.changed = None;
             return None;
         }
-        let (changed_at, wait) =
-            *self.changed.get_or_insert((now, COLLECT_FOR.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))));
-        let every = if milestones(written) == milestones(report) { PROGRESS_EVERY } else { WRITE_EVERY };
-        let collected = changed_at + wait;
-        Some(self.written_at.map_or(collected, |at| collected.max(at + every)))
+        let (changed_at, wait) = *self.changed.get_or_insert((now, scattered(COLLECT_FOR, 0.5, 1.0 - random)));
+        let written = self.written.as_ref().map(milestones);
+        let every = if written.is_some_and(|it| it == milestones(report)) { PROGRESS_EVERY } else { WRITE_EVERY };
+        [Some(changed_at + wait), self.written_at.map(|at| at + every), self.retry_at].into_iter().flatten().max()
     }
 
-    pub(super) fn written(&mut self, report: Vec<SetReport>, now: Instant) {
-        *self = Self { written: Some(report), written_at: Some(now), changed: None };
+    pub(super) fn written(&mut self, report: WrittenReport, now: Instant) {
+        *self = Self { written: Some(report), written_at: Some(now), ..Self::default() };
+    }
+
+    /// Returns whether this is the first failure in a row. `wait` is that after so many failures.
+    pub(super) fn failed(&mut self, now: Instant, wait: impl Fn(u32) -> Duration) -> bool {
+        self.retry_at = Some(now + wait(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        self.failures == 1
     }
 }
 
 /// What the controller counts: the phase of each set, and which images failed and why.
-fn milestones(report: &[SetReport]) -> impl PartialEq {
+fn milestones(report: &WrittenReport) -> impl PartialEq + use<> {
     let failed = |set: &SetReport| -> Vec<(String, String)> {
         let failed = set.images.iter().filter(|image| image.phase == ImagePhase::Failed);
         failed.map(|image| (image.reference.clone(), image.class.clone())).collect()
     };
-    report.iter().map(|set| (set.uid.clone(), set.generation, set.phase, failed(set))).collect::<Vec<_>>()
+    let sets = report.sets.iter().map(|set| (set.uid.clone(), set.generation, set.phase, failed(set)));
+    (report.owner.clone(), sets.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -62,16 +91,17 @@ mod tests {
     use super::*;
     use crate::prefetch::objects::{ImageReport, SetPhase};
 
-    fn report(phase: SetPhase, bytes: u64) -> Vec<SetReport> {
+    fn report(phase: SetPhase, bytes: u64) -> WrittenReport {
         let image = ImageReport { phase: ImagePhase::Pulling, bytes: Some(bytes), ..ImageReport::default() };
-        vec![SetReport { phase, images: vec![image], ..SetReport::default() }]
+        let sets = vec![SetReport { phase, images: vec![image], ..SetReport::default() }];
+        WrittenReport { owner: None, sets }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_of_phase_waits_for_seconds_progress_for_a_minute_and_the_same_report_for_ever() {
         let (start, mut gate) = (Instant::now(), ReportGate::default());
         let after = |seconds: u64| start + Duration::from_secs(seconds);
-        assert_eq!(gate.due(&[], start, 1.0), None, "a node without sets writes nothing");
+        assert_eq!(gate.due(&WrittenReport::default(), start, 1.0), None, "a node without sets writes nothing");
         assert_eq!(gate.due(&report(SetPhase::Pulling, 0), start, 1.0), Some(after(4)));
         assert_eq!(gate.due(&report(SetPhase::Pulling, 5), after(3), 0.0), Some(after(4)), "the wait is not extended");
         gate.written(report(SetPhase::Pulling, 5), after(4));
@@ -79,12 +109,23 @@ mod tests {
         assert_eq!(gate.due(&report(SetPhase::Pulling, 9), after(6), 1.0), Some(after(64)));
         assert_eq!(gate.due(&report(SetPhase::Ready, 9), after(7), 1.0), Some(after(14)));
         gate.written(report(SetPhase::Ready, 9), after(14));
-        assert_eq!(gate.due(&[], after(100), 0.0), Some(after(102)), "the end of a set is written, too");
+        assert_eq!(
+            gate.due(&WrittenReport::default(), after(100), 0.0),
+            Some(after(102)),
+            "the end of a set is written, too"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_that_starts_does_not_write_what_the_api_has() {
         let mut gate = ReportGate::restored(Some(report(SetPhase::Ready, 1)));
-        assert_eq!(gate.due(&report(SetPhase::Ready, 1), Instant::now(), 1.0), None);
+        let now = Instant::now();
+        assert_eq!(gate.due(&report(SetPhase::Ready, 1), now, 1.0), None);
+        let owner = Some(OwnerReference { uid: "another".into(), ..OwnerReference::default() });
+        let of_new_node = WrittenReport { owner, ..report(SetPhase::Ready, 1) };
+        assert!(
+            gate.due(&of_new_node, now, 1.0).is_some(),
+            "the report of a Node that was created again is another one"
+        );
     }
 }

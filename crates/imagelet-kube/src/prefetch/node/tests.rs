@@ -89,6 +89,9 @@ async fn the_images_of_a_set_are_fetched_and_reported_in_two_writes() {
     let report = test.report();
     assert_eq!(report["sets"][0]["images"][0], json!({"reference": "a:1", "phase": "Present"}));
     assert_eq!((&report["sets"][0]["kind"], &report["sets"][0]["name"]), (&json!("ImageSet"), &json!("web")));
+    let node = test.fake.object(NODES, "", "node-1").unwrap();
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": node["metadata"]["uid"]}]);
+    assert_eq!(report["metadata"]["ownerReferences"], owner, "the cluster removes the report with its Node");
     assert!(test.writes() <= 2, "{:?}", test.fake.requests());
     let requests = test.requests();
     seconds(200).await;

@@ -1,27 +1,49 @@
 //! An `ImageSet` or `ClusterImageSet` as it is read: its name, its valid spec, and its status.
 
-use std::{borrow::Cow, fmt, time::SystemTime};
+use std::{fmt, time::SystemTime};
 
 use imagelet_core::image::Digest;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Client, Resource, core::DynamicResourceScope};
-use serde::Deserialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::{Api, Client, core::DynamicResourceScope};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    set_scope::SetScope,
     set_spec::{ImageSetSpec, SetRejection},
     set_status::{SetStatus, readable},
-    values::parse_moment,
 };
 use crate::{
-    metadata::narrow,
+    metadata::{narrow, resource},
     names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
 };
 
 /// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
 
-/// Kind, namespace and name of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub(crate) enum SetScope {
+    /// Images of one namespace, with its pull secrets.
+    #[serde(rename = "ImageSet")]
+    Namespace,
+    /// Images of the cluster, with the credentials of each node.
+    #[serde(rename = "ClusterImageSet")]
+    Cluster,
+}
+
+impl SetScope {
+    pub(crate) const ALL: [Self; 2] = [Self::Namespace, Self::Cluster];
+
+    pub(crate) fn kind(self) -> &'static str {
+        self.words()[2]
+    }
+
+    fn words(self) -> [&'static str; 4] {
+        match self {
+            Self::Namespace => ["imagelet.dev", "v1alpha1", "ImageSet", "imagesets"],
+            Self::Cluster => ["imagelet.dev", "v1alpha1", "ClusterImageSet", "clusterimagesets"],
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
@@ -57,12 +79,12 @@ impl fmt::Display for SetName {
 }
 
 /// A set with a valid spec.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ImageSet {
     pub(crate) name: SetName,
     pub(crate) uid: String,
-    pub(crate) generation: u64,
-    pub(crate) created_at: Option<SystemTime>,
+    pub(crate) generation: i64,
+    pub(crate) created_at: Option<Time>,
     pub(crate) spec: ImageSetSpec,
     pub(crate) status: SetStatus,
 }
@@ -78,55 +100,38 @@ pub(crate) struct SetObject {
     status: SetStatus,
 }
 
-impl Resource for SetObject {
-    type DynamicType = SetScope;
-    type Scope = DynamicResourceScope;
+resource!(SetObject, DynamicResourceScope, SetScope, |scope| scope.words());
 
-    fn kind(scope: &SetScope) -> Cow<'_, str> {
-        scope.kind().into()
+impl SetObject {
+    pub(crate) fn name(&self, scope: SetScope) -> SetName {
+        let ObjectMeta { name, namespace, .. } = &self.metadata;
+        SetName { scope, namespace: namespace.clone().unwrap_or_default(), name: name.clone().unwrap_or_default() }
     }
 
-    fn group(_: &SetScope) -> Cow<'_, str> {
-        "imagelet.dev".into()
-    }
-
-    fn version(_: &SetScope) -> Cow<'_, str> {
-        "v1alpha1".into()
-    }
-
-    fn plural(scope: &SetScope) -> Cow<'_, str> {
-        match scope {
-            SetScope::Namespace => "imagesets".into(),
-            SetScope::Cluster => "clusterimagesets".into(),
+    /// The set; `None`: it is being deleted.
+    pub(crate) fn read(&self, scope: SetScope) -> Result<Option<ImageSet>, SetRejection> {
+        let name = self.name(scope);
+        if !name.is_valid() {
+            return Err(SetRejection(format!("`{}` is no name of a set", shown(&name.to_string()))));
         }
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
+        let ObjectMeta { uid, generation, creation_timestamp, deletion_timestamp, .. } = &self.metadata;
+        if deletion_timestamp.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(ImageSet {
+            name,
+            uid: uid.clone().unwrap_or_default(),
+            generation: generation.unwrap_or_default(),
+            created_at: creation_timestamp.clone(),
+            spec: ImageSetSpec::read(&self.spec, scope)?,
+            status: self.status.clone(),
+        }))
     }
 }
 
 impl ImageSet {
-    /// Reads an object; `None`: it is being deleted.
-    pub(crate) fn read(object: &SetObject, scope: SetScope) -> Result<Option<Self>, SetRejection> {
-        let ObjectMeta { name, namespace, uid, generation, .. } = object.metadata.clone();
-        let name = SetName { scope, namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default() };
-        if !name.is_valid() {
-            return Err(SetRejection(format!("`{}` is no name of a set", shown(&name.to_string()))));
-        }
-        if object.metadata.deletion_timestamp.is_some() {
-            return Ok(None);
-        }
-        let created_at = object.metadata.creation_timestamp.as_ref().map(|time| time.0.into());
-        let spec = ImageSetSpec::read(&object.spec, scope)?;
-        let (uid, generation) =
-            (uid.unwrap_or_default(), generation.unwrap_or_default().try_into().unwrap_or_default());
-        let status = object.status.clone();
-        Ok(Some(Self { name, uid, generation, created_at, spec, status }))
+    pub(crate) fn is_observed(&self) -> bool {
+        self.status.observed_generation == self.generation
     }
 
     /// The place of a node in the order of the waves: the same for every process, and another one for each set.
@@ -137,19 +142,16 @@ impl ImageSet {
 
     /// Whether a node may begin: the status is about this spec, and its cut is above the place of the node.
     pub(crate) fn admits(&self, node: &str) -> bool {
-        if self.spec.max_concurrent_nodes.is_none() {
-            return true;
-        }
-        let is_current = self.status.observed_generation == self.generation;
-        is_current && self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut)
+        let is_admitted = || self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut);
+        self.spec.max_concurrent_nodes.is_none() || (self.is_observed() && is_admitted())
     }
 
     /// The end of the time in which nodes begin to pull; `None`: there is no end.
     pub(crate) fn deadline(&self) -> Option<SystemTime> {
         let lasts = self.spec.deadline?.get();
-        let is_current = self.status.observed_generation == self.generation;
-        let started = self.status.started_at.as_deref().filter(|_| is_current).and_then(parse_moment);
+        let started = self.status.started_at.as_ref().filter(|_| self.is_observed());
         // Before the controller has seen a spec, only the first one has a time.
-        started.or(self.created_at.filter(|_| self.generation <= 1)).map(|at| at + lasts)
+        let started = started.or(self.created_at.as_ref().filter(|_| self.generation <= 1));
+        started.map(|at| SystemTime::from(at.0) + lasts)
     }
 }

@@ -1,4 +1,4 @@
-//! The sets of one kind as a watch knows them, and which of them have a place.
+//! The sets as the watches know them, and which of them have a place.
 
 use std::{
     collections::BTreeMap,
@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Client,
     runtime::watcher::{self, Event},
@@ -15,21 +14,18 @@ use tokio::sync::Notify;
 
 use super::{
     REPORTED_SETS_MAX,
-    image_set::{ImageSet, SetObject},
-    set_scope::SetScope,
+    image_set::{ImageSet, SetName, SetObject, SetScope},
 };
-use crate::watch::{WatchHealth, follow};
+use crate::watch::follow;
 
-/// Sets of one page of a list.
 const PAGE_SETS: u32 = 100;
 /// Most sets of each kind that are fetched.
 pub(super) const SETS_MAX: usize = 1000;
 /// Most sets of one namespace that are fetched.
 pub(super) const SETS_OF_NAMESPACE_MAX: usize = 100;
-/// Most sets of each kind that are known, to get a place when one is free.
+/// Sets of each kind that are known, to get a place when one is free.
 const KNOWN_MAX: usize = 4 * SETS_MAX;
 
-/// The limit that a set is beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
     /// Older sets of its namespace have all places of the namespace.
@@ -41,7 +37,6 @@ pub(crate) enum SetLimit {
 }
 
 impl SetLimit {
-    /// The reason of the condition.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::OfNamespace => "NamespaceLimit",
@@ -63,164 +58,112 @@ impl fmt::Display for SetLimit {
                 write!(f, "no node fetches the set: {SETS_OF_NAMESPACE_MAX} older sets of its namespace are the limit")
             }
             Self::Total => write!(f, "no node fetches the set: {SETS_MAX} other sets are the limit"),
-            Self::Report(1) => write!(f, "the report of 1 node has {REPORTED_SETS_MAX} other sets, which is the limit"),
             Self::Report(nodes) => {
-                write!(f, "the reports of {nodes} nodes have {REPORTED_SETS_MAX} other sets, which is the limit")
+                let full = if *nodes == 1 { "report of 1 node has" } else { &format!("reports of {nodes} nodes have") };
+                write!(f, "the {full} {REPORTED_SETS_MAX} other sets, which is the limit")
             }
         }
     }
 }
 
-type SetKey = (String, String);
+type SetMap = BTreeMap<SetName, ImageSet>;
 
-/// By namespace and name; invalid sets and those being deleted are absent.
-#[derive(Debug)]
+/// The sets of one kind; invalid ones and those being deleted are absent.
+#[derive(Debug, Default)]
 pub(crate) struct KnownSets {
-    scope: SetScope,
-    sets: BTreeMap<SetKey, ImageSet>,
+    sets: SetMap,
     /// The sets of a list that is being read.
-    listing: BTreeMap<SetKey, ImageSet>,
+    listing: SetMap,
     is_listed: bool,
-    /// In the order of [`places`].
-    places: Vec<(SetKey, Option<SetLimit>)>,
 }
 
 impl KnownSets {
-    pub(crate) fn new(scope: SetScope) -> Self {
-        Self { scope, sets: BTreeMap::new(), listing: BTreeMap::new(), is_listed: false, places: Vec::new() }
+    /// The sets in the order in which they get a place, with the limit that each is beyond.
+    ///
+    /// First the oldest of each namespace, then the second of each: a namespace with many sets takes places of no other one,
+    /// and a new set takes none of an older set of its namespace.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> {
+        placed(&self.sets).take(KNOWN_MAX)
     }
 
-    /// The sets that are fetched, in the order of their places.
-    pub(crate) fn sets(&self) -> impl Iterator<Item = &ImageSet> {
-        self.all().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
-    }
-
-    /// All sets in the order of their places, with the limit that each is beyond.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> {
-        self.places.iter().filter_map(|(key, limit)| Some((self.sets.get(key)?, *limit)))
+    pub(crate) fn fetched(&self) -> impl Iterator<Item = &ImageSet> {
+        self.placed().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
     }
 
     /// Returns whether that makes a difference; a list always does.
-    fn take(&mut self, event: Event<SetObject>) -> bool {
+    fn take(&mut self, event: Event<SetObject>, scope: SetScope) -> bool {
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(object) => {
-                if let Some(set) = self.read(&object) {
-                    self.listing.insert(key(&object), set);
-                    if self.listing.len() > 2 * KNOWN_MAX {
-                        places(self.scope, &mut self.listing);
-                    }
-                }
+                apply(&mut self.listing, &object, scope);
             }
             Event::InitDone => {
-                self.sets = std::mem::take(&mut self.listing);
-                self.is_listed = true;
-                self.arrange();
+                (self.sets, self.is_listed) = (std::mem::take(&mut self.listing), true);
                 return true;
             }
-            Event::Apply(object) => return self.change(&object),
-            Event::Delete(object) => return self.remove(&object),
+            Event::Apply(object) => return apply(&mut self.sets, &object, scope),
+            Event::Delete(object) => return self.sets.remove(&object.name(scope)).is_some(),
         }
         false
     }
-
-    fn change(&mut self, object: &SetObject) -> bool {
-        let Some(set) = self.read(object) else { return self.remove(object) };
-        let before = self.sets.insert(key(object), set.clone());
-        if before.as_ref().is_none_or(|before| before.created_at != set.created_at) {
-            self.arrange();
-        }
-        before != Some(set)
-    }
-
-    fn remove(&mut self, object: &SetObject) -> bool {
-        let is_there = self.sets.remove(&key(object)).is_some();
-        if is_there {
-            self.arrange();
-        }
-        is_there
-    }
-
-    /// The set; `None`: it is invalid or being deleted.
-    fn read(&self, object: &SetObject) -> Option<ImageSet> {
-        ImageSet::read(object, self.scope).unwrap_or_else(|error| {
-            let (namespace, name) = key(object);
-            let (kind, name) = (self.scope.kind(), crate::names::shown(&format!("{namespace}/{name}")));
-            tracing::warn!(kind, name, %error, "passing over an invalid set");
-            None
-        })
-    }
-
-    fn arrange(&mut self) {
-        let is_beyond = |places: &[(SetKey, Option<SetLimit>)]| places.iter().any(|(_, limit)| limit.is_some());
-        let was_beyond = is_beyond(&self.places);
-        self.places = places(self.scope, &mut self.sets);
-        if let Some((key, Some(limit))) = self.places.iter().find(|(_, limit)| limit.is_some())
-            && !was_beyond
-        {
-            let (kind, name) = (self.scope.kind(), format!("{}/{}", key.0, key.1));
-            tracing::warn!(kind, name, %limit, "there are sets beyond a limit");
-        }
-    }
 }
 
-/// The order in which sets get a place, and the limit that each is beyond. Sets beyond the last place are dropped.
-///
-/// First the oldest of each namespace, then the second of each: a namespace with many sets takes places of no other one, and
-/// a new set takes none of an older set of its namespace.
-fn places(scope: SetScope, sets: &mut BTreeMap<SetKey, ImageSet>) -> Vec<(SetKey, Option<SetLimit>)> {
-    let mut by_age: Vec<(&SetKey, &ImageSet)> = sets.iter().collect();
-    by_age.sort_by_key(|(key, set)| (set.created_at, *key));
+/// Takes one object into the sets. Returns whether that makes a difference.
+fn apply(sets: &mut SetMap, object: &SetObject, scope: SetScope) -> bool {
+    let name = object.name(scope);
+    let set = object.read(scope).unwrap_or_else(|error| {
+        tracing::warn!(set = crate::names::shown(&name.to_string()), %error, "passing over an invalid set");
+        None
+    });
+    let Some(set) = set else { return sets.remove(&name).is_some() };
+    if sets.get(&name) == Some(&set) {
+        return false;
+    }
+    sets.insert(name, set);
+    if sets.len() > 2 * KNOWN_MAX {
+        let beyond: Vec<SetName> = placed(sets).skip(KNOWN_MAX).map(|(set, _)| set.name.clone()).collect();
+        for name in beyond {
+            sets.remove(&name);
+        }
+    }
+    true
+}
+
+fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> {
+    let mut by_age: Vec<&ImageSet> = sets.values().collect();
+    by_age.sort_by(|a, b| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut ranked: Vec<(usize, &SetKey)> = Vec::with_capacity(by_age.len());
-    for (key, _) in by_age {
-        let count = counts.entry(&key.0).or_default();
-        ranked.push((*count, key));
-        *count += usize::from(scope == SetScope::Namespace);
+    let mut ranked: Vec<(usize, &ImageSet)> = Vec::with_capacity(by_age.len());
+    for set in by_age {
+        let count = counts.entry(&set.name.namespace).or_default();
+        ranked.push((*count, set));
+        *count += usize::from(set.name.scope == SetScope::Namespace);
     }
     // A stable sort: of one rank the oldest is first.
     ranked.sort_by_key(|(rank, _)| *rank);
-    let limit = |place: usize, rank: usize| match () {
-        () if rank >= SETS_OF_NAMESPACE_MAX => Some(SetLimit::OfNamespace),
-        () if place >= SETS_MAX => Some(SetLimit::Total),
-        () => None,
-    };
-    let ranked = ranked.into_iter().enumerate().map(|(place, (rank, key))| (key.clone(), limit(place, rank)));
-    let mut places: Vec<(SetKey, Option<SetLimit>)> = ranked.collect();
-    for (key, _) in places.drain(places.len().min(KNOWN_MAX)..) {
-        sets.remove(&key);
-    }
-    places
+    ranked.into_iter().enumerate().map(|(place, (rank, set))| match () {
+        () if rank >= SETS_OF_NAMESPACE_MAX => (set, Some(SetLimit::OfNamespace)),
+        () if place >= SETS_MAX => (set, Some(SetLimit::Total)),
+        () => (set, None),
+    })
 }
 
-fn key(object: &SetObject) -> SetKey {
-    let ObjectMeta { namespace, name, .. } = &object.metadata;
-    (namespace.clone().unwrap_or_default(), name.clone().unwrap_or_default())
-}
-
-/// The sets of both kinds, which two watches fill and another task reads.
-#[derive(Debug)]
-pub(crate) struct SharedSets {
-    /// In the order of [`SetScope::ALL`].
-    sets: [Mutex<KnownSets>; 2],
-}
+/// The sets of both kinds, in the order of [`SetScope::ALL`], which two watches fill and another task reads.
+#[derive(Debug, Default)]
+pub(crate) struct SharedSets([Mutex<KnownSets>; 2]);
 
 impl SharedSets {
-    pub(crate) fn new() -> Self {
-        Self { sets: SetScope::ALL.map(|scope| Mutex::new(KnownSets::new(scope))) }
-    }
-
     /// Follows both kinds for as long as this future lives, and wakes the reader of `changed`.
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
-        let [of_namespaces, of_cluster] = &self.sets;
+        let [of_namespaces, of_cluster] = &self.0;
         let follow = async |name, scope, sets: &Mutex<KnownSets>| {
             let take = |event| {
-                if lock(sets).take(event) {
+                if lock(sets).take(event, scope) {
                     changed.notify_one();
                 }
             };
             let config = watcher::Config::default().page_size(PAGE_SETS);
-            follow::<SetObject>(name, client, &scope, config, &Arc::new(WatchHealth::unmeasured()), take).await;
+            follow::<SetObject>(name, client, &scope, config, Arc::default(), take).await;
         };
         tokio::join!(
             follow("image sets", SetScope::Namespace, of_namespaces),
@@ -230,7 +173,7 @@ impl SharedSets {
 
     /// The sets of the cluster and those of namespaces; `None`: not all are listed yet.
     pub(crate) fn listed(&self) -> Option<[MutexGuard<'_, KnownSets>; 2]> {
-        let [of_namespaces, of_cluster] = self.sets.each_ref().map(lock);
+        let [of_namespaces, of_cluster] = self.0.each_ref().map(lock);
         (of_namespaces.is_listed && of_cluster.is_listed).then_some([of_cluster, of_namespaces])
     }
 }
@@ -259,18 +202,18 @@ mod tests {
     }
 
     fn known(scope: SetScope, namespaces: &[(&str, usize, usize)]) -> KnownSets {
-        let mut known = KnownSets::new(scope);
+        let mut known = KnownSets::default();
         for object in namespaces.iter().flat_map(|(name, count, from)| sets(name, *count, *from)) {
-            known.take(Event::InitApply(object));
+            known.take(Event::InitApply(object), scope);
         }
-        known.take(Event::InitDone);
+        known.take(Event::InitDone, scope);
         known
     }
 
     /// Sets of a namespace that are fetched, and those beyond the limits of the namespace and of all.
     fn counts(known: &KnownSets, namespace: &str) -> [usize; 3] {
         let count = |wanted: Option<SetLimit>| {
-            known.all().filter(|(set, limit)| set.name.namespace == namespace && *limit == wanted).count()
+            known.placed().filter(|(set, limit)| set.name.namespace == namespace && *limit == wanted).count()
         };
         [None, Some(SetLimit::OfNamespace), Some(SetLimit::Total)].map(count)
     }
@@ -287,7 +230,7 @@ mod tests {
             for (namespace, counts_expected) in expected {
                 assert_eq!(counts(&known, namespace), *counts_expected, "{namespace} of {namespaces:?}");
             }
-            assert!(known.all().count() <= KNOWN_MAX);
+            assert!(known.placed().count() <= KNOWN_MAX);
         }
         let names: Vec<String> = (0..20).map(|at| format!("n{at:02}")).collect();
         let mut many: Vec<(&str, usize, usize)> = names.iter().map(|name| (name.as_str(), 100, 0)).collect();
@@ -299,8 +242,8 @@ mod tests {
             "the last namespace has its places although all others wait for some"
         );
         assert_eq!(counts(&known, "n00"), [50, 0, 50]);
-        assert_eq!(known.sets().count(), SETS_MAX);
-        let first: Vec<&str> = known.sets().take(21).map(|set| set.name.namespace.as_str()).collect();
+        assert_eq!(known.fetched().count(), SETS_MAX);
+        let first: Vec<&str> = known.fetched().take(21).map(|set| set.name.namespace.as_str()).collect();
         assert_eq!((first[0], first[19], first[20]), ("n00", "n19", "zoo"), "the first of each namespace");
     }
 
@@ -312,14 +255,14 @@ mod tests {
     #[test]
     fn a_new_set_takes_no_place_of_an_older_one_and_gets_the_place_of_one_that_goes() {
         let mut known = known(SetScope::Namespace, &[("a", 100, 10)]);
-        let names = |known: &KnownSets| known.sets().map(|set| set.name.name.clone()).collect::<Vec<_>>();
+        let names = |known: &KnownSets| known.fetched().map(|set| set.name.name.clone()).collect::<Vec<_>>();
         let before = names(&known);
         let mut later = sets("a", 1, 3000).remove(0);
         later.metadata.name = Some("another".to_owned());
-        assert!(known.change(&later));
+        assert!(known.take(Event::Apply(later.clone()), SetScope::Namespace));
         assert_eq!((names(&known), counts(&known, "a")), (before, [100, 1, 0]));
-        assert!(!known.change(&later), "it is known");
-        assert!(known.remove(&sets("a", 1, 10).remove(0)));
+        assert!(!known.take(Event::Apply(later), SetScope::Namespace), "it is known");
+        assert!(known.take(Event::Delete(sets("a", 1, 10).remove(0)), SetScope::Namespace));
         assert_eq!(names(&known).last().map(String::as_str), Some("another"));
         assert_eq!(counts(&known, "a"), [100, 0, 0]);
     }

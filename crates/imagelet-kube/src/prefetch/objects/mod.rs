@@ -3,7 +3,6 @@
 mod image_set;
 mod known_sets;
 mod node_images;
-mod set_scope;
 mod set_spec;
 mod set_status;
 #[cfg(test)]
@@ -12,24 +11,19 @@ pub(crate) mod testing;
 mod tests;
 mod values;
 
-use std::collections::BTreeMap;
-
-pub use self::set_spec::SetRejection;
 #[cfg(test)]
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
-    image_set::{ImageSet, PLACES, SetName, SetObject},
+    image_set::{ImageSet, PLACES, SetName, SetObject, SetScope},
     known_sets::{SetLimit, SharedSets},
     node_images::{ImagePhase, ImageReport, NodeImages, SetPhase, SetReport},
-    set_scope::SetScope,
     set_spec::{SetImage, SetPullPolicy},
-    set_status::{Condition, FailureCount, NodeCounts, SetStatus, WaveStatus},
-    values::{moment, parse_moment},
+    set_status::{FailureCount, SetStatus, WaveStatus},
 };
+pub use self::{set_spec::SetRejection, set_status::NodeCounts};
 
 /// The API group with its version.
 pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
-pub(crate) type Labels = BTreeMap<String, String>;
 /// The CustomResourceDefinitions, as `kubectl apply -f` takes them.
 pub const CRDS: &str = include_str!("crds.yaml");
 

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use super::set_status::NodeCounts;
 use crate::metadata::{narrow, resource};
 
-/// The object, as far as it is read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeImages {
@@ -15,7 +14,7 @@ pub(crate) struct NodeImages {
     pub(crate) sets: Vec<SetReport>,
 }
 
-resource!(NodeImages, "NodeImages", "imagelet.dev", "v1alpha1", "nodeimages", ClusterResourceScope);
+resource!(NodeImages, ClusterResourceScope, (), |()| ["imagelet.dev", "v1alpha1", "NodeImages", "nodeimages"]);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
@@ -25,12 +24,11 @@ pub(crate) struct SetReport {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    pub(crate) generation: u64,
+    pub(crate) generation: i64,
     pub(crate) phase: SetPhase,
     pub(crate) images: Vec<ImageReport>,
 }
 
-/// One image of a set on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ImageReport {
@@ -51,7 +49,6 @@ pub(crate) struct ImageReport {
     pub(crate) message: String,
 }
 
-/// How far a set is on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum SetPhase {
     /// For its turn.
@@ -61,7 +58,6 @@ pub(crate) enum SetPhase {
     Paused,
     /// Images are pulled, or queued for that.
     Pulling,
-    /// All images were fetched.
     Ready,
     /// Some images failed, and are tried again later.
     Failed,
@@ -74,13 +70,10 @@ pub(crate) enum ImagePhase {
     /// Not begun, or to be continued.
     #[default]
     Pending,
-    /// A pull runs.
     Pulling,
-    /// On the node.
     Present,
     /// It was fetched, and a collection or an operator removed it since.
     Removed,
-    /// The last pull failed.
     Failed,
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IMAGES_MAX,
-    set_scope::SetScope,
+    image_set::SetScope,
     values::{NodeLimit, SetDuration},
 };
 use crate::names::{NAME_LENGTH_MAX, is_name, shown};
@@ -82,19 +82,19 @@ impl ImageSetSpec {
     }
 
     fn check(&self, scope: SetScope) -> Result<(), String> {
-        let within = |field, count, min, max| {
-            let error = || format!("spec.{field} has {count} items; there may be {min} to {max}");
-            (min..=max).contains(&count).then_some(()).ok_or_else(error)
-        };
-        within("images", self.images.len(), 1, IMAGES_MAX)?;
-        within("nodeSelector", self.node_selector.len(), 0, LABELS_MAX)?;
+        for (field, count, min, max) in
+            [("images", self.images.len(), 1, IMAGES_MAX), ("nodeSelector", self.node_selector.len(), 0, LABELS_MAX)]
+        {
+            if !(min..=max).contains(&count) {
+                return Err(format!("spec.{field} has {count} items; there may be {min} to {max}"));
+            }
+        }
         let mut seen = BTreeSet::new();
         for (position, image) in self.images.iter().enumerate() {
-            let failed = |field, why: String| format!("spec.images[{position}].{field}: {why}");
-            image.check(scope).map_err(|(field, why)| failed(field, why))?;
+            image.check(scope).map_err(|why| format!("spec.images[{position}].{why}"))?;
             if !seen.insert((&image.reference, &image.platform)) {
-                let why = format!("`{}` is listed twice for one platform", shown(&image.reference));
-                return Err(failed("reference", why));
+                let name = shown(&image.reference);
+                return Err(format!("spec.images[{position}].reference: `{name}` is listed twice for one platform"));
             }
         }
         let is_label = |text: &String| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
@@ -111,31 +111,25 @@ impl ImageSetSpec {
 }
 
 impl SetImage {
-    fn check(&self, scope: SetScope) -> Result<(), (&'static str, String)> {
+    fn check(&self, scope: SetScope) -> Result<(), String> {
         let Self { reference, pull_secret, platform } = self;
-        if reference.len() > REFERENCE_LENGTH_MAX {
-            let length = reference.len();
-            return Err(("reference", format!("the name has {length} bytes; the limit is {REFERENCE_LENGTH_MAX}")));
+        let length = reference.len();
+        if length > REFERENCE_LENGTH_MAX {
+            return Err(format!("reference: the name has {length} bytes; the limit is {REFERENCE_LENGTH_MAX}"));
         }
-        if let Err(error) = reference.parse::<Reference>() {
-            return Err(("reference", format!("`{}`: {error}", shown(&shown_name(reference)))));
+        let invalid = |error| format!("reference: `{}`: {error}", shown(&shown_name(reference)));
+        reference.parse::<Reference>().map_err(invalid)?;
+        if pull_secret.is_some() && scope == SetScope::Cluster {
+            let why = "a ClusterImageSet is pulled with the credentials of the node; only an ImageSet has pull secrets";
+            return Err(format!("pullSecret: {why}"));
         }
-        if let Some(secret) = pull_secret {
-            if scope == SetScope::Cluster {
-                let why =
-                    "a ClusterImageSet is pulled with the credentials of the node; only an ImageSet has pull secrets";
-                return Err(("pullSecret", why.to_owned()));
-            }
-            if !is_name(secret, NAME_LENGTH_MAX) {
-                return Err(("pullSecret", format!("`{}` is no name of a secret", shown(secret))));
-            }
+        if let Some(secret) = pull_secret.as_ref().filter(|secret| !is_name(secret, NAME_LENGTH_MAX)) {
+            return Err(format!("pullSecret: `{}` is no name of a secret", shown(secret)));
         }
-        match platform.as_deref().map(str::parse::<Platform>) {
-            Some(Err(error)) => Err(("platform", shown(&error.to_string()))),
-            Some(Ok(_)) if platform.as_ref().is_some_and(|text| text.len() > PLATFORM_LENGTH_MAX) => {
-                Err(("platform", format!("the text is longer than {PLATFORM_LENGTH_MAX} bytes")))
-            }
-            _ => Ok(()),
+        let Some(platform) = platform else { return Ok(()) };
+        if platform.len() > PLATFORM_LENGTH_MAX {
+            return Err(format!("platform: the text is longer than {PLATFORM_LENGTH_MAX} bytes"));
         }
+        platform.parse::<Platform>().map(drop).map_err(|error| format!("platform: {}", shown(&error.to_string())))
     }
 }

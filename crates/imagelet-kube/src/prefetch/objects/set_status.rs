@@ -1,19 +1,19 @@
 //! The status of a set, which the controller alone writes.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// What the controller writes. What cannot be read is absent: the next write replaces it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SetStatus {
-    /// The generation that all of it is about.
-    pub(crate) observed_generation: u64,
+    pub(crate) observed_generation: i64,
     /// When the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) started_at: Option<String>,
+    pub(crate) started_at: Option<Time>,
     /// When the last node finished.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) finished_at: Option<String>,
+    pub(crate) finished_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wave: Option<WaveStatus>,
     pub(crate) nodes: NodeCounts,
@@ -30,15 +30,19 @@ pub(crate) struct WaveStatus {
     pub(crate) cut: u64,
 }
 
-/// The nodes that the set selects, by what they report.
+/// The nodes that a set selects, by what they report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct NodeCounts {
-    pub(crate) wanted: usize,
-    pub(crate) ready: usize,
-    pub(crate) pulling: usize,
-    pub(crate) failed: usize,
-    pub(crate) waiting: usize,
+pub struct NodeCounts {
+    /// All of them; zero before the controller has seen the set.
+    pub wanted: usize,
+    /// They have fetched all images.
+    pub ready: usize,
+    pub pulling: usize,
+    /// An image failed on them.
+    pub failed: usize,
+    /// They have not begun.
+    pub waiting: usize,
 }
 
 /// One class of failure: how many nodes have it, and the first of them.
@@ -53,21 +57,9 @@ pub(crate) struct FailureCount {
     pub(crate) message: String,
 }
 
-/// A condition, as in `meta/v1`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct Condition {
-    pub(crate) r#type: String,
-    pub(crate) status: String,
-    pub(crate) reason: String,
-    pub(crate) message: String,
-    pub(crate) observed_generation: u64,
-    pub(crate) last_transition_time: String,
-}
-
 impl SetStatus {
-    pub(crate) fn has(&self, condition: &str) -> bool {
-        self.conditions.iter().any(|it| it.r#type == condition && it.status == "True")
+    pub(crate) fn condition(&self, name: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|it| it.type_ == name)
     }
 }
 

@@ -20,5 +20,5 @@ pub(crate) fn set_of(scope: SetScope, namespace: &str, name: &str, images: &[&st
         "spec": {"images": images},
     });
     let object: SetObject = serde_json::from_value(object).expect("it is an object");
-    ImageSet::read(&object, scope).expect("it is valid").expect("it is not being deleted")
+    object.read(scope).expect("it is valid").expect("it is not being deleted")
 }

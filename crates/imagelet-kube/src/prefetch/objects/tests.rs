@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imagelet_core::image::{Reference, ReferenceError};
 use imagelet_vectors::vectors;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use regex_lite::Regex;
 use serde_json::{Value, from_value, json, to_value};
 
@@ -93,11 +94,19 @@ fn each_field_of_a_spec_decodes_and_is_in_the_schema_and_an_unknown_one_is_refus
 #[test]
 fn what_the_controller_and_the_agents_write_is_in_the_schema() {
     let failure = FailureCount { class: "forbidden".into(), ..FailureCount::default() };
-    let condition = Condition { r#type: "Complete".into(), status: "True".into(), ..Condition::default() };
+    let time = Time("2026-01-01T00:00:00Z".parse().unwrap());
+    let condition = Condition {
+        type_: "Complete".into(),
+        status: "True".into(),
+        reason: "Complete".into(),
+        message: String::new(),
+        observed_generation: Some(1),
+        last_transition_time: time.clone(),
+    };
     let status = SetStatus {
         observed_generation: 1,
-        started_at: Some("2026-01-01T00:00:00Z".into()),
-        finished_at: Some("2026-01-01T00:00:00Z".into()),
+        started_at: Some(time.clone()),
+        finished_at: Some(time),
         wave: Some(WaveStatus { cut: 1 }),
         nodes: NodeCounts::default(),
         failures: vec![failure],
@@ -302,11 +311,11 @@ fn one_object_that_cannot_be_read_ends_no_list_and_a_status_that_cannot_is_empty
     let object =
         json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": {"images": 5}, "status": {"nodes": 7}});
     let object: SetObject = from_value(object).unwrap();
-    assert!(ImageSet::read(&object, SetScope::Namespace).is_err());
+    assert!(object.read(SetScope::Namespace).is_err());
     let mut object = json!({"metadata": {"name": "web", "namespace": "shop"}, "status": {"nodes": 7}});
     object["spec"] = json!({"images": [{"reference": "app"}]});
     let object: SetObject = from_value(object).unwrap();
-    let set = ImageSet::read(&object, SetScope::Namespace).unwrap().unwrap();
+    let set = object.read(SetScope::Namespace).unwrap().unwrap();
     assert_eq!(set.status, SetStatus::default());
 }
 
@@ -337,10 +346,11 @@ fn a_deadline_counts_from_the_start_of_the_spec() {
     let mut set = set("web", &["app:v1"]);
     assert_eq!(set.deadline(), None);
     set.spec.deadline = Some("1h".to_owned().try_into().unwrap());
-    assert_eq!(set.deadline().map(moment).as_deref(), Some("2026-01-01T01:00:00Z"), "from the creation");
+    let deadline = |set: &ImageSet| set.deadline().map(|at| jiff::Timestamp::try_from(at).unwrap().to_string());
+    assert_eq!(deadline(&set).as_deref(), Some("2026-01-01T01:00:00Z"), "from the creation");
     set.status.observed_generation = 1;
-    set.status.started_at = Some("2026-02-01T00:00:00Z".into());
-    assert_eq!(set.deadline().map(moment).as_deref(), Some("2026-02-01T01:00:00Z"));
+    set.status.started_at = Some(Time("2026-02-01T00:00:00Z".parse().unwrap()));
+    assert_eq!(deadline(&set).as_deref(), Some("2026-02-01T01:00:00Z"));
     set.generation = 2;
     assert_eq!(set.deadline(), None, "the controller has not seen the new spec");
 }

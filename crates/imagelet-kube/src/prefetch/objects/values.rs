@@ -1,8 +1,9 @@
-//! Values of a spec that are more than a text or a number: durations, numbers of nodes, times.
+//! Values of a spec that are more than a text or a number: durations and numbers of nodes.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use imagelet_core::text::{GoDuration, file_time};
+use imagelet_core::text::GoDuration;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::{Deserialize, Serialize};
 
 use crate::names::shown;
@@ -27,14 +28,11 @@ impl TryFrom<String> for SetDuration {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let error = || format!("`{}` is no duration above zero and up to 8760h, as `90s` or `1h30m`", shown(&text));
-        if text.len() > DURATION_LENGTH_MAX {
-            return Err(error());
-        }
-        let GoDuration(nanos) = text.parse().map_err(|_| error())?;
-        let duration = u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| error())?;
-        let is_valid = !duration.is_zero() && duration <= DURATION_MAX;
-        is_valid.then_some(Self(duration)).ok_or_else(error)
+        let parsed = Some(&text).filter(|text| text.len() <= DURATION_LENGTH_MAX).and_then(|text| text.parse().ok());
+        let duration = parsed.and_then(|GoDuration(nanos)| u64::try_from(nanos).ok()).map(Duration::from_nanos);
+        let duration = duration.filter(|duration| !duration.is_zero() && *duration <= DURATION_MAX);
+        let invalid = || format!("`{}` is no duration above zero and up to 8760h, as `90s` or `1h30m`", shown(&text));
+        duration.map(Self).ok_or_else(invalid)
     }
 }
 
@@ -46,19 +44,12 @@ impl From<SetDuration> for String {
 
 /// How many nodes may pull at once: a number of them, or a share of the nodes that the set selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "WrittenLimit", into = "WrittenLimit")]
+#[serde(try_from = "IntOrString", into = "IntOrString")]
 pub(crate) enum NodeLimit {
     /// At least one.
     Count(u32),
     /// 1 to 100.
     Percent(u32),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(untagged)]
-enum WrittenLimit {
-    Count(u32),
-    Text(String),
 }
 
 impl NodeLimit {
@@ -71,46 +62,35 @@ impl NodeLimit {
     }
 }
 
-impl TryFrom<WrittenLimit> for NodeLimit {
+impl TryFrom<IntOrString> for NodeLimit {
     type Error = String;
 
-    fn try_from(written: WrittenLimit) -> Result<Self, String> {
-        let error = |text: &str| {
-            format!("`{text}` is no number of nodes: a number from 1 to 100000, or a share from `1%` to `100%`")
-        };
-        match written {
-            WrittenLimit::Count(count) if (1..=NODES_MAX).contains(&count) => Ok(Self::Count(count)),
-            WrittenLimit::Count(count) => Err(error(&count.to_string())),
-            WrittenLimit::Text(text) => {
-                let digits = text.strip_suffix('%').filter(|digits| !digits.starts_with(['+', '0']));
-                let percent = digits.and_then(|digits| digits.parse::<u32>().ok());
-                let percent = percent.filter(|percent| (1..=100).contains(percent));
-                percent.map(Self::Percent).ok_or_else(|| error(&shown(&text)))
+    fn try_from(written: IntOrString) -> Result<Self, String> {
+        let within = |number: u32, max| Some(number).filter(|number| (1..=max).contains(number));
+        let (text, limit) = match written {
+            IntOrString::Int(count) => {
+                let limit = u32::try_from(count).ok().and_then(|count| within(count, NODES_MAX)).map(Self::Count);
+                (count.to_string(), limit)
             }
-        }
+            IntOrString::String(text) => {
+                let digits = text.strip_suffix('%').filter(|digits| !digits.starts_with(['+', '0']));
+                let percent = digits.and_then(|digits| within(digits.parse().ok()?, 100));
+                (shown(&text), percent.map(Self::Percent))
+            }
+        };
+        limit.ok_or_else(|| {
+            format!("`{text}` is no number of nodes: a number from 1 to 100000, or a share from `1%` to `100%`")
+        })
     }
 }
 
-impl From<NodeLimit> for WrittenLimit {
+impl From<NodeLimit> for IntOrString {
     fn from(limit: NodeLimit) -> Self {
         match limit {
-            NodeLimit::Count(count) => Self::Count(count),
-            NodeLimit::Percent(percent) => Self::Text(format!("{percent}%")),
+            NodeLimit::Count(count) => Self::Int(count.cast_signed()),
+            NodeLimit::Percent(percent) => Self::String(format!("{percent}%")),
         }
     }
-}
-
-/// RFC 3339, whole seconds, UTC.
-pub(crate) fn moment(time: SystemTime) -> String {
-    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let seconds = i64::try_from(seconds).unwrap_or_default();
-    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
-}
-
-/// A time of the API; `None`: the text is not one.
-pub(crate) fn parse_moment(text: &str) -> Option<SystemTime> {
-    let time: jiff::Timestamp = text.parse().ok()?;
-    file_time(u64::try_from(time.as_second()).ok()?)
 }
 
 #[cfg(test)]
@@ -157,14 +137,5 @@ mod tests {
             assert!(SetDuration::try_from(text.to_owned()).is_err(), "{text}");
         }
         assert_eq!(to_value(SetDuration::try_from("90m".to_owned()).unwrap()).unwrap(), "1h30m0s");
-    }
-
-    #[test]
-    fn a_time_reads_back_and_another_text_is_refused() {
-        let text = "2026-11-26T14:10:29Z";
-        assert_eq!(parse_moment(text).map(moment).as_deref(), Some(text));
-        for text in ["", "yesterday", "1969-01-01T00:00:00Z", "2026-13-01T00:00:00Z"] {
-            assert_eq!(parse_moment(text), None, "{text}");
-        }
     }
 }

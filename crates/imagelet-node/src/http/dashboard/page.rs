@@ -9,7 +9,7 @@ use super::{
     text::{ago, image_href, shown},
 };
 use crate::{
-    api::{Disk, ImageRow, OpenCircuitRow, PullProgress, Queue},
+    api::{Disk, ImageRow, OpenCircuitRow, PullProgressRow, Queue},
     durations::milliseconds,
     node::DecisionRow,
 };
@@ -32,7 +32,7 @@ pub(super) struct Overview {
     /// `None`, here and below: there was no answer, and a problem says why.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
-    pub(super) pulls: Option<Vec<PullProgress>>,
+    pub(super) pulls: Option<Vec<PullProgressRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
     /// What could not be shown, and why.
@@ -150,7 +150,7 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-fn pulls(pulls: &[PullProgress]) -> Markup {
+fn pulls(pulls: &[PullProgressRow]) -> Markup {
     html! {
         p .empty #no-pulls hidden[!pulls.is_empty()] { "No pull is running." }
         table #pull-rows hidden[pulls.is_empty()] {
@@ -161,7 +161,7 @@ fn pulls(pulls: &[PullProgress]) -> Markup {
 }
 
 /// A row of the running pulls. The script fills copies of it.
-fn pull_row(pull: &PullProgress) -> Markup {
+fn pull_row(pull: &PullProgressRow) -> Markup {
     let key = if pull.pull == 0 { pull.image.clone() } else { pull.pull.to_string() };
     let rate = pull.bytes_per_second.map_or_else(String::new, |rate| format!("{}/s", ByteSize(rate)));
     let pod = if pull.pod.is_empty() { String::new() } else { format!("{}/{}", pull.namespace, pull.pod) };
@@ -181,7 +181,7 @@ fn pull_row(pull: &PullProgress) -> Markup {
     }
 }
 
-fn phase(pull: &PullProgress) -> String {
+fn phase(pull: &PullProgressRow) -> String {
     let standing = match (pull.bytes_total, pull.position) {
         (Some(total), _) => format!("{} of {}", ByteSize(pull.bytes_received), ByteSize(total)),
         (None, Some(position)) => format!("{}, place {position}", pull.phase),
@@ -351,14 +351,14 @@ mod tests {
                 size: 5_000_000,
                 ..ImageRow::default()
             }]),
-            pulls: Some(vec![PullProgress {
+            pulls: Some(vec![PullProgressRow {
                 pull: 3,
                 image: hostile.clone(),
                 bytes_total: Some(2_000_000),
                 bytes_received: 500_000,
                 bytes_per_second: Some(250_000),
                 remaining_ms: Some(6000),
-                ..PullProgress::default()
+                ..PullProgressRow::default()
             }]),
             queue: Some(Queue {
                 pulls: vec![PullRow {

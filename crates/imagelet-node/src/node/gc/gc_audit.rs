@@ -11,7 +11,7 @@ use imagelet_core::{
     events::EventKind,
     gc::{GcError, GcOutcome, GcReport, RunTrigger},
     image::{ByteSize, Image, ImageKey, counted},
-    metrics::{Family, MetricKind},
+    metrics::{MetricKind, families},
 };
 
 use crate::{

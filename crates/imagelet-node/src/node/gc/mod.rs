@@ -4,5 +4,5 @@ mod collect;
 mod gc_audit;
 
 pub(crate) use collect::{SpaceByCollection, collect, reclaimable};
-pub(super) use gc_audit::ALL as FAMILIES;
+pub(super) use gc_audit::FAMILIES;
 pub(crate) use gc_audit::act_now;

@@ -180,7 +180,7 @@ impl Command for WhyRequest {
                 None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
             }
         }
-        let Queue { pulls, .. } = queue(node.parts.manager.status(), &node.parts.pulls);
+        let Queue { pulls, .. } = queue(node.parts.manager.status());
         if history.images.is_empty()
             && let Ok(name) = self.image.trim().parse::<Reference>()
         {

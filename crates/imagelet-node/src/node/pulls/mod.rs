@@ -5,6 +5,5 @@ mod pull;
 mod pull_progress;
 mod status_rows;
 
-pub(super) use pull_progress::ALL as FAMILIES;
-pub use pull_progress::PullTracker;
+pub(crate) use pull_progress::progress_row;
 pub(crate) use status_rows::{held_back, pulls_of, queue};

@@ -10,17 +10,18 @@ use imagelet_core::{
         EnsureError, EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
         PullPolicy,
     },
-    runtime::{ErrorClass, Progress},
+    runtime::{ErrorClass, PullWatcher},
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use crate::{
     api::{
         EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, milliseconds_of,
-        moment, progress,
+        moment, watcher,
     },
     failure::Failure,
     node::{AnswerTime, Command, LocalNode},
+    traces::RequestTrace,
 };
 
 const IMAGES_MAX: usize = 1000;
@@ -43,9 +44,11 @@ impl Command for PodRequest {
         let mut listening = Listening::new(node.parts.events.follow(), &request);
         let is_silent = node.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
-        let progress = |image| report.progress(image);
         let finished = |image, outcome: &PodOutcome| report.finished(image, outcome);
-        let ensure = node.parts.manager.ensure_pod(&request, &progress, &finished);
+        let ensure = async |trace: RequestTrace| {
+            let watcher = |image: usize| trace.watch(&request.images[image].image, report.watcher(image));
+            node.parts.manager.ensure_pod(&request, &watcher, &finished).await
+        };
         let outcomes = listening.during(node.parts.tracer.ensure_pod(&self.pod.name, ensure)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
@@ -126,13 +129,13 @@ struct PodReport<'a> {
 }
 
 impl PodReport<'_> {
-    fn progress(&self, image: usize) -> Progress {
+    fn watcher(&self, image: usize) -> PullWatcher {
         let steps = Arc::clone(&self.steps);
         steps(Step::Asked { image });
         if self.is_silent {
             steps(Step::Image { image, of: Box::new(Step::ThroughRuntime) });
         }
-        progress(Arc::new(move |step| steps(Step::Image { image, of: Box::new(step) })))
+        watcher(Arc::new(move |step| steps(Step::Image { image, of: Box::new(step) })))
     }
 
     fn finished(&self, image: usize, outcome: &PodOutcome) {

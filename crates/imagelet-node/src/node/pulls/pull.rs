@@ -10,7 +10,7 @@ use imagelet_core::{
 
 use super::pods::secrets;
 use crate::{
-    api::{PullRequest, Pulled, Step, Steps, milliseconds_of, progress},
+    api::{PullRequest, Pulled, Step, Steps, milliseconds_of, watcher},
     failure::Failure,
     node::{AnswerTime, Command, LocalNode},
 };
@@ -25,9 +25,9 @@ impl Command for PullRequest {
         if node.local().is_none() {
             steps(Step::ThroughRuntime);
         }
-        let ensure = node.parts.manager.ensure(&request, progress(steps));
-        let ensured =
-            node.parts.tracer.ensure(&request.image, ensure).await.map_err(|error| Failure::of_ensure(&error))?;
+        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
+        let ensured = node.parts.tracer.ensure(&request.image, watcher(steps), ensure).await;
+        let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
             Origin::AlreadyPresent | Origin::Stale { .. } => (true, Duration::ZERO, None),
             Origin::Pulled { took, size } => (false, took, Some(size.0).filter(|size| *size > 0)),

@@ -9,22 +9,16 @@ use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
 };
-use imagelet_runtime::Containerd;
 use imagelet_runtime::cri::RegistrySettings;
 use imagelet_runtime::{ImportHealth, ImportMode, ImportingImages, RouteTaken};
 use tokio::time::Instant;
 
-use super::PullTracker;
 use crate::api::{HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment};
 
-pub(crate) fn queue(status: ManagerStatus, tracker: &PullTracker) -> Queue {
-    let (now, waits) = (Instant::now(), tracker.waits());
-    let row = |pull: PullStatus| {
-        let waits = waits.get(&pull.image).cloned().unwrap_or_default();
-        PullRow { waits, ..pull_row(pull, now) }
-    };
+pub(crate) fn queue(status: ManagerStatus) -> Queue {
+    let now = Instant::now();
     Queue {
-        pulls: status.pulls.into_iter().map(row).collect(),
+        pulls: status.pulls.into_iter().map(|pull| pull_row(pull, now)).collect(),
         held_back: held_back_rows(&status.held_back),
         registries: status.open_circuits.into_iter().map(open_circuit_row).collect(),
     }
@@ -53,7 +47,7 @@ fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
         priority: pull.priority,
         for_ms: milliseconds_of(now.saturating_duration_since(pull.since)),
         askers: pull.clients,
-        waits: String::new(),
+        waits: pull.progress.awaited().unwrap_or_default(),
     }
 }
 
@@ -114,7 +108,7 @@ impl ImportStatus {
             status.snapshotter = runtime.snapshotter().map(str::to_owned);
             if let Some(place) = runtime.place() {
                 status.root = Some(place.root.display().to_string());
-                status.staging = Containerd::staging_of(&place.folder()).map(|staging| staging.display().to_string());
+                status.staging = Some(place.staging().display().to_string());
             }
             if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
                 status.registry_folders = Some(folders.iter().map(|folder| folder.display().to_string()).collect());

@@ -15,30 +15,26 @@ use imagelet_core::{
         RuntimeErrorKind,
     },
 };
-use tokio::sync::mpsc;
 
 use super::super::{Engine, blocking, confirm::lost, sources::first_source};
 use crate::{
-    hash::Hash,
     image_archive::{
         blob_name,
         write::{LayoutWriter, tables},
     },
     manifest::{Descriptor, Manifest, corrupt},
-    registry::{BlobSource, Document, about},
-    store::KeptBytes,
+    registry::{BlobSource, ImageDocument, about},
 };
 
-/// Size of a read from the store, and pieces that wait to be written.
+/// Size of a read from the store.
 const PIECE: usize = 256 << 10;
-const PIECES_QUEUED: usize = 4;
 const CONFIG: &str = "config.json";
 
 /// An image with its documents, all verified.
 struct Source {
     id: ImageId,
     names: Vec<String>,
-    root: Document,
+    root: ImageDocument,
     documents: BTreeMap<Digest, Bytes>,
     manifest: Manifest,
 }
@@ -64,11 +60,11 @@ impl Engine {
         let gone = || RuntimeError::new(RuntimeErrorKind::NotFound, "the image was removed meanwhile");
         let (record, names) = self.store.image(&id).ok_or_else(gone)?;
         let (root, chosen, manifest) = self.recorded(&record, None).await?;
-        let config = self.kept(&id, CONFIG, record.config()).await.ok_or_else(|| lost(CONFIG))?;
+        let config = self.kept(&id, CONFIG, &record.config).await.ok_or_else(|| lost(CONFIG))?;
         let documents = [&root, &chosen].map(|document| (document.digest.clone(), document.bytes.clone()));
         let read = move || documents.into_iter().map(|(digest, bytes)| Ok((digest, bytes.read()?))).collect();
         let mut documents: BTreeMap<Digest, Bytes> = blocking(read).await?;
-        documents.insert(record.config().clone(), config.into());
+        documents.insert(record.config.clone(), config.into());
         Ok(Source { id, names, root, documents, manifest })
     }
 
@@ -107,19 +103,18 @@ impl Engine {
 
     /// Copies a layer's blob from the store. `false`: the store does not have it.
     async fn copy_layer(&self, layer: &Descriptor, file: Option<BlobFile>, to: &Writer) -> Result<bool, RuntimeError> {
-        let (store, wanted) = (Arc::clone(&self.store), layer.clone());
+        let (store, Descriptor { digest, size, .. }) = (Arc::clone(&self.store), layer.clone());
         on_writer(to, move |writer| {
-            writer.begin(&blob_name(&wanted.digest), wanted.size)?;
-            let of_artifact = || file.and_then(|(key, path)| store.open_layer_file(&key, &path, wanted.size));
-            let Some(kept) = store.open_blob(&wanted.digest, wanted.size).or_else(of_artifact) else {
-                return Ok(false);
-            };
-            let is_whole = copy_kept(kept, &wanted.digest, writer)?;
-            if is_whole {
-                writer.end()?;
-            } else {
-                tracing::warn!(blob = %wanted.digest, "a kept blob does not have its digest; asking the registry");
-                writer.restart()?;
+            writer.blob(&digest, size)?;
+            let of_artifact = || file.and_then(|(key, path)| store.open_layer_file(&key, &path, size));
+            let Some(kept) = store.open_blob(&digest, size).or_else(of_artifact) else { return Ok(false) };
+            let (mut file, mut piece) = (kept.file.take(kept.length), vec![0; PIECE]);
+            while let Ok(read @ 1..) = file.read(&mut piece) {
+                writer.write(&piece[..read])?;
+            }
+            let is_whole = writer.end_blob(&digest)?.is_none();
+            if !is_whole {
+                tracing::warn!(blob = %digest, "could not read a kept blob, or it has another digest; asking the registry");
             }
             Ok(is_whole)
         })
@@ -168,7 +163,7 @@ impl Source {
 
     /// All files but the layers; blobs in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
-        let Document { media_type, digest, bytes } = &self.root;
+        let ImageDocument { media_type, digest, bytes } = &self.root;
         let root = Descriptor::new(media_type, digest.clone(), bytes.len() as u64);
         let layers = self.manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
         // `docker load` reads images only.
@@ -192,26 +187,6 @@ fn exported_names(requested: &str, names: &[String]) -> Vec<String> {
     if tags.is_empty() { by_digest } else { tags }
 }
 
-/// Copies a kept blob. `false`: it has another digest, or cannot be read.
-fn copy_kept(kept: KeptBytes, digest: &Digest, writer: &mut LayoutWriter) -> Result<bool, RuntimeError> {
-    let mut hash = Hash::new(digest.algorithm());
-    let mut file = kept.file.take(kept.length);
-    let mut piece = vec![0; PIECE];
-    loop {
-        match file.read(&mut piece) {
-            Ok(0) => return Ok(hash.finish() == *digest),
-            Ok(read) => {
-                hash.update(&piece[..read]);
-                writer.write(&piece[..read])?;
-            }
-            Err(error) => {
-                tracing::warn!(blob = %digest, %error, "could not read a kept blob");
-                return Ok(false);
-            }
-        }
-    }
-}
-
 /// The outer error is one of the registry; the inner one of the archive's disk.
 async fn write_blob(
     source: &BlobSource,
@@ -219,48 +194,29 @@ async fn write_blob(
     to: &Writer,
 ) -> Result<Result<(), RuntimeError>, RuntimeError> {
     loop {
-        let (pieces, received) = mpsc::channel(PIECES_QUEUED);
+        let mut stream = source.stream(0..layer.size);
+        let mut ready = stream.ready().await;
+        while ready.is_ok() {
+            let piece = match stream.next().await {
+                Ok(Some(piece)) => piece,
+                ended => {
+                    ready = ended.map(drop);
+                    break;
+                }
+            };
+            if let Err(error) = on_writer(to, move |writer| writer.write(&piece)).await {
+                return Ok(Err(error));
+            }
+        }
         let digest = layer.digest.clone();
-        let written = on_writer(to, move |writer| write_pieces(received, &digest, writer));
-        let (sent, written) = tokio::join!(send_pieces(source, layer.size, pieces), written);
-        let found = match written {
+        let found = match on_writer(to, move |writer| writer.end_blob(&digest)).await {
             Ok(found) => found,
             Err(error) => return Ok(Err(error)),
         };
-        match sent.and(found) {
+        let mismatch = found.map(|found| corrupt(format!("layer `{}` arrived as `{found}`", layer.digest)));
+        match ready.and(mismatch.map_or(Ok(()), Err)) {
             Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_senders(&error) => {}
             fetched => return fetched.map(Ok),
         }
     }
-}
-
-async fn send_pieces(source: &BlobSource, size: u64, pieces: mpsc::Sender<Bytes>) -> Result<(), RuntimeError> {
-    let mut stream = source.stream(0..size);
-    stream.ready().await?;
-    while let Some(bytes) = stream.next().await? {
-        if pieces.send(bytes).await.is_err() {
-            // The writer knows the cause.
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Writes until the channel closes; bytes of another digest are taken back, which is the inner error.
-fn write_pieces(
-    mut received: mpsc::Receiver<Bytes>,
-    digest: &Digest,
-    writer: &mut LayoutWriter,
-) -> Result<Result<(), RuntimeError>, RuntimeError> {
-    let mut hash = Hash::new(digest.algorithm());
-    while let Some(bytes) = received.blocking_recv() {
-        hash.update(&bytes);
-        writer.write(&bytes)?;
-    }
-    let found = hash.finish();
-    if found == *digest {
-        return writer.end().map(Ok);
-    }
-    writer.restart()?;
-    Ok(Err(corrupt(format!("layer `{digest}` arrived as `{found}`"))))
 }

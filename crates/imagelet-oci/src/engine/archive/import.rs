@@ -1,14 +1,11 @@
 //! Images of an archive: their layers take the way of a pull, with the archive as the source of all bytes.
 
-use std::{
-    path::Path,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use futures_util::FutureExt as _;
 use imagelet_core::{
     hold::HoldMeter,
-    image::{ByteSize, Digest, ImageId, Platform, Reference, counted},
+    image::{Digest, ImageId, Platform, Reference, counted},
     runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -21,19 +18,18 @@ use super::super::{
 };
 use crate::{
     image_archive::{
-        ArchiveBlobs, ArchiveFiles, ArchivedImage, ImageArchive, open_file, references,
-        spool::{self, SpoolLimits},
-        without_links,
+        ArchiveBlobs, ArchiveFiles, ArchivedImage, ImageArchive, open_file, references, spool, without_links,
     },
     manifest::{
         CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, Index, MANIFEST_BYTES_MAX, Manifest,
         ManifestDocument, Selected, corrupt, select, unacceptable,
     },
-    pipeline::LayerLimits,
-    registry::{Document, Resolved, about},
+    registry::{ImageDocument, Resolved, about},
     store::DocumentBytes,
-    unpack::LayerMemory,
 };
+
+/// Each damaged image may have the largest file of an archive read, however many images it lists.
+const CORRUPT_IMAGES_MAX: usize = 8;
 
 impl Engine {
     pub(in crate::engine) async fn imported(
@@ -54,16 +50,13 @@ impl Engine {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
-        let (mut imported, mut failed_bytes) = (Vec::new(), 0);
+        let (mut imported, mut corrupt_images) = (Vec::new(), 0);
         for image in archive.images {
-            let read_before = archive.blobs.reads().in_all;
             let found = references(&image.names, request.name.as_ref());
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
-                Ok(_) if failed_bytes > archive.blobs.reads().failed_max() => Err(unacceptable(format!(
-                    "images that failed read {} of the archive; the limit is {}",
-                    ByteSize(failed_bytes),
-                    ByteSize(archive.blobs.reads().failed_max())
+                Ok(_) if corrupt_images >= CORRUPT_IMAGES_MAX => Err(unacceptable(format!(
+                    "not tried after {CORRUPT_IMAGES_MAX} images of the archive that are damaged"
                 ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
@@ -71,36 +64,28 @@ impl Engine {
                     .map_err(|error| about(error, &format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
-            if outcome.is_err() {
-                failed_bytes += archive.blobs.reads().in_all - read_before;
-            }
+            corrupt_images += usize::from(matches!(&outcome, Err(error) if error.kind() == RuntimeErrorKind::Corrupt));
             imported.push(ImportOutcome { names, outcome });
         }
         Ok(imported)
     }
 
-    fn archive_memory(&self, place: &ArchivePlace) -> Arc<LayerMemory> {
-        let meter = Arc::new(HoldMeter::new(Instant::now()));
-        self.budget.layer(&Arc::default(), &place.path.display().to_string().into(), &meter)
-    }
-
     async fn open_archive(&self, place: &ArchivePlace) -> Result<ImageArchive, RuntimeError> {
-        let (place, memory) = (place.clone(), self.archive_memory(place));
-        let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
-        let limits = SpoolLimits { expansion_max, expansion_free, free_bytes_floor };
+        let meter = Arc::new(HoldMeter::new(Instant::now()));
+        let memory = self.budget.layer(&Arc::default(), &place.path.display().to_string().into(), &meter);
+        let (place, limits) = (place.clone(), self.config.limits);
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
         self.on_disk(move |store| {
-            let entries = if place.is_folder {
-                ArchiveFiles::of_folder(&place.path)?
+            let read = |files| ImageArchive::read(files, &cancelled);
+            let read = if place.is_folder {
+                read(ArchiveFiles::of_folder(&place.path)?)
             } else {
-                let staging = store.stage()?;
-                let folder: &Path = staging.path();
-                let plain = spool::plain(open_file(&place.path)?, folder, limits, &cancelled)
-                    .map_err(|error| about(error, &format!("could not read the archive `{}`", place.path.display())))?;
-                ArchiveFiles::of_tar(plain, &place.path, &memory)?
+                let (file, staging) = (open_file(&place.path)?, store.stage()?);
+                let plain = spool::plain(file, staging.path(), limits, &cancelled);
+                plain.and_then(|plain| ArchiveFiles::of_tar(plain, &place.path, &memory)).and_then(read)
             };
-            ImageArchive::read(entries, &cancelled)
+            read.map_err(|error| about(error, &format!("could not read the archive `{}`", place.path.display())))
         })
         .await
     }
@@ -161,7 +146,7 @@ pub(crate) fn choose(
     blobs: &ArchiveBlobs,
     mut roots: Vec<Descriptor>,
     platform: Option<&Platform>,
-) -> Result<Selected<Document>, RuntimeError> {
+) -> Result<Selected<ImageDocument>, RuntimeError> {
     let wanted = platform.cloned().unwrap_or_else(Platform::host);
     let only = Index { manifests: roots.clone() };
     if let ([root], None, None) = (&mut roots[..], platform, only.chosen_alone(&wanted)) {
@@ -172,13 +157,13 @@ pub(crate) fn choose(
 }
 
 impl DocumentSource for ArchiveBlobs {
-    type Document = Document;
+    type Document = ImageDocument;
 
     fn may_have(&self, entry: &Descriptor) -> bool {
         self.has(&entry.digest)
     }
 
-    async fn manifest(&self, entry: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+    async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         document(self, entry)
     }
 
@@ -187,11 +172,11 @@ impl DocumentSource for ArchiveBlobs {
     }
 }
 
-fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(Document, ManifestDocument), RuntimeError> {
+fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
     let bytes = blobs.read(descriptor, MANIFEST_BYTES_MAX)?;
     let (read, media_type) = ManifestDocument::parse_named(&bytes, &descriptor.media_type)
         .map_err(|error| about(error, &format!("`{}` is no usable manifest", descriptor.digest)))?;
-    Ok((Document { digest: descriptor.digest.clone(), media_type, bytes: DocumentBytes::Memory(bytes) }, read))
+    Ok((ImageDocument { digest: descriptor.digest.clone(), media_type, bytes: DocumentBytes::Memory(bytes) }, read))
 }
 
 /// A name by digest in an archive has to be true.

@@ -8,22 +8,9 @@
 
 pub(super) mod layer_turns;
 
-use crate::layer_sink::{
-    ImageImporter, ImportError, ImportStage, ImportedBytes, ImportedDocument, ImportedImage, ImportedLayer,
-    LayerImport, LayerSink, Taken,
-};
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use crate::layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken};
+use std::{cmp::Reverse, collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     failpoint,
@@ -36,7 +23,6 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use self::layer_turns::UnsyncedLayers;
 use super::{
     Engine,
     admit::Wanted,
@@ -48,9 +34,9 @@ use super::{
 use crate::{
     manifest::{Index, ManifestDocument},
     pipeline::{LayerPace, Place},
-    registry::{Document, Resolved, about},
+    registry::{ImageDocument, Resolved, about},
     scarce,
-    store::{DocumentBytes, LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
     tenant::Tenant,
 };
 
@@ -58,8 +44,9 @@ const SPARES_PERIOD: Duration = Duration::from_mins(5);
 /// Attempts of an import: one more than a runtime removes its base.
 const BEGINS_MAX: usize = 2;
 
+/// Pulls images into a runtime's own stores without the runtime's help.
 #[derive(Debug)]
-struct EngineImporter {
+pub struct EngineImporter {
     engine: Arc<Engine>,
     sink: Arc<dyn LayerSink>,
     _trimming: AbortOnDropHandle<()>,
@@ -86,14 +73,15 @@ struct Attempt<'a> {
     window: Semaphore,
     /// Which layers the sink has.
     taken: watch::Sender<Vec<bool>>,
-    unsynced: &'a UnsyncedLayers<'a>,
+    /// The mark of this import on the layers that it has not synced.
+    unsynced: &'a Arc<()>,
 }
 
 impl Engine {
     /// Returns this engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
     ///
     /// Has to be called within a tokio runtime.
-    pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<dyn ImageImporter> {
+    pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<EngineImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
 
@@ -133,9 +121,11 @@ impl Engine {
     }
 }
 
-#[async_trait]
-impl ImageImporter for EngineImporter {
-    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+impl EngineImporter {
+    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
+    ///
+    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
+    pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
         let imported = self.import_described(&described, &progress).await;
         progress(PullEvent::Hosts(described.resolved.session.senders()));
@@ -145,16 +135,16 @@ impl ImageImporter for EngineImporter {
         })
     }
 
-    async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
+    /// The hosts that an import of an image may ask beside its registry.
+    pub async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.engine.registry.other_hosts(image).await
     }
 
-    fn reserved(&self) -> Freed {
+    /// Disk space that running imports have reserved and not yet written.
+    pub fn reserved(&self) -> Freed {
         self.engine.reserved()
     }
-}
 
-impl EngineImporter {
     async fn import_described(&self, described: &Described, progress: &Progress) -> Result<ImageId, ImportError> {
         let (mut waits, mut begins) = (scarce::waits(), 0);
         while begins < BEGINS_MAX {
@@ -188,13 +178,13 @@ impl EngineImporter {
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
             let image = ImportedImage {
                 reference: target.reference.clone(),
-                root: document(&resolved.root),
-                manifest: document(&resolved.chosen),
-                config: document(&Document {
+                root: resolved.root.clone(),
+                manifest: resolved.chosen.clone(),
+                config: ImageDocument {
                     digest: resolved.manifest.config.digest.clone(),
                     media_type: resolved.manifest.config.media_type.clone(),
                     bytes: config,
-                }),
+                },
                 layers: layers
                     .map(|(layer, diff_id)| ImportedLayer {
                         digest: layer.digest.clone(),
@@ -238,7 +228,7 @@ impl EngineImporter {
             report_present(progress, &layer.digest);
         }
         // Dropped after the sync: until then other imports may build on these layers.
-        let unsynced = engine.turns.unsynced();
+        let unsynced = Arc::new(());
         let mut views: Vec<_> =
             described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
         if present < layers.len() {
@@ -263,7 +253,7 @@ impl EngineImporter {
         described: &Described,
         import: &Arc<dyn LayerImport>,
         present: usize,
-        unsynced: &UnsyncedLayers<'_>,
+        unsynced: &Arc<()>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
@@ -315,13 +305,13 @@ impl Attempt<'_> {
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
         let turn = turns.turn(chain).await;
-        if (turn.is_late || guard.is_late()) && self.import.holds(index).await.map_err(handover)? {
+        if self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
         let tree = layer.tree().map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
         let view = Arc::clone(layer.view());
-        self.unsynced.add(chain, &view);
+        turns.add(self.unsynced, chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
             Taken::Committed => {}
             Taken::BaseGone => return Err(Ended::BaseGone),
@@ -329,11 +319,7 @@ impl Attempt<'_> {
         failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        let cleared = blocking(move || {
-            layer.taken();
-            Ok(())
-        });
-        cleared.await.map_err(handover)?;
+        blocking(move || Ok(layer.taken())).await.map_err(handover)?;
         Ok(vec![view])
     }
 
@@ -354,13 +340,7 @@ impl Attempt<'_> {
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        // Nothing can have changed before the first wait, unless another import builds on the layer.
-        let may_be_present = AtomicBool::new(!engine.turns.views(chain).is_empty());
-        let present = async |_| {
-            let looks = may_be_present.swap(true, Ordering::Relaxed);
-            let is_present = looks && self.import.holds(index).await.map_err(handover)?;
-            Ok(is_present.then_some(()))
-        };
+        let present = async |_| Ok(self.import.holds(index).await.map_err(handover)?.then_some(()));
         let has_spare = spare.is_some();
         let enter = async || {
             if has_spare {
@@ -427,16 +407,4 @@ async fn index_entries(resolved: &Resolved, platform: &Platform) -> Result<Vec<D
         return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
     }
     Ok(entries)
-}
-
-fn document(document: &Document) -> ImportedDocument {
-    ImportedDocument {
-        digest: document.digest.clone(),
-        media_type: document.media_type.clone(),
-        size: document.bytes.len() as u64,
-        bytes: match &document.bytes {
-            DocumentBytes::Memory(bytes) => ImportedBytes::Memory(bytes[..].into()),
-            DocumentBytes::Staged(staged) => ImportedBytes::File(Arc::clone(staged) as _),
-        },
-    }
 }

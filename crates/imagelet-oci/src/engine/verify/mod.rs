@@ -51,7 +51,7 @@ impl Engine {
         let mut images = Vec::new();
         for target in targets {
             let documents = self.check_documents(&target, &watch).await?;
-            let entries = target.image.record.map(|record| record.layers).unwrap_or_default();
+            let entries = target.image.record.map(|record| record.pulled.layers).unwrap_or_default();
             let layers = target.image.layers.into_iter().enumerate().map(|(at, diff_id)| {
                 let blob = entries.get(at).and_then(|entry| entry.blob.clone());
                 let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");

@@ -159,11 +159,6 @@ impl RangedStream {
         Ok(Some(bytes))
     }
 
-    /// Whether resting loses no bytes that were read ahead of the current part.
-    pub(crate) fn can_rest(&self) -> bool {
-        self.turned.is_none()
-    }
-
     /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {

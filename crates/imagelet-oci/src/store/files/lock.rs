@@ -36,7 +36,7 @@ impl Lock {
     pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
         let path = place.path.join("lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&place.folder, "lock", flags, Mode::RUSR | Mode::WUSR);
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
         let mut file = File::from(opened.map_err(could_not("open the lock", &path))?);
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),

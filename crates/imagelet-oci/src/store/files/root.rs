@@ -1,14 +1,15 @@
 //! The root folder of a store: found on its path, created, and checked to belong to its owner alone.
 //!
-//! A user that can write to the store can put anything into a container, so every step of the path is checked: folders
-//! are opened one below the other by name; each folder, and each link, belongs to root or this process' user, and other
-//! users can write to none of the folders, or it is sticky. The store's folder belongs to its owner alone, so no other
-//! user can put a link into it.
+//! A user that can write to the store can put anything into a container, so every step of the path is checked, from the
+//! top down: each folder, and each link, belongs to root or this process' user, and other users can write to none of the
+//! folders, or it is sticky. So no other user can change a step that was checked. The store's folder belongs to its owner
+//! alone, so no other user can put a link into it.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
+    fs::{self, DirBuilder},
     io,
-    os::{fd::OwnedFd, unix::ffi::OsStringExt as _},
+    os::unix::fs::DirBuilderExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -18,7 +19,7 @@ use imagelet_core::{
     trusted_files::{Exposure, folder_exposure},
 };
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags},
+    fs::{FileType, Stat, StatVfsMountFlags, lstat},
     io::Errno,
 };
 
@@ -27,9 +28,6 @@ use crate::store::could_not;
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
 /// Links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
-/// Opens a folder or link itself, for stat and as a base for openat.
-const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-const PRIVATE: Mode = Mode::RWXU;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
 /// The owner of files whose owner the user namespace does not map.
@@ -38,134 +36,104 @@ const UNMAPPED: u32 = 65_534;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) path: PathBuf,
-    pub(crate) folder: OwnedFd,
     pub(crate) is_writable: bool,
 }
 
 impl Place {
-    /// Opens the folder at a path. A missing one is created with `make`; else the result is `None`.
+    /// Finds the folder at a path. A missing one is created with `make`; else the result is `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
-        let request = RootRequest { path, user: rustix::process::geteuid().as_raw() };
-        let Some((folder, path)) = request.walk(make)? else { return Ok(None) };
-        let about = rustix::fs::fstat(&folder).map_err(could_not("open the store", &path))?;
-        refuse_strange(&path, "the store", &about, request.user)?;
-        for name in FOLDERS {
+        let user = rustix::process::geteuid().as_raw();
+        let Some(path) = walk(path, user, make)? else { return Ok(None) };
+        let about = lstat(&path).map_err(could_not("open the store", &path))?;
+        refuse_strange(&path, "the store", &about, user)?;
+        for path in FOLDERS.map(|name| path.join(name)) {
             // A missing entry is made later; an unreadable one is reported when it is used.
-            let Ok(inner) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            let path = path.join(name);
+            let Ok(inner) = lstat(&path) else { continue };
             refuse_elsewhere(&path, &inner, about.st_dev)?;
-            refuse_strange(&path, "the folder", &inner, request.user)?;
+            refuse_strange(&path, "the folder", &inner, user)?;
         }
-        let disk = rustix::fs::fstatvfs(&folder).map_err(could_not("open the store", &path))?;
+        let disk = rustix::fs::statvfs(&path).map_err(could_not("open the store", &path))?;
         let is_writable = !disk.f_flag.contains(StatVfsMountFlags::RDONLY);
-        Ok(Some(Self { path, folder, is_writable }))
+        Ok(Some(Self { path, is_writable }))
     }
 
     pub(crate) fn is_store(&self) -> bool {
-        let has = |name: &str| rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        let has = |name: &str| self.path.join(name).symlink_metadata().is_ok();
         has("names.json") || (has("images") && has("layers"))
     }
 
     pub(crate) fn make_folders(&self) -> io::Result<()> {
         failpoint!("open.folder");
         for name in FOLDERS {
-            match rustix::fs::mkdirat(&self.folder, name, PRIVATE) {
-                Err(error) if error != Errno::EXIST => return Err(error.into()),
-                _ => failpoint!("open.folder"),
-            }
+            make_private(&self.path.join(name))?;
+            failpoint!("open.folder");
         }
         Ok(())
     }
 }
 
-struct RootRequest<'a> {
-    path: &'a Path,
-    user: u32,
+/// Makes a folder for its owner alone, unless there is something.
+fn make_private(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
-impl RootRequest<'_> {
-    /// The other users with the right to replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
-    /// that root's folders have.
-    fn exposure(&self, folder: &Stat, top: &Stat) -> Option<Exposure> {
-        let mut folder = *folder;
-        if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {
-            folder.st_uid = 0;
+/// The path of the store without links; `None`: it is missing, and not to be made.
+fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeError> {
+    let failed = could_not("open the store", store);
+    let path = std::path::absolute(store).map_err(&failed)?;
+    let failed = |errno: Errno| failed(errno.into());
+    let (mut at, mut links, mut rest) = (PathBuf::from("/"), 0, steps(&path));
+    let top = lstat(&at).map_err(failed)?;
+    // Names left on the path behind a link that is being followed.
+    let mut linked = usize::MAX;
+    while let Some(name) = rest.pop() {
+        if rest.len() < linked {
+            linked = usize::MAX;
         }
-        folder_exposure(&folder, self.user)
-    }
-
-    fn refuse_exposed(&self, folder: &Path, to: Exposure) -> RuntimeError {
-        let (store, folder) = (self.path.display(), folder.display());
-        let (by, remedy) = match to {
-            Exposure::Owner(user) => (format!("user {user}, the owner of `{folder}`"), format!("chown root {folder}")),
-            Exposure::Group(_) | Exposure::Everyone => {
-                (format!("others with write access to `{folder}`"), format!("chmod go-w {folder}"))
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        if let Some(to) = exposure(&lstat(&at).map_err(failed)?, &top, user) {
+            return Err(refuse_exposed(store, &at, to));
+        }
+        at.push(&name);
+        let found = match lstat(&at) {
+            Err(Errno::NOENT) if !make => return Ok(None),
+            // No folder is made behind a dangling link.
+            Err(Errno::NOENT) if linked == usize::MAX => {
+                make_private(&at).map_err(could_not("create the store", store))?;
+                lstat(&at)
             }
+            found => found,
         };
-        let message = format!("the store `{store}` can be replaced by {by}");
-        RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .with_hint(format!("{remedy}, or name another place with --store DIR"))
-    }
-
-    fn refuse_link(&self, link: &Path, owner: u32) -> RuntimeError {
-        let (store, link) = (self.path.display(), link.display());
-        let message = format!("the way to the store `{store}` leads through `{link}`, a link of user {owner}");
-        RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint("name the folder itself with --store DIR")
-    }
-
-    fn walk(&self, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
-        let failed = could_not::<Errno>("open the store", self.path);
-        let path = std::path::absolute(self.path).map_err(could_not("open the store", self.path))?;
-        let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(&failed);
-        let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
-        let top = rustix::fs::fstat(&here).map_err(&failed)?;
-        let mut rest = steps(&path);
-        // Names left on the path behind a link that is being followed.
-        let mut linked = usize::MAX;
-        while let Some(name) = rest.pop() {
-            if rest.len() < linked {
-                linked = usize::MAX;
-            }
-            if name == ".." {
-                here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(&failed)?;
+        let about = found.map_err(failed)?;
+        match FileType::from_raw_mode(about.st_mode) {
+            FileType::Directory => {}
+            FileType::Symlink if links < LINKS_MAX => {
+                links += 1;
+                if about.st_uid != 0 && about.st_uid != user {
+                    let (store, link, owner) = (store.display(), at.display(), about.st_uid);
+                    let message =
+                        format!("the way to the store `{store}` leads through `{link}`, a link of user {owner}");
+                    return Err(refused(message, "name the folder itself with --store DIR"));
+                }
+                let target = fs::read_link(&at).map_err(could_not("open the store", store))?;
                 at.pop();
-                continue;
-            }
-            if let Some(to) = self.exposure(&rustix::fs::fstat(&here).map_err(&failed)?, &top) {
-                return Err(self.refuse_exposed(&at, to));
-            }
-            let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
-                Err(Errno::NOENT) if !make => return Ok(None),
-                // No folder is made behind a dangling link.
-                Err(Errno::NOENT) if linked == usize::MAX => {
-                    made(&here, &name).map_err(could_not("create the store", self.path))?
+                if target.is_absolute() {
+                    at = PathBuf::from("/");
                 }
-                found => found.map_err(&failed)?,
-            };
-            let about = rustix::fs::fstat(&found).map_err(&failed)?;
-            at.push(&name);
-            match FileType::from_raw_mode(about.st_mode) {
-                FileType::Directory => here = found,
-                FileType::Symlink if links < LINKS_MAX => {
-                    links += 1;
-                    if about.st_uid != 0 && about.st_uid != self.user {
-                        return Err(self.refuse_link(&at, about.st_uid));
-                    }
-                    let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(&failed)?;
-                    let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-                    at.pop();
-                    if target.is_absolute() {
-                        (here, at) = (root()?, PathBuf::from("/"));
-                    }
-                    linked = linked.min(rest.len());
-                    rest.extend(steps(&target));
-                }
-                FileType::Symlink => return Err(failed(Errno::LOOP)),
-                _ => return Err(failed(Errno::NOTDIR)),
+                linked = linked.min(rest.len());
+                rest.extend(steps(&target));
             }
+            FileType::Symlink => return Err(failed(Errno::LOOP)),
+            _ => return Err(failed(Errno::NOTDIR)),
         }
-        Ok(Some((here, at)))
     }
+    Ok(Some(at))
 }
 
 fn steps(path: &Path) -> Vec<OsString> {
@@ -177,29 +145,41 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    match rustix::fs::mkdirat(around, name, PRIVATE) {
-        Err(error) if error != Errno::EXIST => Err(error),
-        _ => rustix::fs::openat(around, name, LOOK, Mode::empty()),
+/// The other users with the right to replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
+/// that root's folders have.
+fn exposure(folder: &Stat, top: &Stat, user: u32) -> Option<Exposure> {
+    let mut folder = *folder;
+    if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {
+        folder.st_uid = 0;
     }
+    folder_exposure(&folder, user)
+}
+
+fn refused(message: String, hint: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(hint)
+}
+
+fn refuse_exposed(store: &Path, folder: &Path, to: Exposure) -> RuntimeError {
+    let (store, folder) = (store.display(), folder.display());
+    let (by, remedy) = match to {
+        Exposure::Owner(user) => (format!("user {user}, the owner of `{folder}`"), format!("chown root {folder}")),
+        _ => (format!("others with write access to `{folder}`"), format!("chmod go-w {folder}")),
+    };
+    let message = format!("the store `{store}` can be replaced by {by}");
+    refused(message, format!("{remedy}, or name another place with --store DIR"))
 }
 
 fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<(), RuntimeError> {
-    let refused = |why: String, hint: String| {
-        let message = format!("{what} `{}` {why}", path.display());
-        Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(hint))
-    };
-    if about.st_uid != user {
-        return refused(
-            format!("belongs to user {}, not to user {user}", about.st_uid),
-            format!("run as user {}, or name another place with --store DIR", about.st_uid),
-        );
+    let (path, owner) = (path.display(), about.st_uid);
+    if owner != user {
+        return Err(refused(
+            format!("{what} `{path}` belongs to user {owner}, not to user {user}"),
+            format!("run as user {owner}, or name another place with --store DIR"),
+        ));
     }
     if about.st_mode & (WRITE_GROUP | WRITE_OTHER) != 0 {
-        return refused(
-            format!("can be written by others (mode {:o})", about.st_mode & 0o7777),
-            format!("chmod go-w {}", path.display()),
-        );
+        let message = format!("{what} `{path}` can be written by others (mode {:o})", about.st_mode & 0o7777);
+        return Err(refused(message, format!("chmod go-w {path}")));
     }
     Ok(())
 }
@@ -212,17 +192,15 @@ fn refuse_elsewhere(path: &Path, about: &Stat, device: u64) -> Result<(), Runtim
         FileType::Directory => "is on another file system",
         _ => "is not a folder",
     };
-    let message = format!("`{}` {what}, and a store is one tree on one file system", path.display());
-    Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-        .with_hint("move the whole store and name its new place with --store DIR, or make the root a link to it"))
+    Err(refused(
+        format!("`{}` {what}, and a store is one tree on one file system", path.display()),
+        "move the whole store and name its new place with --store DIR, or make the root a link to it",
+    ))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink},
-    };
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
 
     use super::*;
 
@@ -334,7 +312,6 @@ mod tests {
 
     #[test]
     fn only_who_could_replace_a_store_makes_a_folder_on_its_way_unfit() {
-        let request = RootRequest { path: Path::new("/x"), user: 1000 };
         let about = |mode: u32, user: u32, group: u32| {
             let mut about = rustix::fs::stat("/").unwrap();
             (about.st_mode, about.st_uid, about.st_gid) = (0o040_000 | mode, user, group);
@@ -356,7 +333,7 @@ mod tests {
             (0o755, UNMAPPED, UNMAPPED, 0, true),
             (0o755, 1001, 1001, UNMAPPED, true),
         ] {
-            let exposure = request.exposure(&about(mode, user, group), &about(0o755, top, top));
+            let exposure = exposure(&about(mode, user, group), &about(0o755, top, top), 1000);
             assert_eq!(exposure.is_some(), expected, "{mode:o} of user {user} and group {group} below {top}");
         }
     }

@@ -74,7 +74,7 @@ impl Store {
         let mut places: HashMap<PartKey<'_>, usize> = HashMap::new();
         let number = |place: usize| u32::try_from(place).expect("fewer parts than 2^32");
         for (id, record) in &index.images {
-            let mut own = Vec::with_capacity(record.layers.len() + 1);
+            let mut own = Vec::with_capacity(record.pulled.layers.len() + 1);
             for ImagePart { key, usage, is_leased } in index.parts(id, record) {
                 let place = *places.entry(key).or_insert_with(|| {
                     graph.layers.push(LayerFacts {
@@ -121,9 +121,9 @@ impl Index {
 
     /// The present parts of an image, each once.
     pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
-        let mut parts = Vec::with_capacity(record.layers.len() + 1);
+        let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
         parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated, is_leased: false });
-        for entry in &record.layers {
+        for entry in &record.pulled.layers {
             let diff_id = &entry.diff_id;
             parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
                 key: PartKey::Layer(diff_id),

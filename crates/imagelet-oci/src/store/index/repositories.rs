@@ -5,11 +5,14 @@ use std::{
     ops::Bound,
 };
 
-use imagelet_core::image::{Digest, ImageId};
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::PulledLayer,
+};
 
 use super::Index;
 use crate::manifest::Descriptor;
-use crate::store::{LayerEntry, Store};
+use crate::store::Store;
 
 impl Store {
     /// Whether an image is present and has a name in a repository, `HOST/PATH`.
@@ -25,7 +28,7 @@ impl Store {
     /// The blobs whose layers are present, by the records of the images; with `repository`, for pulls from there.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
         let index = self.index();
-        let entries = index.images.values().flat_map(|image| &image.layers);
+        let entries = index.images.values().flat_map(|image| &image.pulled.layers);
         let present = entries
             .filter(|entry| index.layers.contains_key(&entry.diff_id))
             .filter(|entry| repository.is_none_or(|repository| index.has_layer_of(repository, &entry.diff_id)));
@@ -36,10 +39,10 @@ impl Store {
     pub(crate) fn entries_of<'a>(
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,
-    ) -> HashMap<Digest, LayerEntry> {
+    ) -> HashMap<Digest, PulledLayer> {
         let wanted: HashMap<&Digest, &Digest> = layers.map(|(layer, diff_id)| (diff_id, &layer.digest)).collect();
-        let mut found: HashMap<Digest, LayerEntry> = HashMap::new();
-        for entry in self.index().images.values().flat_map(|image| &image.layers) {
+        let mut found: HashMap<Digest, PulledLayer> = HashMap::new();
+        for entry in self.index().images.values().flat_map(|image| &image.pulled.layers) {
             let Some((blob, wanted)) = entry.blob.as_ref().zip(wanted.get(&entry.diff_id)) else { continue };
             if blob == *wanted || !found.contains_key(&entry.diff_id) {
                 found.insert(entry.diff_id.clone(), entry.clone());

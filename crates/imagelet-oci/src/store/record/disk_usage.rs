@@ -1,22 +1,14 @@
 //! The disk usage of a folder: allocated blocks and inodes, as `statvfs` reports them free after its removal.
 
-use std::{
-    collections::HashSet,
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    path::Path,
-};
+use std::{collections::HashSet, io, path::Path};
 
-use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
-    io::Errno,
-};
+use rustix::fs::{AtFlags, FileType, Mode, Stat};
 use serde::{Deserialize, Serialize};
+
+use crate::store::files::walk::{DIRECTORY, walk};
 
 /// The unit of `st_blocks`, whatever the file system's block size.
 const BLOCK: u64 = 512;
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskUsage {
     pub bytes: u64,
@@ -42,58 +34,22 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
 }
 
 pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
-    let mut here = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
-    let mut sum = Sum::default();
-    sum.add(&rustix::fs::fstat(&here)?);
-    // For each open directory, the subdirectories still to visit.
-    let mut below = vec![sum.entries(here.as_fd())?];
-    while let Some(level) = below.last_mut() {
-        if let Some(child) = level.pop() {
-            here = rustix::fs::openat(&here, child.as_slice(), DIRECTORY, Mode::empty())?;
-            below.push(sum.entries(here.as_fd())?);
-        } else {
-            below.pop();
-            if !below.is_empty() {
-                // Only this process moves directories in the store, so `..` is the directory visited before.
-                here = rustix::fs::openat(&here, c"..", DIRECTORY, Mode::empty())?;
-            }
-        }
-    }
-    Ok(sum.allocated)
-}
-
-#[derive(Default)]
-struct Sum {
-    allocated: DiskUsage,
-    linked: HashSet<u64>,
-}
-
-impl Sum {
-    fn entries(&mut self, directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
-        let mut below = Vec::new();
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            self.add(&stat);
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                below.push(name.to_bytes().to_vec());
-            }
-        }
-        Ok(below)
-    }
-
-    fn add(&mut self, stat: &Stat) {
+    let root = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
+    let (mut usage, mut linked) = (DiskUsage::default(), HashSet::new());
+    let mut add = |stat: &Stat| {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if !is_directory && stat.st_nlink > 1 && !self.linked.insert(stat.st_ino) {
-            return;
+        if is_directory || stat.st_nlink <= 1 || linked.insert(stat.st_ino) {
+            usage.bytes += u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(BLOCK);
+            usage.inodes += 1;
         }
-        self.allocated.bytes += u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(BLOCK);
-        self.allocated.inodes += 1;
-    }
+        is_directory
+    };
+    add(&rustix::fs::fstat(&root)?);
+    walk(root, |_, found| {
+        let (directory, name) = found?;
+        Ok(add(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
+    })?;
+    Ok(usage)
 }
 
 #[cfg(test)]

@@ -13,66 +13,32 @@ use imagelet_core::{
     durable::remove_file,
     failpoint,
     image::{Digest, ImageId},
+    runtime::{PulledLayer, PulledManifest},
 };
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use self::disk_usage::DiskUsage;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
-    pub manifest: Digest,
-    /// `None`: it is an image, and its id is the digest of its configuration.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub artifact: Option<ArtifactRecord>,
+    /// The digest of its configuration: the id, unless it is an artifact.
+    pub config: Digest,
     /// Digest of the index that its name meant, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
-    /// Lowest first.
-    pub layers: Vec<LayerEntry>,
+    pub pulled: PulledManifest,
     /// Bytes of manifest and configuration.
     pub metadata_size: u64,
     /// The user in its configuration; empty if unset.
     #[serde(default)]
     pub user: String,
-    /// `OS/ARCHITECTURE`; empty for an artifact.
-    pub platform: String,
-    /// In seconds since 1970.
-    pub pulled_at: u64,
     /// Disk usage of its folder, this record included.
     #[serde(default)]
     pub allocated: DiskUsage,
     /// Its first names, to rebuild a lost `names.json`.
     #[serde(default)]
     pub names: Vec<String>,
-}
-
-/// What an artifact has besides.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ArtifactRecord {
-    /// Its type, as it calls itself.
-    pub kind: String,
-    /// Digest of its configuration.
-    pub config: Digest,
-}
-
-/// A layer of an image, with the blob it was unpacked from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LayerEntry {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer.
-    #[serde(default, deserialize_with = "digest_if_known", skip_serializing_if = "Option::is_none")]
-    pub blob: Option<Digest>,
-    /// Size of that blob.
-    pub size: u64,
-    /// Digest of the uncompressed tar, the key of the layer in the store. Of an artifact's file, the digest of blob and path.
-    pub diff_id: Digest,
-    /// Media type in the manifest.
-    pub media_type: String,
-}
-
-/// An unknown digest is an empty text or absent.
-fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
-    Ok(String::deserialize(deserializer)?.parse().ok())
 }
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
@@ -120,18 +86,14 @@ impl ImageRecord {
         ImageId::new(self.id.as_str())
     }
 
-    pub(crate) fn config(&self) -> &Digest {
-        self.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
-    }
-
     /// The files of its documents, and their digests.
     pub(crate) fn documents(&self) -> impl Iterator<Item = (&'static str, &Digest)> {
         let index = self.index.as_ref().map(|index| ("index.json", index));
-        [("manifest.json", &self.manifest), ("config.json", self.config())].into_iter().chain(index)
+        [("manifest.json", &self.pulled.digest), ("config.json", &self.config)].into_iter().chain(index)
     }
 
     pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {
-        self.layers.iter().map(|layer| &layer.diff_id)
+        self.pulled.layers.iter().map(|layer| &layer.diff_id)
     }
 }
 
@@ -149,7 +111,7 @@ pub(crate) struct SpareRecord {
     pub(crate) boot: String,
     /// The repository that sent it.
     pub(crate) repository: String,
-    pub(crate) entry: LayerEntry,
+    pub(crate) entry: PulledLayer,
 }
 
 impl SpareRecord {

@@ -1,18 +1,15 @@
-//! Compares a layer's tree with its list. No path of more than one component reaches the kernel, no link is followed.
+//! Compares a layer's tree with its list.
 
 use std::{
     fs::File,
     io,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileExt as _,
-    },
+    os::{fd::BorrowedFd, unix::fs::FileExt as _},
     path::Path,
 };
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat},
     io::Errno,
 };
 use twox_hash::xxhash3_128::Hasher;
@@ -22,11 +19,11 @@ use super::{
     compare::{compare, size},
     ends_check, forget_cached,
 };
-use crate::unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of};
+use crate::{
+    store::files::walk::{DIRECTORY, walk},
+    unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of},
+};
 
-/// Directories held open on the way down; higher ones are reopened by name.
-const OPEN_MAX: usize = 64;
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
@@ -44,97 +41,33 @@ pub(super) fn check(
             return Ok(());
         }
     };
-    Walk { root, list, watch, check, buffer: vec![0; BUFFER] }.run()
+    let mut run = TreeCheck { list, watch, check, buffer: vec![0; BUFFER] };
+    if let (Some(listed), Ok(stat)) = (run.see(&[]), rustix::fs::fstat(&root)) {
+        let found = xattrs_of(&root).map(|xattrs| FileEntry::of(&stat, FileEntryKind::Directory, xattrs));
+        run.judge(&[], &listed, found.map_err(io::Error::from))?;
+    }
+    walk(root, |path, found| match found {
+        Ok((directory, name)) => run.entry(directory, name, path),
+        Err(error) => run.report_unreadable(path, error).map(|()| false),
+    })?;
+    match run.list.unseen() {
+        Ok(paths) => paths.iter().for_each(|path| run.report(path, "missing", "it is missing".into())),
+        Err(error) => run.check.findings.unreadable(super::LIST, &error),
+    }
+    Ok(())
 }
 
-struct Walk<'a> {
-    root: OwnedFd,
+struct TreeCheck<'a> {
     list: &'a mut FileManifestReader,
     watch: &'a Watch,
     check: &'a mut LayerCheck,
     buffer: Vec<u8>,
 }
 
-struct Level {
-    path: Vec<u8>,
-    fd: Option<OwnedFd>,
-    below: Vec<Vec<u8>>,
-}
-
-impl Walk<'_> {
-    fn run(&mut self) -> io::Result<()> {
-        let root = self.root.try_clone()?;
-        let stat = rustix::fs::fstat(&root);
-        if let (Some(listed), Ok(stat)) = (self.see(&[]), stat) {
-            let found = xattrs_of(&root).map(|xattrs| FileEntry::of(&stat, FileEntryKind::Directory, xattrs));
-            self.judge(&[], &listed, found.map_err(io::Error::from))?;
-        }
-        let below = self.directory(&root, &[])?;
-        let mut levels = vec![Level { path: Vec::new(), fd: Some(root), below }];
-        while let Some(level) = levels.last_mut() {
-            let Some(name) = level.below.pop() else {
-                levels.pop();
-                continue;
-            };
-            let path = join(&level.path, &name);
-            let opened = match &level.fd {
-                Some(parent) => rustix::fs::openat(parent, &name[..], DIRECTORY, Mode::empty()),
-                None => self.open(&path),
-            };
-            match opened {
-                Ok(fd) => {
-                    let below = self.directory(&fd, &path)?;
-                    if levels.len() >= OPEN_MAX {
-                        let far = levels.len() - OPEN_MAX;
-                        levels[far].fd = None;
-                    }
-                    levels.push(Level { path, fd: Some(fd), below });
-                }
-                Err(errno) => self.report_unreadable(&path, errno)?,
-            }
-        }
-        match self.list.unseen() {
-            Ok(paths) => paths.iter().for_each(|path| self.report(path, "missing", "it is missing".into())),
-            Err(error) => self.check.findings.unreadable(super::LIST, &error),
-        }
-        Ok(())
-    }
-
-    fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        let mut here = rustix::fs::openat(&self.root, c".", DIRECTORY, Mode::empty())?;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-            here = rustix::fs::openat(&here, name, DIRECTORY, Mode::empty())?;
-        }
-        Ok(here)
-    }
-
-    fn directory(&mut self, directory: &OwnedFd, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        let mut below = Vec::new();
-        let entries = match Dir::read_from(directory) {
-            Ok(entries) => entries,
-            Err(errno) => {
-                self.report_unreadable(path, errno)?;
-                return Ok(below);
-            }
-        };
-        for entry in entries {
-            self.watch.go_on()?;
-            let name = match &entry {
-                Ok(entry) => entry.file_name().to_bytes(),
-                Err(errno) => {
-                    self.report_unreadable(path, *errno)?;
-                    break;
-                }
-            };
-            if !matches!(name, b"." | b"..") && self.entry(directory.as_fd(), name, &join(path, name))? {
-                below.push(name.to_vec());
-            }
-        }
-        Ok(below)
-    }
-
+impl TreeCheck<'_> {
     /// Compares the entry `name`; returns whether it is a directory to visit.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
+        self.watch.go_on()?;
         self.check.files += 1;
         let listed = self.see(path);
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -148,7 +81,7 @@ impl Walk<'_> {
             self.report(path, "extra", "the layer has no such path".into());
             return Ok(false);
         };
-        let found = self.look((parent, name), &stat, &listed);
+        let found = self.found((parent, name), &stat, &listed);
         self.judge(path, &listed, found)?;
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
@@ -161,18 +94,17 @@ impl Walk<'_> {
     }
 
     fn judge(&mut self, path: &[u8], listed: &FileEntry, found: io::Result<FileEntry>) -> io::Result<()> {
-        match found {
-            Ok(found) => {
-                for (word, text) in compare(listed, &found) {
-                    self.report(path, word, text);
-                }
-                Ok(())
-            }
-            Err(error) => self.report_unreadable(path, error),
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return self.report_unreadable(path, error),
+        };
+        for (word, text) in compare(listed, &found) {
+            self.report(path, word, text);
         }
+        Ok(())
     }
 
-    fn look(
+    fn found(
         &mut self,
         (parent, name): (BorrowedFd<'_>, &[u8]),
         stat: &Stat,
@@ -298,8 +230,4 @@ impl Walk<'_> {
         let shown = if path.is_empty() { "fs".to_owned() } else { format!("fs/{}", percent_encode(path, ESCAPED)) };
         self.check.findings.add(shown, word, text);
     }
-}
-
-fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
-    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }

@@ -13,7 +13,7 @@ use std::io::{self, BufRead, ErrorKind, Read as _};
 
 use self::{
     header::{BLOCK, Header},
-    pax::{Extended, SparseRecords, Time},
+    pax::{Extended, Overrides, SparseRecords, Time},
     sparse::{Builder, Version},
 };
 use super::{EntryRules, MemoryReservation, UnpackLimits, error::Fault};
@@ -57,14 +57,19 @@ pub(crate) struct TarEntry {
     pub(crate) link: Vec<u8>,
     pub(crate) kind: TarKind,
     pub(crate) metadata: TarMetadata,
-    /// The file's size once written, holes included.
-    pub(crate) size: u64,
-    /// Bytes of its data in the archive.
-    pub(crate) stored: u64,
-    /// Offset and length of each range with data: in order, not overlapping, none beyond the file's size.
-    pub(crate) sparse: Option<Vec<(u64, u64)>>,
+    pub(crate) data: TarData,
     pub(crate) device: (i64, i64),
     pub(crate) xattrs: Xattrs,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct TarData {
+    /// The file's size once written, holes included.
+    pub(crate) size: u64,
+    /// Bytes in the archive.
+    pub(crate) stored: u64,
+    /// Offset and length of each range with data: in order, not overlapping, none beyond the file's size.
+    pub(crate) ranges: Option<Vec<(u64, u64)>>,
 }
 
 /// Reads entries in order, each entry's data between two calls of [`Reader::next`].
@@ -73,7 +78,7 @@ pub(crate) struct Reader<'a> {
     limits: UnpackLimits,
     rules: EntryRules,
     claim: MemoryReservation,
-    globals: Extended,
+    globals: Overrides,
     /// Unread data of the current entry, then its padding.
     remaining: u64,
     padding: u64,
@@ -97,7 +102,7 @@ impl<'a> Reader<'a> {
         rules: EntryRules,
         claim: MemoryReservation,
     ) -> Self {
-        let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(rules));
+        let (place, globals) = (b"(start of layer)".to_vec(), Overrides::default());
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
@@ -121,12 +126,12 @@ impl<'a> Reader<'a> {
                 b'x' => {
                     let records = self.extension(&header, "PAX header")?;
                     let extended = Extended::parse(&records, self.limits.ranges_max, self.rules)?;
-                    self.claim.grow((extended.xattrs.len() + extended.xattrs_encoded.len()) * XATTR_COST)?;
+                    self.claim.grow(extended.xattrs.count() * XATTR_COST)?;
                     pending.extended = Some(extended);
                 }
                 b'g' => {
                     let records = self.extension(&header, "global PAX header")?;
-                    self.globals.merge_global(&records)?;
+                    self.globals.merge_global(&records, self.rules)?;
                 }
                 b'L' => pending.long_name = Some(self.long_text(&header, "GNU long name")?),
                 b'K' => pending.long_link = Some(self.long_text(&header, "GNU long link")?),
@@ -148,8 +153,7 @@ impl<'a> Reader<'a> {
             name: path.to_vec(),
             kind: TarKind::File,
             metadata: TarMetadata { mode: FILE_MODE, ..TarMetadata::default() },
-            size,
-            stored: size,
+            data: TarData { size, stored: size, ranges: None },
             ..TarEntry::default()
         }
     }
@@ -183,13 +187,14 @@ impl<'a> Reader<'a> {
         let link = pending.long_link.or_else(|| extended.link.take()).unwrap_or_else(|| header.link());
         name.clone_into(&mut self.place);
         size = extended.size.unwrap_or(size);
-        let mtime = extended.mtime.or(self.globals.mtime).unwrap_or(Time { secs: mtime, nanos: 0 });
+        let overrides = extended.overrides.or(self.globals);
+        let mtime = overrides.mtime.unwrap_or(Time { secs: mtime, nanos: 0 });
         let metadata = TarMetadata {
             mode: u32::try_from(mode & 0o7777).expect("four octal digits fit"),
-            uid: owner(extended.uid.or(self.globals.uid).unwrap_or(uid), "uid")?,
-            gid: owner(extended.gid.or(self.globals.gid).unwrap_or(gid), "gid")?,
+            uid: owner(overrides.uid.unwrap_or(uid), "uid")?,
+            gid: owner(overrides.gid.unwrap_or(gid), "gid")?,
             mtime,
-            atime: extended.atime.or(self.globals.atime).map_or(mtime, |atime| atime.max(mtime)),
+            atime: overrides.atime.map_or(mtime, |atime| atime.max(mtime)),
         };
         let kind = match flag {
             0 if name.ends_with(b"/") => TarKind::Directory,
@@ -212,7 +217,7 @@ impl<'a> Reader<'a> {
             size = 0;
         }
         let mut size = size.cast_unsigned();
-        let mut sparse = None;
+        let mut ranges = None;
         let version = if flag == b'S' { Some(Version::Header) } else { sparse::version(&extended.sparse)? };
         if let Some(version) = version {
             if kind != TarKind::File {
@@ -224,22 +229,17 @@ impl<'a> Reader<'a> {
             }
             let (map, real) = self.sparse_map(header, &version, &extended.sparse, size)?;
             size = real;
-            sparse = Some(map);
+            ranges = Some(map);
         }
-        self.claim.grow(sparse.as_ref().map_or(0, Vec::len) * RANGE_COST)?;
-        for (name, value) in std::mem::take(&mut extended.xattrs_encoded) {
-            extended.xattrs.entry(name).or_insert(value);
-        }
+        self.claim.grow(ranges.as_ref().map_or(0, Vec::len) * RANGE_COST)?;
         Ok(TarEntry {
             name,
             link,
             kind,
             metadata,
-            size,
-            stored: self.remaining,
-            sparse,
+            data: TarData { size, stored: self.remaining, ranges },
             device,
-            xattrs: extended.xattrs.into_iter().collect(),
+            xattrs: extended.xattrs.all(),
         })
     }
 

@@ -8,6 +8,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 
+use super::Xattrs;
 use crate::unpack::{
     EntryRules,
     error::{Fault, shown},
@@ -28,22 +29,32 @@ pub(crate) struct Time {
 }
 
 /// The last record of a key wins; an empty value removes the override.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Extended {
     pub(crate) path: Option<Vec<u8>>,
     pub(crate) link: Option<Vec<u8>>,
     pub(crate) size: Option<i64>,
+    pub(crate) overrides: Overrides,
+    pub(crate) xattrs: XattrRecords,
+    pub(crate) sparse: SparseRecords,
+}
+
+/// What a global header may set for all entries that follow, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Overrides {
     pub(crate) uid: Option<i64>,
     pub(crate) gid: Option<i64>,
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
-    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct XattrRecords {
+    plain: BTreeMap<Vec<u8>, Vec<u8>>,
     /// libarchive's encoding of the same; used where the other one is absent.
-    pub(crate) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The size of the attributes' names in a kernel list.
+    encoded: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The size of the names in a kernel list.
     names: usize,
-    rules: EntryRules,
-    pub(crate) sparse: SparseRecords,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -60,73 +71,100 @@ pub(crate) struct SparseRecords {
 }
 
 impl Extended {
-    pub(crate) fn new(rules: EntryRules) -> Extended {
-        Extended { rules, ..Extended::default() }
-    }
-
     /// Parses the records of one entry. `ranges_max` bounds a sparse map kept as single records.
     pub(crate) fn parse(mut records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
-        let mut extended = Extended::new(rules);
+        let mut extended = Extended::default();
         while let Some((key, value)) = next_record(&mut records)? {
-            extended.set(key, value, ranges_max)?;
+            match key {
+                b"path" => extended.path = text(value),
+                b"linkpath" => extended.link = text(value),
+                b"size" => extended.size = optional(value, |value| decimal(value, "size"))?,
+                b"uid" | b"gid" | b"mtime" | b"atime" => extended.overrides.set(key, value)?,
+                _ => match key.strip_prefix(b"GNU.sparse.") {
+                    Some(key) => extended.sparse.set(key, value, ranges_max)?,
+                    None => extended.xattrs.set(key, value, rules)?,
+                },
+            }
         }
         Ok(extended)
+    }
+}
+
+impl Overrides {
+    /// These, where they are given; else the others.
+    pub(crate) fn or(self, others: Self) -> Self {
+        Self {
+            uid: self.uid.or(others.uid),
+            gid: self.gid.or(others.gid),
+            mtime: self.mtime.or(others.mtime),
+            atime: self.atime.or(others.atime),
+        }
     }
 
     /// Merges a global header into `self`, the defaults of all that follows. Records without meaning for all entries
     /// are rejected: they only serve to make two readers disagree.
-    pub(crate) fn merge_global(&mut self, mut records: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn merge_global(&mut self, mut records: &[u8], rules: EntryRules) -> Result<(), Fault> {
         while let Some((key, value)) = next_record(&mut records)? {
-            match key {
-                b"uid" | b"gid" | b"mtime" | b"atime" if self.rules == EntryRules::Own => self.set(key, value, 0)?,
-                b"path" | b"linkpath" | b"size" => return Err(global_refused(key)),
-                _ if key.starts_with(b"GNU.sparse.") => return Err(global_refused(key)),
-                _ => {}
+            if matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.sparse.") {
+                let key = shown(key);
+                return Err(Fault::refused(format!("a global PAX header sets `{key}` for all entries")));
+            }
+            if rules == EntryRules::Own {
+                self.set(key, value)?;
             }
         }
         Ok(())
     }
 
-    fn set(&mut self, key: &[u8], value: &[u8], ranges_max: usize) -> Result<(), Fault> {
-        let given = !value.is_empty();
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), Fault> {
         match key {
-            b"path" => self.path = given.then(|| value.to_vec()),
-            b"linkpath" => self.link = given.then(|| value.to_vec()),
-            b"size" => self.size = optional(given, || decimal(value, "size"))?,
-            b"uid" => self.uid = optional(given, || decimal(value, "uid"))?,
-            b"gid" => self.gid = optional(given, || decimal(value, "gid"))?,
-            b"mtime" => self.mtime = optional(given, || time(value, "mtime"))?,
-            b"atime" => self.atime = optional(given, || time(value, "atime"))?,
-            _ => {
-                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    if self.takes(name, value.len())? {
-                        self.xattrs.insert(name.to_vec(), value.to_vec());
-                    }
-                } else if self.rules == EntryRules::Own
-                    && let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.")
-                {
-                    let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
-                    if self.takes(&name, value.len() / 4 * 3)? {
-                        let value = BASE64.decode(value).map_err(|_| malformed(key))?;
-                        self.xattrs_encoded.insert(name, value);
-                    }
-                } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
-                    self.sparse.set(key, value, ranges_max)?;
-                }
+            b"uid" => self.uid = optional(value, |value| decimal(value, "uid"))?,
+            b"gid" => self.gid = optional(value, |value| decimal(value, "gid"))?,
+            b"mtime" => self.mtime = optional(value, |value| time(value, "mtime"))?,
+            b"atime" => self.atime = optional(value, |value| time(value, "atime"))?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl XattrRecords {
+    pub(crate) fn count(&self) -> usize {
+        self.plain.len() + self.encoded.len()
+    }
+
+    pub(crate) fn all(self) -> Xattrs {
+        let Self { plain, mut encoded, .. } = self;
+        encoded.extend(plain);
+        encoded.into_iter().collect()
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8], rules: EntryRules) -> Result<(), Fault> {
+        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+            if self.takes(name, value.len(), rules)? {
+                self.plain.insert(name.to_vec(), value.to_vec());
+            }
+        } else if rules == EntryRules::Own
+            && let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.")
+        {
+            let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
+            if self.takes(&name, value.len() / 4 * 3, rules)? {
+                let value = BASE64.decode(value).map_err(|_| malformed(key))?;
+                self.encoded.insert(name, value);
             }
         }
         Ok(())
     }
 
     /// Whether an attribute is kept. An impossible one is rejected before memory is used for it.
-    fn takes(&mut self, name: &[u8], length: usize) -> Result<bool, Fault> {
+    fn takes(&mut self, name: &[u8], length: usize, rules: EntryRules) -> Result<bool, Fault> {
         if length > xattr::VALUE_MAX {
             let (name, limit) = (shown(name), xattr::VALUE_MAX);
             return Err(Fault::limit(format!(
                 "its extended attribute `{name}` has {length} bytes; the limit is {limit}"
             )));
         }
-        if !xattr::allowed(name, self.rules) {
+        if !xattr::allowed(name, rules) {
             return Ok(false);
         }
         self.names += name.len() + 1;
@@ -140,15 +178,14 @@ impl Extended {
 
 impl SparseRecords {
     fn set(&mut self, key: &[u8], value: &[u8], ranges_max: usize) -> Result<(), Fault> {
-        let given = !value.is_empty();
         match key {
-            b"major" => self.major = given.then(|| value.to_vec()),
-            b"minor" => self.minor = given.then(|| value.to_vec()),
-            b"name" => self.name = given.then(|| value.to_vec()),
-            b"realsize" => self.real_size = optional(given, || decimal(value, "real size"))?,
-            b"size" => self.size = optional(given, || decimal(value, "real size"))?,
-            b"numblocks" => self.ranges = optional(given, || decimal(value, "sparse map"))?,
-            b"map" => self.map = given.then(|| value.to_vec()),
+            b"major" => self.major = text(value),
+            b"minor" => self.minor = text(value),
+            b"name" => self.name = text(value),
+            b"realsize" => self.real_size = optional(value, |value| decimal(value, "real size"))?,
+            b"size" => self.size = optional(value, |value| decimal(value, "real size"))?,
+            b"numblocks" => self.ranges = optional(value, |value| decimal(value, "sparse map"))?,
+            b"map" => self.map = text(value),
             b"offset" | b"numbytes" => {
                 if (key == b"offset") != self.pairs.len().is_multiple_of(2) {
                     return Err(Fault::malformed("the records of its sparse map are out of order"));
@@ -221,16 +258,16 @@ fn time(value: &[u8], what: &'static str) -> Result<Time, Fault> {
     Ok(Time { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - nanos })
 }
 
-fn optional<T>(given: bool, parse: impl FnOnce() -> Result<T, Fault>) -> Result<Option<T>, Fault> {
-    given.then(parse).transpose()
+fn text(value: &[u8]) -> Option<Vec<u8>> {
+    Some(value.to_vec()).filter(|text| !text.is_empty())
+}
+
+fn optional<T>(value: &[u8], parse: impl FnOnce(&[u8]) -> Result<T, Fault>) -> Result<Option<T>, Fault> {
+    Some(value).filter(|value| !value.is_empty()).map(parse).transpose()
 }
 
 fn malformed(key: &[u8]) -> Fault {
     Fault::malformed(format!("its PAX record `{}` is malformed", shown(key)))
-}
-
-fn global_refused(key: &[u8]) -> Fault {
-    Fault::refused(format!("a global PAX header sets `{}` for all entries", shown(key)))
 }
 
 #[cfg(test)]

@@ -8,6 +8,15 @@ fn tenant(namespace: &str) -> Arc<Tenant> {
     Arc::new(Tenant { namespace: namespace.into(), credential: None })
 }
 
+fn sharing(free: u64) -> Arc<UnpackBudget> {
+    Arc::new(UnpackBudget::sharing(free, OWN_NOTES_MIN, (free / 2).max(TENANT_MIN.min(free))))
+}
+
+/// Whether another layer waits for memory that this one holds.
+fn is_wanted(layer: &LayerMemory) -> bool {
+    layer.holds_shared() && layer.budget.lock().lacks(&layer.owner).is_some()
+}
+
 /// A layer of a tenant.
 fn layer(budget: &Arc<UnpackBudget>, namespace: &str) -> Arc<LayerMemory> {
     metered(budget, namespace, 0)
@@ -51,7 +60,7 @@ fn by_default_each_layer_has_a_mebibyte_of_its_own_and_one_tenant_a_window_of_32
 
 #[test]
 fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
-    let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+    let budget = sharing(64 << 20);
     let layers: Vec<_> = ["a", "a", "b"].map(|name| layer(&budget, name)).into();
     let mut claims: Vec<_> = layers.iter().map(MemoryReservation::on).collect();
     claims[0].grow(20 * MIB).expect("it is free");
@@ -62,7 +71,7 @@ fn a_tenant_that_holds_all_it_can_leaves_the_other_half_to_others() {
 
 #[test]
 fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
-    let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+    let budget = sharing(20 << 20);
     let layers: Vec<_> = (0..4).map(|number| layer(&budget, &format!("t{number}"))).collect();
     let mut claims: Vec<_> = layers.iter().map(MemoryReservation::on).collect();
     for claim in &mut claims {
@@ -110,7 +119,7 @@ fn what_a_claim_took_is_given_back_whichever_way_it_was_taken() {
 
 #[tokio::test]
 async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ever() {
-    let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+    let budget = sharing(20 << 20);
     let first = layer(&budget, "first");
     let mut claim = MemoryReservation::on(&first);
     claim.grow(12 * MIB).expect("it is free");
@@ -124,7 +133,7 @@ async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ev
         })
         .collect();
     tokio::task::yield_now().await;
-    assert!(first.is_wanted());
+    assert!(is_wanted(&first));
     // A later request does not overtake.
     assert_eq!(MemoryReservation::on(&layer(&budget, "later")).grow(MIB), Err(MemoryError::Busy));
     drop((claim, first));
@@ -135,24 +144,24 @@ async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ev
 
 #[tokio::test]
 async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
-    let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+    let budget = sharing(64 << 20);
     let (holder, other) = (layer(&budget, "a"), layer(&budget, "b"));
     let mut held = MemoryReservation::on(&holder);
     held.grow(20 * MIB).expect("it is free");
     let mut waiting = Box::pin(budget.whole_layer(layer(&budget, "a")));
     assert!(futures_util::FutureExt::now_or_never(&mut waiting).is_none(), "its tenant has not the whole half");
-    assert!(holder.is_wanted() && !other.is_wanted());
-    assert_eq!(other.holder().as_deref(), Some("a:v1"));
+    assert!(is_wanted(&holder) && !is_wanted(&other));
+    assert_eq!(budget.holder().as_deref(), Some("a:v1"));
     MemoryReservation::on(&other).grow(30 * MIB).expect("the other half is free");
     drop(waiting);
-    assert!(!holder.is_wanted(), "a wait that is dropped leaves the line");
+    assert!(!is_wanted(&holder), "a wait that is dropped leaves the line");
     drop((held, holder, other));
     assert_eq!(budget.lock().free, 64 << 20);
 }
 
 #[tokio::test]
 async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
-    let budget = Arc::new(UnpackBudget::sharing(20 << 20, OWN_NOTES_MIN));
+    let budget = sharing(20 << 20);
     let holder = layer(&budget, "holder");
     let mut held = MemoryReservation::on(&holder);
     held.grow(15 * MIB).expect("it is free");
@@ -181,7 +190,7 @@ async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_ot
 
 #[tokio::test(start_paused = true)]
 async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_seconds_and_a_slow_one_at_once() {
-    let budget = Arc::new(UnpackBudget::sharing(64 << 20, OWN_NOTES_MIN));
+    let budget = sharing(64 << 20);
     let (fast, slower) = (9 << 20, 2 << 20);
     let holders = [("a", fast), ("b", slower)].map(|(name, rate)| metered(&budget, name, rate));
     let mut claims: Vec<_> = holders.iter().map(MemoryReservation::on).collect();
@@ -203,7 +212,7 @@ async fn of_fast_holders_the_slowest_gives_way_once_a_layer_has_waited_ten_secon
     tokio::time::advance(Duration::from_secs(10)).await;
     network.add(100 << 20);
     for (holder, rate) in holders.iter().zip([fast, slower]) {
-        holder.meter.add(10 * rate);
+        holder.owner.meter.add(10 * rate);
     }
     assert_eq!(give_way(&network), [false, true], "the slowest");
     drop(waiting);

@@ -1,33 +1,22 @@
 //! State of written paths that is needed at the end: directory metadata, whiteouts, owners not applied.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io,
-    os::{fd::BorrowedFd, unix::fs::FileExt as _},
-};
+use std::collections::BTreeMap;
 
-use rustix::{
-    fs::{AtFlags, Mode, OFlags},
-    io::Errno,
-};
 use serde::{Deserialize, Serialize};
 
 use super::whiteout::Opacity;
-use crate::scarce::patiently;
 use crate::unpack::{
     archive::{TarMetadata, Xattrs},
     budget::MemoryReservation,
     error::Fault,
 };
 
-/// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata.
+/// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata without attributes.
 const NOTE_COST: usize = 256;
 /// Added memory of a directory without an entry, and of a record: each is copied for the report and written as text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
-/// Names that the file of [`Spill`] tries.
-const NAMES_MAX: u32 = 100;
+const XATTR_COST: usize = 64;
 
 /// An owner, mode, device or xattr that the archive has and the disk has not.
 ///
@@ -83,7 +72,7 @@ pub(crate) struct Note {
 #[derive(Debug)]
 pub(crate) struct DirectoryMeta {
     pub(crate) metadata: TarMetadata,
-    pub(crate) xattrs: Option<Spilled>,
+    pub(crate) xattrs: Xattrs,
 }
 
 impl DeferredMetadata {
@@ -97,6 +86,14 @@ impl DeferredMetadata {
             self.notes.insert(path.to_vec(), Note::default());
         }
         Ok(self.notes.get_mut(path).expect("was inserted above"))
+    }
+
+    pub(crate) fn directory(&mut self, path: &[u8], metadata: TarMetadata, xattrs: Xattrs) -> Result<(), Fault> {
+        self.claim.grow(xattrs.iter().map(|(name, value)| name.len() + value.len() + XATTR_COST).sum())?;
+        let note = self.note(path)?;
+        note.implicit = false;
+        note.directory = Some(Box::new(DirectoryMeta { metadata, xattrs }));
+        Ok(())
     }
 
     pub(crate) fn implicit(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
@@ -135,74 +132,8 @@ pub(crate) fn encoded(path: &[u8]) -> String {
     percent_encoding::percent_encode(path, KEPT).to_string()
 }
 
-/// Directories' attributes, kept in an unnamed file so that memory does not grow with them.
-#[derive(Debug)]
-pub(crate) struct Spill<'a> {
-    root: BorrowedFd<'a>,
-    file: Option<File>,
-    end: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spilled {
-    offset: u64,
-    length: usize,
-}
-
-impl<'a> Spill<'a> {
-    pub(crate) fn new(root: BorrowedFd<'a>) -> Self {
-        Self { root, file: None, end: 0 }
-    }
-
-    pub(crate) fn size(xattrs: &Xattrs) -> usize {
-        xattrs.iter().map(|(name, value)| 8 + name.len() + value.len()).sum()
-    }
-
-    pub(crate) fn put(&mut self, xattrs: &Xattrs) -> Result<Spilled, Fault> {
-        let bytes = postcard::to_stdvec(xattrs).expect("memory takes all");
-        let place = Spilled { offset: self.end, length: bytes.len() };
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(unnamed(self.root).map_err(Fault::io("set aside the attributes of"))?),
-        };
-        file.write_all_at(&bytes, self.end).map_err(Fault::io("set aside the attributes of"))?;
-        self.end += bytes.len() as u64;
-        Ok(place)
-    }
-
-    pub(crate) fn get(&self, place: Spilled) -> Result<Xattrs, Fault> {
-        let read = || {
-            let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-            let mut bytes = vec![0; place.length];
-            file.read_exact_at(&mut bytes, place.offset)?;
-            postcard::from_bytes(&bytes).map_err(io::Error::other)
-        };
-        read().map_err(Fault::io("read again the attributes of"))
-    }
-}
-
-/// An unlinked file below the layer's root.
-fn unnamed(root: BorrowedFd<'_>) -> Result<File, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    for number in 0..NAMES_MAX {
-        let name = format!(".imagelet-{number}");
-        match patiently(|| rustix::fs::openat(root, &name, flags, Mode::RUSR | Mode::WUSR)) {
-            // The layer has a file of that name.
-            Err(Errno::EXIST) => {}
-            opened => {
-                let file = opened?;
-                rustix::fs::unlinkat(root, name, AtFlags::empty())?;
-                return Ok(file.into());
-            }
-        }
-    }
-    Err(Errno::EXIST)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
-
     use super::*;
     use crate::unpack::LayerMemory;
 
@@ -254,22 +185,5 @@ mod tests {
         let heap = 16 + 16;
         assert!(place + size_of::<DirectoryMeta>() + heap <= NOTE_COST, "{place} and {}", size_of::<DirectoryMeta>());
         assert!(2 * size_of::<OwnershipRecord>() + heap <= RECORD_COST, "{}", size_of::<OwnershipRecord>());
-    }
-
-    #[test]
-    fn attributes_come_back_as_they_were_and_nothing_has_a_name_meanwhile() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = File::open(folder.path()).unwrap();
-        let mut spill = Spill::new(root.as_fd());
-        let many: Vec<Xattrs> = vec![
-            vec![(b"user.a".to_vec(), b"1".to_vec()), (b"user.b".to_vec(), vec![7; 65_536])],
-            vec![(b"user.empty".to_vec(), Vec::new())],
-            Vec::new(),
-        ];
-        let places: Vec<Spilled> = many.iter().map(|xattrs| spill.put(xattrs).unwrap()).collect();
-        for (xattrs, place) in many.iter().zip(places).rev() {
-            assert_eq!(&spill.get(place).unwrap(), xattrs);
-        }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -23,7 +23,7 @@ use rustix::{
 };
 
 use self::{
-    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, Spill},
+    deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord},
     manifest_writer::{FileManifest, FileRecord, ManifestWriter},
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, look, mark},
@@ -48,7 +48,6 @@ const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 pub(super) struct Writer<'a> {
     pub(super) gauge: Gauge<'a>,
     tree: Tree<'a>,
-    spill: Spill<'a>,
     options: &'a UnpackOptions,
     process: (Uid, Gid),
     report: UnpackReport,
@@ -89,7 +88,6 @@ impl<'a> Writer<'a> {
         Ok(Writer {
             gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
             tree,
-            spill: Spill::new(root),
             options,
             process,
             report: UnpackReport::default(),
@@ -103,14 +101,14 @@ impl<'a> Writer<'a> {
         if path.is_empty() {
             return match entry.kind {
                 TarKind::Directory if self.options.rules == EntryRules::Containerd => Ok(()),
-                TarKind::Directory => self.remember_directory(&[], entry),
+                TarKind::Directory => self.tree.deferred.directory(&[], entry.metadata, entry.xattrs.clone()),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
         }
         let (parent, name) = name::split(&path);
         let mark = mark(parent, name)?;
         if mark != Mark::Plain || entry.kind == TarKind::Unknown {
-            self.gauge.file(0, entry.stored)?;
+            self.gauge.file(0, entry.data.stored)?;
         }
         match mark {
             Mark::Opaque => {
@@ -158,28 +156,28 @@ impl<'a> Writer<'a> {
     }
 
     fn file(&mut self, place: &Place, entry: &TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
-        self.gauge.file(entry.size, entry.stored)?;
+        self.gauge.file(entry.data.size, entry.data.stored)?;
         let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
         let file = File::from(self.replacing(place, "create", create)?);
-        self.manifest.begin(entry.stored);
-        match &entry.sparse {
-            None => self.copy(&file, entry.stored, None, reader)?,
+        self.manifest.begin(entry.data.stored);
+        match &entry.data.ranges {
+            None => self.copy(&file, entry.data.stored, None, reader)?,
             Some(ranges) => {
-                rustix::fs::ftruncate(&file, entry.size).map_err(Fault::io("size"))?;
+                rustix::fs::ftruncate(&file, entry.data.size).map_err(Fault::io("size"))?;
                 for (offset, length) in ranges {
                     self.copy(&file, *length, Some(*offset), reader)?;
                 }
             }
         }
-        self.report.bytes += entry.size;
-        self.report.disk_bytes += disk_size(entry.stored);
+        self.report.bytes += entry.data.size;
+        self.report.disk_bytes += disk_size(entry.data.stored);
         let mode = entry.metadata.mode;
         let is_made_so = mode & (self.options.umask | 0o7000) == 0;
         let mode = (!is_made_so).then_some(mode);
         let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
-        self.manifest.file(&place.path, &file, entry.sparse.as_deref(), !entry.xattrs.is_empty())?;
+        self.manifest.file(&place.path, &file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
         self.record(place, entry, &left_out)
     }
 
@@ -253,20 +251,7 @@ impl<'a> Writer<'a> {
             Err(Errno::EXIST) if !replaces => {}
             Err(errno) => return Err(Fault::io("make the directory")(errno)),
         }
-        self.remember_directory(&place.path, entry)
-    }
-
-    fn remember_directory(&mut self, path: &[u8], entry: &TarEntry) -> Result<(), Fault> {
-        let xattrs = if entry.xattrs.is_empty() {
-            None
-        } else {
-            self.gauge.file(0, Spill::size(&entry.xattrs) as u64)?;
-            Some(self.spill.put(&entry.xattrs)?)
-        };
-        let note = self.tree.deferred.note(path)?;
-        note.implicit = false;
-        note.directory = Some(Box::new(DirectoryMeta { metadata: entry.metadata, xattrs }));
-        Ok(())
+        self.tree.deferred.directory(&place.path, entry.metadata, entry.xattrs.clone())
     }
 
     fn symlink(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
@@ -457,8 +442,7 @@ impl<'a> Writer<'a> {
             Ownership::Apply => metadata.mode,
             Ownership::Record => metadata.mode | DIRECTORY_OPEN,
         };
-        let xattrs = xattrs.map_or(Ok(Vec::new()), |place| self.spill.get(place))?;
-        let left_out = self.set_metadata(directory, metadata, Some(mode), &xattrs)?;
+        let left_out = self.set_metadata(directory, metadata, Some(mode), xattrs)?;
         let owned = self.options.ownership == Ownership::Apply
             || ((metadata.uid, metadata.gid) == (0, 0) && mode == metadata.mode);
         Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord::new(path, metadata, &left_out)))

@@ -33,12 +33,9 @@ use crate::unpack::{
 const OPEN_MAX: usize = 32;
 const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
+const REMOVE: &str = "remove the directory replaced by";
 const IMPLICIT_MODE: u32 = 0o755;
-/// Names of directories to remove that are kept from one scan of their parent.
-const REMEMBERED_AT_ONCE: usize = 4096;
-/// The same once [`REMEMBERED_MANY`] are kept in all, in a deep tree.
-const REMEMBERED_AT_LEAST: usize = 64;
-const REMEMBERED_MANY: usize = 1 << 13;
+/// The cost of the name of a directory that a removal has not come to.
 const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -276,10 +273,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno>
     patiently(|| rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()))
 }
 
-/// Removes a directory and all below it, with two descriptors at any depth.
-///
-/// Names of subdirectories are kept by the thousand: each scan of a directory passes the entries removed before, so
-/// one scan for each of a million would take days.
+/// Removes a directory and all below it, with two descriptors at any depth and one scan of each directory.
 fn remove_tree(
     parent: BorrowedFd<'_>,
     name: &[u8],
@@ -287,69 +281,53 @@ fn remove_tree(
     memory: &mut MemoryReservation,
     freed: &mut Freed,
 ) -> Result<(), Fault> {
-    let action = "remove the directory replaced by";
-    let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
+    let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(REMOVE));
     let mut here = open(parent, name)?;
     // For each directory on the way here, its subdirectories not removed yet; the last one is the current one.
-    let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
-    let mut remembered = 0;
-    loop {
+    let mut below = vec![remove_files(here.as_fd(), memory, freed)?];
+    while let Some(left) = below.last() {
         if cancelled.load(Ordering::Relaxed) {
             return Err(Fault::cancelled());
         }
-        let at_once = if remembered < REMEMBERED_MANY { REMEMBERED_AT_ONCE } else { REMEMBERED_AT_LEAST };
-        let found = remove_files(here.as_fd(), at_once, memory, freed)?;
-        if let Some(child) = found.last() {
+        if let Some(child) = left.last() {
             here = open(here.as_fd(), child)?;
-            remembered += found.len();
-            below.push(found);
+            below.push(remove_files(here.as_fd(), memory, freed)?);
             continue;
         }
+        below.pop();
         freed.disk_bytes += crate::unpack::DIRECTORY_COST;
-        let Some(siblings) = below.last_mut() else {
-            break;
-        };
-        // No other process moves directories in the layer, so `..` is the previous directory.
-        here = open(here.as_fd(), b"..")?;
-        let empty = siblings.pop().expect("it has the one we come from");
-        memory.shrink(empty.len() + REMEMBERED_COST);
-        remembered -= 1;
-        rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
-        match siblings.last() {
-            Some(next) => here = open(here.as_fd(), next)?,
-            // There may be more than were kept: scan again.
-            None => drop(below.pop()),
+        if let Some(siblings) = below.last_mut() {
+            // No other process moves directories in the layer, so `..` is the previous directory.
+            here = open(here.as_fd(), b"..")?;
+            let empty = siblings.pop().expect("it has the one we come from");
+            memory.shrink(empty.len() + REMEMBERED_COST);
+            rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(REMOVE))?;
         }
     }
-    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(REMOVE))
 }
 
+/// Removes the files of a directory, and returns the names of its subdirectories.
 fn remove_files(
     directory: BorrowedFd<'_>,
-    names_max: usize,
     memory: &mut MemoryReservation,
     freed: &mut Freed,
 ) -> Result<Vec<Vec<u8>>, Fault> {
-    let action = "remove the directory replaced by";
     let mut found = Vec::new();
-    for entry in patiently(|| Dir::read_from(directory)).map_err(Fault::io(action))? {
-        let entry = entry.map_err(Fault::io(action))?;
+    for entry in patiently(|| Dir::read_from(directory)).map_err(Fault::io(REMOVE))? {
+        let entry = entry.map_err(Fault::io(REMOVE))?;
         let name = entry.file_name().to_bytes();
         if matches!(name, b"." | b"..") {
             continue;
         }
-        let Some(stat) = look(directory, name)? else {
-            continue;
-        };
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            memory.grow(name.len() + REMEMBERED_COST)?;
-            found.push(name.to_vec());
-            if found.len() == names_max {
-                break;
+        match look(directory, name)? {
+            Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+                memory.grow(name.len() + REMEMBERED_COST)?;
+                found.push(name.to_vec());
             }
-            continue;
+            Some(stat) => unlink(directory, name, &stat, freed)?,
+            None => {}
         }
-        unlink(directory, name, &stat, freed)?;
     }
     Ok(found)
 }
@@ -397,34 +375,13 @@ mod tests {
         let is_free = |bytes: usize| MemoryReservation::on(&memory).grow(bytes).is_ok();
         let (mut claim, mut freed) = (MemoryReservation::on(&memory), Freed::default());
         let old = opened(&folder.path().join("old"));
-        let found = remove_files(old.as_fd(), 3, &mut claim, &mut freed).expect("it reads");
-        let taken = 3 * ("directory0".len() + REMEMBERED_COST);
-        assert!(found.len() == 3 && is_free(LIMIT - taken) && !is_free(LIMIT - taken + 1), "{found:?}");
+        let found = remove_files(old.as_fd(), &mut claim, &mut freed).expect("it reads");
+        let taken = 5 * ("directory0".len() + REMEMBERED_COST);
+        assert!(found.len() == 5 && is_free(LIMIT - taken) && !is_free(LIMIT - taken + 1), "{found:?}");
         claim.clear();
         let root = opened(folder.path());
         remove_tree(root.as_fd(), b"old", &AtomicBool::new(false), &mut claim, &mut freed).expect("it goes");
         assert!(is_free(LIMIT), "all memory is given back");
-        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
-    }
-
-    #[test]
-    fn a_deep_and_wide_directory_is_removed_with_bounded_memory() {
-        // In memory where that is possible: a disk takes half a minute for so many directories.
-        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
-        // Each level lies below the directory that the removal enters first: the last one that its scan finds.
-        let mut level = folder.path().join("old");
-        fs::create_dir(&level).expect("a directory");
-        for directories in [REMEMBERED_AT_ONCE, REMEMBERED_AT_ONCE, 200] {
-            for number in 0..directories {
-                fs::create_dir(level.join(format!("{number:04}"))).expect("a directory");
-            }
-            level = fs::read_dir(&level).expect("it lists").last().expect("a directory").expect("a name").path();
-        }
-        let kept = (REMEMBERED_MANY + REMEMBERED_AT_LEAST) * (4 + REMEMBERED_COST);
-        let memory = LayerMemory::of_its_own((kept as u64).next_multiple_of(1 << 10) - (16 << 10));
-        let mut claim = MemoryReservation::on(&memory);
-        let root = opened(folder.path());
-        remove_tree(root.as_fd(), b"old", &AtomicBool::new(false), &mut claim, &mut Freed::default()).expect("it goes");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
     }
 }

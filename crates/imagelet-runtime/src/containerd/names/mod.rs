@@ -12,10 +12,11 @@ use imagelet_core::{
     runtime::{ImageService, RemovableNames, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::{
     containerd::MANAGED,
-    containerd::{ContainerdClient, ContainerdRefusal, v1::images::Image},
+    containerd::{ContainerdClient, v1::images::Image},
 };
 
 /// How long CRI may take to see a record.
@@ -89,7 +90,7 @@ impl RemovableNames for ContainerdNames {
             let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
             let normal = Image { name: read.clone(), labels, target: record.target.clone() };
             match self.client.create_image(normal).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
+                Err(error) if error.code() == Code::AlreadyExists => {}
                 created => created?,
             }
             self.wait_seen(read, image).await?;

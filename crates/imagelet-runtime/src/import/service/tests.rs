@@ -29,7 +29,6 @@ struct Node {
     imports: AtomicUsize,
     given_up: AtomicUsize,
     reserved: AtomicU64,
-    this: Weak<Node>,
 }
 
 struct GivenUp<'a>(&'a AtomicUsize);
@@ -64,20 +63,13 @@ impl ImportSite for Node {
         Some((*self.version.lock().unwrap()).to_owned())
     }
 
-    async fn open(&self, _: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
+    async fn open(&self, _: &RuntimeInfo) -> Result<(), ForwardReason> {
         self.opened.fetch_add(1, Ordering::SeqCst);
-        if let Some(reason) = self.refusal.lock().unwrap().clone() {
-            return Err(reason);
-        }
-        let this = self.this.upgrade().expect("the test has it");
-        Ok(OpenedSite { importer: this })
+        self.refusal.lock().unwrap().clone().map_or(Ok(()), Err)
     }
 
     async fn close(&self) {}
-}
 
-#[async_trait]
-impl ImageImporter for Node {
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         self.imports.fetch_add(1, Ordering::SeqCst);
         let failure = *self.failure.lock().unwrap();
@@ -91,6 +83,10 @@ impl ImageImporter for Node {
         self.runtime.pull(request, progress).await.map_err(|error| ImportStage::Fetch.failed(error))
     }
 
+    async fn registry_hosts(&self, _: &Reference) -> Vec<RegistryHost> {
+        Vec::new()
+    }
+
     fn reserved(&self) -> Freed {
         Freed { bytes: ByteSize(self.reserved.load(Ordering::SeqCst)), inodes: 0 }
     }
@@ -100,7 +96,7 @@ impl Node {
     fn new() -> Arc<Self> {
         let runtime = FakeRuntime::new();
         runtime.offer(IMAGE, "app", 1000);
-        Arc::new_cyclic(|this| Self {
+        Arc::new(Self {
             runtime,
             version: Mutex::new("1.7.24"),
             failure: Mutex::default(),
@@ -112,7 +108,6 @@ impl Node {
             imports: AtomicUsize::new(0),
             given_up: AtomicUsize::new(0),
             reserved: AtomicU64::new(0),
-            this: this.clone(),
         })
     }
 

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 use tokio::{fs::File, io::AsyncRead};
+use tonic::Code;
 
 use super::{
     TRIES_MAX,
     layers::ImportRun,
     records::{Labels, source_label},
 };
-use crate::containerd::ContainerdRefusal;
 
 impl ImportRun {
     pub(super) async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
@@ -37,13 +37,13 @@ impl ImportRun {
         for _ in 0..TRIES_MAX {
             let bytes = content.open().await?;
             match self.client.write_content(digest.as_str(), size, bytes, labelled(&Labels::new())).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
+                Err(error) if error.code() == Code::AlreadyExists => {}
                 written => return Ok(written?),
             }
             self.client.hold(&self.lease.id, "content", digest.as_str()).await?;
             let Some(found) = self.client.content(digest.as_str()).await? else { continue };
             match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
-                Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
+                Err(error) if error.code() == Code::NotFound => {}
                 added => return Ok(added?),
             }
         }

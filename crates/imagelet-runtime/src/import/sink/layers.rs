@@ -13,6 +13,7 @@ use tokio::{
     sync::{RwLock, watch},
     task::JoinError,
 };
+use tonic::Code;
 
 use super::{
     TRIES_MAX,
@@ -22,11 +23,11 @@ use super::{
 };
 use crate::{
     containerd::{
-        ContainerdClient, ContainerdRefusal,
+        ContainerdClient,
         calls::COMMITTED,
         v1::snapshots::{CommitSnapshotRequest, PrepareSnapshotRequest},
     },
-    import::sink::snapshotter_folder::OVERLAYFS,
+    cri::OVERLAYFS,
 };
 
 #[derive(Debug)]
@@ -227,7 +228,7 @@ impl ImportRun {
         match self.client.commit(message).await {
             Ok(()) if rebases && !self.is_committed_or_removed(index).await? => return Ok(Taken::BaseGone),
             Ok(()) => {}
-            Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+            Err(error) if error.code() == Code::AlreadyExists => {
                 self.client.remove_snapshot(OVERLAYFS, &key).await?;
                 if !self.hold(index).await? {
                     return Ok(Taken::BaseGone);
@@ -272,7 +273,7 @@ impl ImportRun {
             match self.client.prepare(message).await {
                 Ok(mounts) => {
                     failpoint!("import.prepared");
-                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.path);
+                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.folder());
                     return match folders {
                         Ok(folders) => Ok(Some((key, folders))),
                         Err(why) => {
@@ -283,15 +284,15 @@ impl ImportRun {
                         }
                     };
                 }
-                Err(error) if error.refusal() == ContainerdRefusal::NotFound => return Ok(None),
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                Err(error) if error.code() == Code::NotFound => return Ok(None),
+                Err(error) if error.code() == Code::AlreadyExists => {
                     if self.hold(index).await? {
                         return Ok(None);
                     }
                 }
                 // After a power cut the folder of the next snapshot may exist without its record. The overlay snapshotter
                 // then refuses the call and removes that folder, so that the next call succeeds.
-                Err(error) if error.refusal() == ContainerdRefusal::Other && !is_repeated => {
+                Err(error) if error.code() == Code::Unknown && !is_repeated => {
                     tracing::warn!(layer = %chain, %error, "containerd prepared no snapshot; the call is repeated once");
                     is_repeated = true;
                 }

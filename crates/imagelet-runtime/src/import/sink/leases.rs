@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     containerd::{ContainerdClient, LeaseId},
-    import::sink::snapshotter_folder::SnapshotterFolder,
+    cri::SnapshotterPlace,
 };
 
 /// Longer than any pull takes.
@@ -26,7 +26,7 @@ static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 #[derive(Debug)]
 pub(crate) struct ContainerdParts {
     pub(crate) client: ContainerdClient,
-    pub(crate) place: SnapshotterFolder,
+    pub(crate) place: SnapshotterPlace,
     /// Snapshots are prepared without their parent, and get it at the commit.
     pub(crate) rebases: bool,
     pub(crate) labels_layers: bool,

@@ -9,7 +9,7 @@ mod naming;
 pub(crate) mod records;
 mod running;
 mod snapshot_folders;
-pub(crate) mod snapshotter_folder;
+mod snapshotter_folder;
 
 use imagelet_oci::{ImportedImage, LayerImport, LayerSink};
 use std::{
@@ -22,13 +22,11 @@ use imagelet_core::runtime::{ForwardReason, ImageService, RuntimeError};
 
 use tokio::sync::watch;
 
-use self::{
-    leases::ContainerdParts,
-    records::labels_layers,
-    running::ContainerdImport,
-    snapshotter_folder::{OVERLAYFS, SnapshotterFolder},
+use self::{leases::ContainerdParts, records::labels_layers, running::ContainerdImport};
+use crate::{
+    containerd::ContainerdClient,
+    cri::{OVERLAYFS, SnapshotterPlace},
 };
-use crate::containerd::ContainerdClient;
 
 /// Retries after another client of containerd made or removed the same object concurrently.
 const TRIES_MAX: usize = 3;
@@ -39,8 +37,7 @@ const REBASE: &str = "rebase";
 pub struct ContainerdConfig {
     /// Its socket, the same as CRI's.
     pub socket: PathBuf,
-    /// The image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
-    pub image_mountpoint: PathBuf,
+    pub place: SnapshotterPlace,
     /// The version that CRI reports.
     pub version: String,
     /// Whether compressed layers are written, too.
@@ -58,15 +55,14 @@ impl Containerd {
     /// Checks that images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
     /// from the staging folder, which is created if absent. Nothing else is changed.
     pub async fn connect(config: ContainerdConfig) -> Result<Self, ForwardReason> {
-        let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
         let client = ContainerdClient::new(&config.socket);
-        let reported = rebases(&client, &place).await?;
-        let probed = place.clone();
+        let reported = rebases(&client, &config.place).await?;
+        let probed = config.place.clone();
         let probe = tokio::task::spawn_blocking(move || probed.probe());
         probe.await.expect("a probe ends without a panic")?;
         Ok(Self(Arc::new(ContainerdParts {
             client,
-            place,
+            place: config.place,
             rebases: config.rebases.unwrap_or(reported),
             labels_layers: labels_layers(&config.version),
             keep_blobs: config.keep_blobs,
@@ -76,13 +72,8 @@ impl Containerd {
         })))
     }
 
-    /// The staging folder for this image folder. `None`: images cannot be imported.
-    pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
-        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging)
-    }
-
-    pub fn staging(&self) -> &Path {
-        &self.0.place.staging
+    pub fn staging(&self) -> PathBuf {
+        self.0.place.staging()
     }
 
     /// Whether layers are committed on any base, and so prepared in parallel.
@@ -116,7 +107,7 @@ impl LayerSink for Containerd {
     }
 }
 
-async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ForwardReason> {
+async fn rebases(client: &ContainerdClient, place: &SnapshotterPlace) -> Result<bool, ForwardReason> {
     let plugins = client.snapshotters().await.map_err(|error| ForwardReason::of_api(&error.into()))?;
     let failed = |why: &str| ForwardReason::ApiClosed(format!("the snapshotter `{OVERLAYFS}` is not usable: {why}"));
     let plugin = plugins.into_iter().find(|plugin| plugin.id == OVERLAYFS);
@@ -125,7 +116,7 @@ async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result
         return Err(failed(&error.message.chars().take(PLUGIN_TEXT_MAX).collect::<String>()));
     }
     match plugin.exports.get("root") {
-        Some(root) if Path::new(root) != place.path => Err(failed("its folder is not the one that CRI names")),
+        Some(root) if Path::new(root) != place.folder() => Err(failed("its folder is not the one that CRI names")),
         _ => Ok(plugin.capabilities.iter().any(|capability| capability == REBASE)),
     }
 }

@@ -7,11 +7,12 @@ use imagelet_core::{
     image::{ImageId, ImageSpec, counted},
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
-use imagelet_oci::{ImportError, ImportStage, ImportedBytes};
+use imagelet_oci::{DocumentBytes, ImportError, ImportStage};
 use tokio::time::Instant;
+use tonic::Code;
 
 use super::{content::Content, layers::ImportRun, records};
-use crate::{containerd::ContainerdRefusal, import::sink::snapshotter_folder::OVERLAYFS};
+use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
@@ -41,10 +42,10 @@ impl ImportRun {
             self.check_whole()?;
             let document = labelled.document;
             let content = match &document.bytes {
-                ImportedBytes::Memory(bytes) => Content::Document(bytes),
-                ImportedBytes::File(file) => Content::File((**file).as_ref()),
+                DocumentBytes::Memory(bytes) => Content::Document(bytes),
+                DocumentBytes::Staged(file) => Content::File((**file).as_ref()),
             };
-            self.write_content(content, &document.digest, document.size, labelled.references).await?;
+            self.write_content(content, &document.digest, document.bytes.len() as u64, labelled.references).await?;
             failpoint!("import.document");
         }
         Ok(())
@@ -53,7 +54,7 @@ impl ImportRun {
     async fn write_images(&self) -> Result<(), RuntimeError> {
         for image in records::images(&self.image) {
             match self.client.create_image(image.clone()).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                Err(error) if error.code() == Code::AlreadyExists => {
                     self.client.update_image(image).await?;
                 }
                 created => created?,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use imagelet_core::image::{Digest, Reference};
-use imagelet_oci::{ImportedDocument, ImportedImage};
+use imagelet_oci::{ImageDocument, ImportedImage};
 
 use crate::containerd::{
     MANAGED,
@@ -19,7 +19,7 @@ pub(crate) type Labels = BTreeMap<String, String>;
 
 #[derive(Debug)]
 pub(crate) struct LabelledDocument<'a> {
-    pub(crate) document: &'a ImportedDocument,
+    pub(crate) document: &'a ImageDocument,
     pub(crate) references: Labels,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),
         digest: image.root.digest.to_string(),
-        size: i64::try_from(image.root.size).expect("a document has a length of 63 bits"),
+        size: i64::try_from(image.root.bytes.len()).expect("a document has a length of 63 bits"),
     };
     let (by_tag, by_digest) = image.reference.names_of(&image.root.digest);
     let names = [Some(image.config.digest.to_string()), by_tag, Some(by_digest)].into_iter().flatten();
@@ -115,7 +115,7 @@ pub(crate) fn labels_layers(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_oci::{ImportedBytes, ImportedLayer};
+    use imagelet_oci::{DocumentBytes, ImportedLayer};
 
     use super::*;
 
@@ -123,12 +123,11 @@ mod tests {
         Digest::of(text.as_bytes())
     }
 
-    fn document(text: &str) -> ImportedDocument {
-        ImportedDocument {
+    fn document(text: &str) -> ImageDocument {
+        ImageDocument {
             digest: digest(text),
             media_type: format!("type/{text}"),
-            size: text.len() as u64,
-            bytes: ImportedBytes::Memory(text.as_bytes().into()),
+            bytes: DocumentBytes::Memory(text.to_owned().into()),
         }
     }
 

@@ -1,65 +1,45 @@
-//! Where containerd keeps its snapshots, and whether layers can be renamed into them.
+//! Checks that layers can be renamed into containerd's snapshots.
 
 use std::{
     fs::{self, DirBuilder},
     io,
     os::unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use imagelet_core::runtime::ForwardReason;
 
-/// The prefix of a snapshotter's folder, below containerd's root folder.
-const SNAPSHOTTER_PREFIX: &str = "io.containerd.snapshotter.v1.";
-/// The only snapshotter whose snapshots are plain folders that overlayfs stacks.
-pub(crate) const OVERLAYFS: &str = "overlayfs";
-/// The staging folder below containerd's root folder: on the mount of the snapshots, and outside of the snapshotter's
-/// folder, which containerd cleans.
-const STAGING: &str = "imagelet-staging";
+use crate::cri::SnapshotterPlace;
+
 const PROBE: &str = "imagelet-probe";
+const PROBES_MAX: usize = 5;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SnapshotterFolder {
-    pub(crate) path: PathBuf,
-    pub(crate) staging: PathBuf,
-}
-
-impl SnapshotterFolder {
-    pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ForwardReason> {
-        let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER_PREFIX));
-        match (name, path.parent()) {
-            // These characters have a meaning in overlay mount options.
-            (Some(OVERLAYFS), Some(root)) if path.is_absolute() && !has_any(path, b":,\\") => {
-                Ok(Self { path: path.to_owned(), staging: root.join(STAGING) })
-            }
-            (Some(OVERLAYFS) | None, _) => {
-                let why = format!("the image folder `{}` is not one of a containerd snapshotter", path.display());
-                Err(ForwardReason::RootUnreachable(why))
-            }
-            (Some(other), _) => Err(ForwardReason::Snapshotter(other.to_owned())),
-        }
-    }
-
+impl SnapshotterPlace {
     /// Tests whether a folder can be renamed from the staging folder, which is created if absent.
     pub(crate) fn probe(&self) -> Result<(), ForwardReason> {
+        let (folder, staging) = (self.folder(), self.staging());
+        // These characters have a meaning in overlay mount options.
+        if folder.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte)) {
+            let why = format!("overlayfs cannot mount below the image folder `{}`", folder.display());
+            return Err(ForwardReason::RootUnreachable(why));
+        }
         if !has_rights(rustix::process::geteuid().is_root(), &fs::read_to_string("/proc/self/uid_map")) {
             return Err(ForwardReason::Rights("import needs root in the initial user namespace".to_owned()));
         }
-        let staging = &self.staging;
         let shown = staging.display();
         let failed = |error| ForwardReason::Staging(format!("cannot use the staging folder `{shown}`: {error}"));
-        match DirBuilder::new().mode(0o700).create(staging) {
+        match DirBuilder::new().mode(0o700).create(&staging) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
         // Another process may probe at the same time under the same name; a crashed one leaves one empty folder.
         for _ in 0..PROBES_MAX {
-            match try_rename(&staging.join(PROBE), &self.path.join(PROBE)) {
+            match try_rename(&staging.join(PROBE), &folder.join(PROBE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                     return Err(ForwardReason::Staging(format!(
                         "`{shown}` and `{}` are not on one mount: layers cannot be renamed from one to the other",
-                        self.path.display()
+                        folder.display()
                     )));
                 }
                 tried => return tried.map_err(failed),
@@ -68,8 +48,6 @@ impl SnapshotterFolder {
         Err(failed(io::Error::from(io::ErrorKind::NotFound)))
     }
 }
-
-const PROBES_MAX: usize = 5;
 
 fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     match fs::create_dir(from) {
@@ -94,29 +72,15 @@ fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
     is_root && is_initial
 }
 
-fn has_any(path: &Path, bytes: &[u8]) -> bool {
-    path.as_os_str().as_bytes().iter().any(|byte| bytes.contains(byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_folder_tells_root_and_snapshotter() {
-        let folder = SnapshotterFolder::of_mountpoint(Path::new("/var/lib/c/io.containerd.snapshotter.v1.overlayfs"));
-        let folder = folder.unwrap();
-        assert_eq!(folder.staging, Path::new("/var/lib/c/imagelet-staging"));
-        for (path, code) in [
-            ("/var/lib/c/io.containerd.snapshotter.v1.native", "snapshotter"),
-            ("/var/lib/c/io.containerd.snapshotter.v1.", "snapshotter"),
-            ("/var/lib/containers/storage/overlay-images", "root-unreachable"),
-            ("/a:b/io.containerd.snapshotter.v1.overlayfs", "root-unreachable"),
-            ("a/io.containerd.snapshotter.v1.overlayfs", "root-unreachable"),
-            ("/", "root-unreachable"),
-            ("", "root-unreachable"),
-        ] {
-            assert_eq!(SnapshotterFolder::of_mountpoint(Path::new(path)).unwrap_err().code(), code, "{path}");
+    fn a_path_that_overlayfs_cannot_mount_is_no_target() {
+        for root in ["/a:b", "/a,b", "/a\\b"] {
+            let place = SnapshotterPlace { root: root.into(), snapshotter: "overlayfs".into() };
+            assert_eq!(place.probe().unwrap_err().code(), "root-unreachable", "{root}");
         }
     }
 
@@ -139,12 +103,12 @@ mod tests {
     fn a_probe_leaves_nothing_and_survives_what_one_that_crashed_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("io.containerd.snapshotter.v1.overlayfs");
-        let place = SnapshotterFolder::of_mountpoint(&path).unwrap();
+        let place = SnapshotterPlace::of(&path).unwrap();
         assert_eq!(place.probe().unwrap_err().code(), "staging", "the snapshotter has no folder");
         fs::create_dir_all(path.join(PROBE)).unwrap();
-        fs::create_dir(place.staging.join(PROBE)).unwrap();
+        fs::create_dir(place.staging().join(PROBE)).unwrap();
         place.probe().unwrap();
-        assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(&place.staging).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(place.staging()).unwrap().count(), 0);
         fs::write(path.join(PROBE), "").unwrap();
         assert_eq!(place.probe().unwrap_err().code(), "staging", "a file is in the way");
     }

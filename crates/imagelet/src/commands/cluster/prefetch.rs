@@ -3,17 +3,16 @@
 use std::{path::Path, process::ExitCode};
 
 use imagelet_core::printable::printable;
-use imagelet_kube::{ApiError, CRDS, PrefetchApi, SetDocument, SetRow};
+use imagelet_kube::{ApiError, CRDS, NodeCounts, PrefetchApi, SetDocument, SetRow};
 use imagelet_node::{config::Environment, failure::Failure};
 use serde_json::{Value, json};
 
 use super::access;
-use crate::output::print_failure;
 use crate::{
     cli::PrefetchCommand,
     commands::pull::read_file,
     manifests::{Document, documents},
-    output::{Format, Table, or_dash, print},
+    output::{Format, Table, exit_code, or_dash, print, print_failure},
 };
 
 /// The longest file of sets.
@@ -24,35 +23,33 @@ pub(crate) async fn run(
     environment: &Environment,
     format: Format,
 ) -> Result<ExitCode, Failure> {
+    let api = |given| access(given, environment).map(|access| PrefetchApi::new(access.client()));
+    let not_found = |what: &str| Err(Failure::new("NotFound", format!("no {}", printable(what))));
     match command {
         PrefetchCommand::Crds => Ok(print(Format::Table, &(), |out| out.write_all(CRDS.as_bytes()))?),
-        PrefetchCommand::Apply { files, namespace, access: given } => {
+        PrefetchCommand::Apply { files, namespace, access } => {
             // All files are read and checked before the first set is sent.
             let sets = files.iter().map(|file| read(file, &namespace)).collect::<Result<Vec<_>, Failure>>()?.concat();
-            apply(&PrefetchApi::new(access(&given, environment)?.client()), &sets, format).await
+            apply(&api(&access)?, &sets, format).await
         }
-        PrefetchCommand::Status { name, namespace, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?.client());
-            let rows = api.sets(namespace.as_deref(), name.as_deref()).await.map_err(|error| failed(&error))?;
+        PrefetchCommand::Status { name, namespace, access } => {
+            let rows = api(&access)?.sets(namespace.as_deref(), name.as_deref()).await;
+            let rows = rows.map_err(|error| failed(&error))?;
             if let (Some(name), true) = (&name, rows.is_empty()) {
-                return Err(Failure::new("NotFound", format!("no set `{}`", printable(name))));
+                return not_found(&format!("set `{name}`"));
             }
             Ok(print(format, &json!({"sets": rows}), |out| {
                 table(&rows, format).write(out).and_then(|()| failures(&rows, out))
             })?)
         }
-        PrefetchCommand::Rm { name, namespace, cluster, access: given } => {
-            let api = PrefetchApi::new(access(&given, environment)?.client());
+        PrefetchCommand::Rm { name, namespace, cluster, access } => {
             let namespace = Some(namespace.as_str()).filter(|_| !cluster);
-            let shown = match namespace {
-                Some(namespace) => format!("ImageSet {namespace}/{name}"),
-                None => format!("ClusterImageSet {name}"),
-            };
-            let shown = printable(&shown);
-            if !api.remove(namespace, &name).await.map_err(|error| failed(&error))? {
-                return Err(Failure::new("NotFound", format!("no {shown}")));
+            let shown = namespace.map(|namespace| format!("ImageSet {namespace}/{name}"));
+            let shown = shown.unwrap_or_else(|| format!("ClusterImageSet {name}"));
+            if !api(&access)?.remove(namespace, &name).await.map_err(|error| failed(&error))? {
+                return not_found(&shown);
             }
-            Ok(print(format, &json!({"removed": [shown]}), |out| writeln!(out, "{shown} removed"))?)
+            Ok(print(format, &json!({"removed": [shown]}), |out| writeln!(out, "{} removed", printable(&shown)))?)
         }
     }
 }
@@ -71,7 +68,7 @@ async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Resul
     }
     let document = json!({"applied": applied, "failures": failed_sets});
     print(format, &document, |out| applied.iter().try_for_each(|name| writeln!(out, "{name} applied")))?;
-    Ok(ExitCode::from(u8::from(!failed_sets.is_empty())))
+    Ok(exit_code(!failed_sets.is_empty()))
 }
 
 fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
@@ -110,16 +107,16 @@ fn failed(error: &ApiError) -> Failure {
 }
 
 fn table(rows: &[SetRow], format: Format) -> Table {
-    let mut table =
-        Table::new(["KIND", "NAMESPACE", "NAME", "WANTED", "READY", "PULLING", "FAILED", "WAITING", "STATE"])
-            .wide(format == Format::Wide);
-    for row in rows {
-        let state = if row.complete { "complete" } else { &row.message };
-        let numbers = [row.wanted, row.ready, row.pulling, row.failed, row.waiting].map(|number| number.to_string());
-        let [wanted, ready, pulling, failed, waiting] = &numbers;
-        table.row([row.kind, or_dash(&row.namespace), &row.name, wanted, ready, pulling, failed, waiting, state]);
-    }
-    table
+    let header = ["KIND", "NAMESPACE", "NAME", "WANTED", "READY", "PULLING", "FAILED", "WAITING", "STATE"];
+    let rows = rows.iter().map(|SetRow { kind, namespace, name, nodes, complete, message, .. }| {
+        let NodeCounts { wanted, ready, pulling, failed, waiting } = nodes;
+        let [wanted, ready, pulling, failed, waiting] =
+            [wanted, ready, pulling, failed, waiting].map(ToString::to_string);
+        let state = if *complete { "complete".to_owned() } else { message.clone() };
+        let (kind, namespace) = ((*kind).to_owned(), or_dash(namespace).to_owned());
+        [kind, namespace, name.clone(), wanted, ready, pulling, failed, waiting, state]
+    });
+    Table::new(header).rows(rows).wide(format == Format::Wide)
 }
 
 fn failures(rows: &[SetRow], out: &mut dyn std::io::Write) -> std::io::Result<()> {

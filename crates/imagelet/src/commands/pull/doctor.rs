@@ -96,11 +96,24 @@ async fn walk(
     let settings = settings.map_err(|failure| ("configuration", failure))?;
     let files = settings.images.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
-    let (mut credentials, found) = match credential(arguments, environment, &settings, &reference).await {
-        Ok((credential, found)) => (Vec::from_iter(credential), found),
-        Err(failure) => (Vec::new(), Err(failure)),
+    let (first, found) = match login(&arguments.login, environment) {
+        Err(failure) => (None, Err(failure)),
+        Ok(Some(given)) => {
+            let password = given.password.map_or_else(|| Secret::new(""), |hidden| hidden.0);
+            (Some(Credential::basic("", given.user, password)), Ok("given with the command".to_owned()))
+        }
+        Ok(None) => {
+            let (first, count, failure) = node_credential(&settings, reference.repository()).await;
+            let found = match count {
+                0 => "none: the image has to be public".to_owned(),
+                1 => "one of the node".to_owned(),
+                count => format!("the first of {count} of the node"),
+            };
+            (first, failure.map_or(Ok(found), Err))
+        }
     };
     steps.push(DiagnosisStep::of_node("credentials", found));
+    let mut credentials = Vec::from_iter(first);
     credentials.extend(host_credentials(&settings, &reference, steps).await);
     if let Some(policy) = settings.images.registry.signature_policy.clone() {
         let reference = reference.clone();
@@ -128,29 +141,17 @@ async fn walk(
     Ok(is_served)
 }
 
-/// The credential that a pull tries first, and its source. A helper or provider that failed does not stop the others.
-async fn credential(
-    arguments: &DoctorArgs,
-    environment: &Environment,
-    settings: &Settings,
-    reference: &Reference,
-) -> Result<(Option<Credential>, Result<String, Failure>), Failure> {
-    if let Some(given) = login(&arguments.login, environment)? {
-        let password = given.password.map_or_else(|| Secret::new(""), |hidden| hidden.0);
-        return Ok((Some(Credential::basic("", given.user, password)), Ok("given with the command".to_owned())));
+/// The credential of the node that a pull tries first, the number of all of them, and why a source of them failed, which does
+/// not stop the others.
+async fn node_credential(settings: &Settings, repository: &str) -> (Option<Credential>, usize, Option<Failure>) {
+    let failed = |problem: &String| Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider);
+    match node_credentials(settings, repository).await {
+        Ok(Provided { credentials, failures }) => {
+            let (count, failure) = (credentials.len(), failures.first().map(failed));
+            (credentials.into_iter().next().map(|first| first.credential), count, failure)
+        }
+        Err(failure) => (None, 0, Some(failure)),
     }
-    let provided = node_credentials(settings, reference.repository()).await?;
-    let detail = match (provided.failures.first(), provided.credentials.len()) {
-        (Some(failure), _) => Err(source_failed(failure)),
-        (None, 0) => Ok("none: the image has to be public".to_owned()),
-        (None, 1) => Ok("one of the node".to_owned()),
-        (None, count) => Ok(format!("the first of {count} of the node")),
-    };
-    Ok((provided.credentials.into_iter().next().map(|tracked| tracked.credential), detail))
-}
-
-fn source_failed(problem: &str) -> Failure {
-    Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider)
 }
 
 /// The first credential of the node for each host beside the registry. A source that fails is a step of the host, unless it
@@ -163,19 +164,12 @@ async fn host_credentials(
     let mut found = Vec::new();
     for RegistryHost { host, repositories } in registry_hosts(&settings.images.registry, reference).await {
         for repository in repositories {
-            let (provided, failure) = match node_credentials(settings, &repository).await {
-                Ok(provided) => {
-                    let failure = provided.failures.first().map(|problem| source_failed(problem));
-                    (provided, failure)
-                }
-                Err(failure) => (Provided::default(), Some(failure)),
-            };
+            let (first, _, failure) = node_credential(settings, &repository).await;
             if let Some(failure) = failure.filter(|new| steps.iter().all(|step| step.failure.as_ref() != Some(new))) {
                 let step = DiagnosisStep::of_node("credentials", Err(failure));
                 steps.push(DiagnosisStep { host: host.clone(), ..step });
             }
-            let own = provided.credentials.into_iter().next();
-            found.extend(own.map(|own| Credential { server_address: host.clone(), ..own.credential }));
+            found.extend(first.map(|first| Credential { server_address: host.clone(), ..first }));
         }
     }
     found
@@ -238,11 +232,6 @@ fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, F
 }
 
 impl DiagnosisStep {
-    /// Whether a host failed; the credential for it is the node's own.
-    fn is_of_failed_host(&self) -> bool {
-        !self.ok && !self.host.is_empty() && self.step != "credentials"
-    }
-
     fn of_node(step: &'static str, outcome: Result<String, Failure>) -> Self {
         let (detail, failure) = match outcome {
             Ok(detail) => (detail, None),
@@ -272,7 +261,9 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
         let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
         let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
         let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
-        step.is_of_failed_host() && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
+        // The credential for a host is the node's own.
+        let is_of_host = !step.ok && !step.host.is_empty() && step.step != "credentials";
+        is_of_host && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
     };
     let answered = steps.iter().rev().find(has_answered).filter(|_| !served && !first.host.is_empty());
     let step = answered.unwrap_or(first);
@@ -312,17 +303,13 @@ fn with_short_digests(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-fn conclusion(diagnosis: &Diagnosis) -> String {
-    let Diagnosis { image, served, steps, .. } = diagnosis;
-    let failed: Vec<&DiagnosisStep> = steps.iter().filter(|step| !step.ok).collect();
-    let fails = |name: &str| failed.iter().any(|step| step.step == name);
+fn conclusion(Diagnosis { image, served, steps, .. }: &Diagnosis) -> String {
+    let fails = |name: &str| steps.iter().any(|step| !step.ok && step.step == name);
     if !served || fails("signature") {
         format!("A pull of {image} fails.")
     } else if fails("disk") {
         format!("A pull of {image} fails until the disk has space.")
-    } else if failed.iter().any(|step| step.is_of_failed_host()) {
-        format!("Another host serves {image}, so that a pull may succeed.")
-    } else if !failed.is_empty() {
+    } else if steps.iter().any(|step| !step.ok) {
         format!("A host serves {image} all the same, so that a pull may succeed.")
     } else {
         format!("A pull of {image} finds nothing in its way.")
@@ -376,7 +363,7 @@ mod tests {
         let node = |step| DiagnosisStep::of_node(step, Err(Failure::default()));
         for (served, steps, expected) in [
             (true, vec![DiagnosisStep::of_node("disk", Ok(String::new()))], "A pull of a finds nothing in its way."),
-            (true, vec![host("connect")], "Another host serves a, so that a pull may succeed."),
+            (true, vec![host("connect")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![node("credentials")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![host("credentials")], "A host serves a all the same, so that a pull may succeed."),
             (true, vec![node("disk"), host("connect")], "A pull of a fails until the disk has space."),

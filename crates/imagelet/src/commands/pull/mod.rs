@@ -22,10 +22,9 @@ pub(super) use self::{
     doctor::doctor,
     registry_login::{log_in, log_out},
 };
-use crate::output::print_failure;
 use crate::{
     cli::{LoginArgs, PullArgs},
-    output::{Format, print},
+    output::{Format, exit_code, print, print_failure},
     progress::{Screen, lock},
 };
 use imagelet_node::{
@@ -98,12 +97,17 @@ pub(super) fn unread(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
-    let mut line = Vec::new();
-    std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', &mut line)?;
-    while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-        line.pop();
+    secret_of(|text| std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', text))
+}
+
+/// A secret without the line end that people and tools write.
+fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::io::Result<Secret> {
+    let mut text = zeroize::Zeroizing::new(Vec::new());
+    read(&mut text)?;
+    while text.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+        text.pop();
     }
-    Ok(Secret::from_bytes(line))
+    Ok(Secret::from_bytes(std::mem::take(&mut *text)))
 }
 
 /// Requests all images; a failed one does not stop the others.
@@ -114,16 +118,12 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
-    let outcomes = stream::iter(requests)
-        .map(|request| pull(node, request, screen.clone()))
-        .buffered(REQUESTS_AT_ONCE)
-        .collect::<Vec<Result<Pulled, NotPulled>>>()
-        .await;
+    let outcomes = stream::iter(requests).map(|request| pull(node, request, screen.clone()));
     let (mut pulled, mut failures) = (Vec::new(), Vec::new());
-    for outcome in outcomes {
+    for (image, removed, outcome) in outcomes.buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await {
         match outcome {
-            Ok(one) => pulled.push(one),
-            Err(NotPulled { image, failure, removed }) => {
+            Ok(one) => pulled.push(Pulled { removed, ..one }),
+            Err(failure) => {
                 print_failure(&failure);
                 failures.push(json!({ "image": image, "failure": failure, "removed": removed }));
             }
@@ -132,17 +132,15 @@ pub(super) async fn run(
     print(format, &json!({ "images": pulled, "failures": failures }), |out| {
         pulled.iter().try_for_each(|one| writeln!(out, "{}", one.id))
     })?;
-    Ok(ExitCode::from(u8::from(!failures.is_empty())))
+    Ok(exit_code(!failures.is_empty()))
 }
 
-/// A pull that failed, and the images that were removed for it all the same.
-struct NotPulled {
-    image: String,
-    failure: Failure,
-    removed: Vec<RemovedForPull>,
-}
-
-async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulled, NotPulled> {
+/// Returns the image, what was removed for it, also where it failed, and the outcome.
+async fn pull(
+    node: &Node,
+    request: PullRequest,
+    screen: Screen,
+) -> (String, Vec<RemovedForPull>, Result<Pulled, Failure>) {
     let image = request.image.clone();
     let removed = Arc::<Mutex<Vec<RemovedForPull>>>::default();
     let shown = screen.show(&image, None);
@@ -157,15 +155,11 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
     };
     let outcome = Box::pin(node.ask(request, Arc::new(steps))).await;
     drop(shown);
-    let removed = std::mem::take(&mut *lock(&removed));
-    match outcome {
-        Ok(pulled) => {
-            let pulled = Pulled { removed, ..pulled };
-            screen.say(&outcome_line(&pulled));
-            Ok(pulled)
-        }
-        Err(failure) => Err(NotPulled { image, failure, removed }),
+    if let Ok(pulled) = &outcome {
+        screen.say(&outcome_line(pulled));
     }
+    let removed = std::mem::take(&mut *lock(&removed));
+    (image, removed, outcome)
 }
 
 fn outcome_line(pulled: &Pulled) -> String {

@@ -22,13 +22,12 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use super::{LOGIN_LENGTH_MAX, secret_of};
 use crate::{
     cli::{Global, RegistryLoginArgs},
     commands::{images_write::note, target::sources_of},
     output::print,
 };
-
-const LINE_LENGTH_MAX: u64 = 64 << 10;
 
 pub(crate) async fn log_in(
     arguments: RegistryLoginArgs,
@@ -105,18 +104,14 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
-/// A secret without the line end that people and tools write. The thread that reads ends with the process.
+/// The thread that reads ends with the process.
 async fn from_stdin(
     read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
 ) -> Result<Secret, Failure> {
     let (sender, answer) = oneshot::channel();
     std::thread::spawn(move || {
-        let mut bytes = zeroize::Zeroizing::new(Vec::new());
-        let read = read(&mut std::io::stdin().lock().take(LINE_LENGTH_MAX), &mut bytes);
-        while bytes.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            bytes.pop();
-        }
-        let _ = sender.send(read.map(|_| Secret::from_bytes(std::mem::take(&mut *bytes))));
+        let mut stdin = std::io::stdin().lock().take(LOGIN_LENGTH_MAX);
+        let _ = sender.send(secret_of(|text| read(&mut stdin, text)));
     });
     Ok(answer.await??)
 }

@@ -146,7 +146,7 @@ async fn a_token_that_opens_a_registry_does_not_print() {
         identity: crate::credentials::ObjectIdentity::default(),
         annotations: std::collections::BTreeMap::new(),
         token: issued.token.clone(),
-        cache_type: validate::TokenCacheType::Token,
+        is_per_token: true,
     };
     let key = cache::CacheKey::new("a.io", Some(&shown)).unwrap();
     assert_hidden("what is sent and kept", &format!("{shown:?} {key:?}"));

@@ -73,7 +73,7 @@ fn work(client: Client) -> Work {
         reference: image.parse().expect("it is valid"),
         request: PullRequest { image: ImageSpec::new(image), ..PullRequest::default() },
         credentials: crate::credentials::PullCredentials::default(),
-        tenant: "a".into(),
+        pod: PodIdentity { namespace: "a".into(), ..PodIdentity::default() },
         priority: client.priority,
         caller: Caller::Pod,
     }
@@ -83,12 +83,9 @@ fn pulled(pull: u64) -> Pulled {
     Pulled {
         key: ImageKey::new(ImageId::new("sha256:a"), String::new()),
         size: ByteSize(pull),
-        fetched: ByteSize(0),
         took: Duration::ZERO,
         attempt: 0,
         senders: Vec::new(),
-        way: None,
-        hosts: Vec::new(),
     }
 }
 
@@ -142,8 +139,8 @@ fn client(log: &SharedLog, pulls: &Arc<SingleFlight>, setup: Setup, client: Clie
         let subscription = subscription.on_complete(Arc::clone(&log), |log, pulled| {
             async move { log.lock().unwrap().delivered.push(pulled.size.0) }.boxed()
         });
-        let progress: Progress = Arc::new(|_| ());
-        let outcome = subscription.outcome(&progress).boxed();
+        let watcher: PullWatcher = Arc::new(|_| ());
+        let outcome = subscription.outcome(&watcher).boxed();
         let leaves = async {
             match client.leaves_after {
                 Some(steps) => {

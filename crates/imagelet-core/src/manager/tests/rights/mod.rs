@@ -28,7 +28,7 @@ use crate::{
     },
     image::{ImageId, trim_tag_and_digest},
     records::{Absent, PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
-    runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, no_progress},
+    runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, unwatched},
     testing::dice::Dice,
 };
 
@@ -435,7 +435,7 @@ impl World {
         let (pod, image) = (self.pod(), self.spelling());
         let request = self.request(&pod, &image);
         self.invite_trouble();
-        let ensured = self.manager.ensure(&request, no_progress()).await;
+        let ensured = self.manager.ensure(&request, unwatched()).await;
         self.note(format!("{pod:?} wants {image} {}: {}", request.policy, reported(&ensured)));
         self.enter_allowed(std::slice::from_ref(&pod), &image);
         let is_untroubled = !self.faults.has_ended() && !self.faults.has_failed();
@@ -449,7 +449,7 @@ impl World {
         {
             self.faults.end_in(0);
             let request = EnsureRequest { policy: PullPolicy::Never, ..request };
-            let again = self.manager.ensure(&request, no_progress()).await;
+            let again = self.manager.ensure(&request, unwatched()).await;
             assert!(again.is_ok_and(|again| again.id == *id), "{pod:?} is kept out of {image}");
         }
     }
@@ -462,7 +462,7 @@ impl World {
         self.invite_trouble();
         let manager = Arc::clone(&self.manager);
         let (first, second) =
-            tokio::join!(manager.ensure(&requests[0], no_progress()), manager.ensure(&requests[1], no_progress()));
+            tokio::join!(manager.ensure(&requests[0], unwatched()), manager.ensure(&requests[1], unwatched()));
         self.note(format!("{pods:?} want {image}: {}, {}", reported(&first), reported(&second)));
         // Each is entered for what its own would have opened; who has nothing that opens gets nothing by the other.
         self.enter_allowed(&pods, &image);
@@ -483,7 +483,7 @@ impl World {
         // Before its intent is written, or in the middle of the pull.
         let goes_early = self.dice.one_in(3);
         let ensured = {
-            let mut ensuring = pin!(manager.ensure(&request, no_progress()));
+            let mut ensuring = pin!(manager.ensure(&request, unwatched()));
             let goes = async {
                 while !goes_early && !self.shop.lock().hangs {
                     tokio::task::yield_now().await;

@@ -124,7 +124,7 @@ async fn a_removed_image_is_pulled_again_where_it_is_kept_and_is_done_with_other
 
 #[tokio::test(start_paused = true)]
 async fn a_set_begins_nothing_before_its_turn_while_it_is_paused_and_after_its_deadline() {
-    let limited = |cut: Option<u64>, generation: u64| {
+    let limited = |cut: Option<u64>, generation: i64| {
         let mut set = set("web", &["a:1"]);
         set.spec.max_concurrent_nodes = Some(NodeLimit::Count(1));
         let wave = cut.map(|cut| WaveStatus { cut });

@@ -1,0 +1,411 @@
+//! The progress of a pull: the events that a store reports, and the one value that they add up to, which everything that
+//! shows a pull reads.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{PullRoute, RemovedImage, RuntimeError};
+use crate::{
+    audit_log::PullHost,
+    hold::PullWait,
+    image::{ByteSize, Digest},
+};
+
+/// The embedded store accepts no image with more layers.
+const LAYERS_MAX: usize = 1000;
+/// Most removed images, warnings, waiting hosts and token requests of one pull.
+const NOTES_MAX: usize = 64;
+const SPEED_OVER: Duration = Duration::from_secs(5);
+/// The least interval of the speed's samples.
+const SAMPLE_EVERY: Duration = Duration::from_millis(250);
+
+/// Receives the events of a pull from its store. Must not block.
+pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
+
+pub fn no_progress() -> Progress {
+    Arc::new(|_| {})
+}
+
+/// Receives the progress of a pull after each change, for one of its clients; fast changes are reported as one. Must not
+/// block.
+pub type PullWatcher = Arc<dyn Fn(&PullProgress) + Send + Sync>;
+
+pub fn unwatched() -> PullWatcher {
+    Arc::new(|_| {})
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PullEvent {
+    /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
+    Route(PullRoute),
+    /// The manifest is known.
+    Resolved {
+        /// The manifest chosen for the platform.
+        manifest: Digest,
+        /// Digest and compressed size of each layer, in manifest order.
+        layers: Vec<(Digest, ByteSize)>,
+    },
+    Layer {
+        digest: Digest,
+        state: LayerState,
+    },
+    /// All layers are present; the store syncs and names the image.
+    Committing,
+    /// An image was removed, because the disk had no space for the pull.
+    Removed(RemovedImage),
+    /// What each host of the registry sent in an attempt that is over, also one that failed.
+    Hosts(Vec<PullHost>),
+    /// A request of the pull is sent at a later time; other requests of the pull may go on.
+    Retry {
+        /// The host that gets the request.
+        host: String,
+        at: Instant,
+        /// The host has requested the wait; otherwise it has failed.
+        is_requested: bool,
+    },
+    /// A layer waits for something that other pulls hold, or (`None`) no longer.
+    Waits {
+        layer: Digest,
+        wait: Option<PullWait>,
+    },
+    /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
+    Warning {
+        /// The warning, in one line.
+        text: String,
+    },
+    /// A host has a request of the pull and has not begun its answer for a while, or (`false`) no longer.
+    Head {
+        /// Host and port.
+        host: String,
+        /// Whether the answer is waited for.
+        is_awaited: bool,
+    },
+    /// A request for a token is over.
+    Token {
+        service: String,
+        /// When the request began; it ends with this event.
+        began: Instant,
+        /// Whether the service sent a token.
+        is_granted: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerState {
+    /// Present before the pull; nothing is fetched.
+    Present,
+    /// The download is running.
+    Fetching {
+        /// Compressed bytes received so far.
+        received: ByteSize,
+    },
+    /// Fetched, verified and unpacked.
+    Done,
+}
+
+/// The progress of one pull, from its place in the queue to its end.
+#[derive(Clone, Debug, Default)]
+pub struct PullProgress {
+    /// `None`: it waits for its turn.
+    pub began: Option<Instant>,
+    pub end: Option<(Instant, PullEnd)>,
+    pub route: Option<PullRoute>,
+    /// When the manifest was known, and its digest. A pull that starts again, with another credential or as a forward, has
+    /// another one, and none of the layers before.
+    pub resolved: Option<(Instant, Digest)>,
+    /// Each blob once, in the order of the manifest.
+    pub layers: Vec<PulledLayerProgress>,
+    pub committing: Option<Instant>,
+    /// Compressed bytes that came over the network; a layer that is fetched again counts once more.
+    pub received: u64,
+    /// What each host has sent, over all attempts.
+    pub hosts: Vec<PullHost>,
+    /// The same of the last attempt.
+    pub attempt_hosts: Vec<PullHost>,
+    /// Images removed for the pull, also by an attempt that is over.
+    pub removed: Vec<RemovedImage>,
+    pub warnings: Vec<String>,
+    pub retry: Option<NextRequest>,
+    /// What its layers wait for.
+    pub waits: BTreeMap<Digest, PullWait>,
+    /// Hosts that have not begun their answers, with the number of requests.
+    pub unanswered: BTreeMap<String, usize>,
+    pub tokens: Vec<TokenRequest>,
+    /// The bytes at some times of the last seconds, for the speed.
+    pub samples: VecDeque<(Instant, u64)>,
+}
+
+#[derive(Clone, Debug)]
+pub enum PullEnd {
+    Pulled,
+    Failed(Arc<RuntimeError>),
+    /// Its last client is gone.
+    Cancelled,
+}
+
+#[derive(Clone, Debug)]
+pub struct PulledLayerProgress {
+    pub digest: Digest,
+    /// The compressed size.
+    pub size: ByteSize,
+    /// `None`: it waits.
+    pub state: Option<LayerState>,
+    pub began: Option<Instant>,
+    pub ended: Option<Instant>,
+}
+
+/// When which host gets the next request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextRequest {
+    pub host: String,
+    pub at: Instant,
+    /// The host has requested the wait; otherwise it has failed.
+    pub is_requested: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct TokenRequest {
+    pub service: String,
+    pub began: Instant,
+    pub ended: Instant,
+    pub is_granted: bool,
+}
+
+impl PulledLayerProgress {
+    /// Of the bytes to fetch.
+    pub fn received(&self) -> u64 {
+        match self.state {
+            None | Some(LayerState::Present) => 0,
+            Some(LayerState::Fetching { received }) => received.min(self.size).0,
+            Some(LayerState::Done) => self.size.0,
+        }
+    }
+}
+
+impl PullProgress {
+    pub fn apply(&mut self, event: PullEvent, now: Instant) {
+        match event {
+            PullEvent::Route(route) => {
+                // What an import reported before is not what the runtime does now.
+                self.restart();
+                self.route = Some(route);
+            }
+            PullEvent::Resolved { manifest, layers } => {
+                self.restart();
+                self.resolved = Some((now, manifest));
+                for (digest, size) in layers.into_iter().take(LAYERS_MAX) {
+                    if self.layers.iter().all(|layer| layer.digest != digest) {
+                        self.layers.push(PulledLayerProgress { digest, size, state: None, began: None, ended: None });
+                    }
+                }
+                self.sample(now);
+            }
+            PullEvent::Layer { digest, state } => {
+                let mut layers = self.layers.iter_mut();
+                // A present layer is reported once more when it is in place.
+                let layer = layers.find(|layer| layer.digest == digest && layer.state != Some(LayerState::Present));
+                if let Some(layer) = layer {
+                    let before = layer.received();
+                    layer.state = Some(state);
+                    match state {
+                        LayerState::Present => {}
+                        LayerState::Fetching { .. } => layer.began = layer.began.or(Some(now)),
+                        LayerState::Done => layer.ended = Some(now),
+                    }
+                    self.received += layer.received().saturating_sub(before);
+                }
+                self.sample(now);
+            }
+            PullEvent::Committing => (self.committing, self.retry) = (Some(now), None),
+            PullEvent::Retry { host, at, is_requested } => self.retry = Some(NextRequest { host, at, is_requested }),
+            PullEvent::Removed(image) => push(&mut self.removed, image),
+            PullEvent::Hosts(hosts) => {
+                PullHost::add_all(&mut self.hosts, &hosts);
+                self.attempt_hosts = hosts;
+            }
+            PullEvent::Waits { layer, wait: Some(wait) } => drop(self.waits.insert(layer, wait)),
+            PullEvent::Waits { layer, wait: None } => drop(self.waits.remove(&layer)),
+            // Each attempt of a pull warns anew.
+            PullEvent::Warning { text } if self.warnings.contains(&text) => {}
+            PullEvent::Warning { text } => push(&mut self.warnings, text),
+            PullEvent::Head { host, is_awaited: true } if self.unanswered.len() < NOTES_MAX => {
+                *self.unanswered.entry(host).or_default() += 1;
+            }
+            PullEvent::Head { host, .. } => {
+                if let Some(count) = self.unanswered.get_mut(&host) {
+                    *count = count.saturating_sub(1);
+                }
+                self.unanswered.retain(|_, count| *count > 0);
+            }
+            PullEvent::Token { service, began, is_granted } => {
+                push(&mut self.tokens, TokenRequest { service, began, ended: now, is_granted });
+            }
+        }
+    }
+
+    pub fn finish(&mut self, end: PullEnd, now: Instant) {
+        (self.end, self.retry) = (Some((now, end)), None);
+        self.waits.clear();
+        self.unanswered.clear();
+    }
+
+    fn restart(&mut self) {
+        self.layers.clear();
+        self.samples.clear();
+        (self.resolved, self.committing, self.retry) = (None, None, None);
+    }
+
+    /// Bytes that have come of the missing layers, and all bytes of them.
+    pub fn bytes(&self) -> (u64, u64) {
+        let missing = self.layers.iter().filter(|layer| layer.state != Some(LayerState::Present));
+        missing.fold((0, 0), |(received, all), layer| {
+            (received + layer.received(), u64::saturating_add(all, layer.size.0))
+        })
+    }
+
+    /// What it waits for: a thing that another pull holds, else the answer of a host.
+    pub fn awaited(&self) -> Option<String> {
+        let host = || self.unanswered.keys().next().map(|host| format!("waiting for {host}"));
+        self.waits.values().next().map(ToString::to_string).or_else(host)
+    }
+
+    fn sample(&mut self, now: Instant) {
+        if self.samples.back().is_some_and(|(at, _)| now < *at + SAMPLE_EVERY) {
+            return;
+        }
+        self.samples.push_back((now, self.bytes().0));
+        while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| *at + SPEED_OVER < now) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// Bytes per second; `None` before there are two samples.
+    pub fn speed(&self, now: Instant) -> Option<u64> {
+        let (since, before) = *self.samples.front()?;
+        let (received, all) = self.bytes();
+        let seconds = now.saturating_duration_since(since).as_secs_f64();
+        if self.committing.or(self.end.as_ref().map(|end| end.0)).is_some()
+            || all == 0
+            || seconds < SAMPLE_EVERY.as_secs_f64()
+        {
+            return None;
+        }
+        // A layer that is fetched again has fewer bytes than before.
+        let speed = received.saturating_sub(before) as f64 / seconds;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of bytes, not below zero")]
+        let speed = speed as u64;
+        Some(speed)
+    }
+}
+
+fn push<T>(list: &mut Vec<T>, one: T) {
+    if list.len() < NOTES_MAX {
+        list.push(one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hold::SharedThing, runtime::ForwardReason};
+
+    const MEGABYTE: u64 = 1_000_000;
+
+    fn layer(text: &str, state: LayerState) -> PullEvent {
+        PullEvent::Layer { digest: Digest::of(text.as_bytes()), state }
+    }
+
+    fn fetching(text: &str, megabytes: u64) -> PullEvent {
+        layer(text, LayerState::Fetching { received: ByteSize(megabytes * MEGABYTE) })
+    }
+
+    fn resolved(layers: &[(&str, u64)]) -> PullEvent {
+        let layers = layers.iter().map(|(text, size)| (Digest::of(text.as_bytes()), ByteSize(*size * MEGABYTE)));
+        PullEvent::Resolved { manifest: Digest::of(b"m"), layers: layers.collect() }
+    }
+
+    fn after(events: impl IntoIterator<Item = PullEvent>) -> PullProgress {
+        let mut progress = PullProgress::default();
+        events.into_iter().for_each(|event| progress.apply(event, Instant::now()));
+        progress
+    }
+
+    #[test]
+    fn a_pull_says_for_what_and_for_which_pull_it_waits_until_the_wait_ends() {
+        let holder = Some("r.io/slow:v1".to_owned());
+        let wait = |wait| PullEvent::Waits { layer: Digest::of(b"a"), wait };
+        let begun = wait(Some(PullWait { thing: SharedThing::Layer, holder }));
+        let text = "waits for a layer that the pull of r.io/slow:v1 fetches";
+        assert_eq!(after([begun.clone()]).awaited().as_deref(), Some(text));
+        assert_eq!(after([begun, wait(None)]).awaited(), None);
+    }
+
+    #[test]
+    fn a_pull_waits_for_a_host_until_each_of_its_requests_is_answered() {
+        let head = |is_awaited| PullEvent::Head { host: "zot.test:5000".into(), is_awaited };
+        let mut progress = PullProgress::default();
+        for (is_awaited, shown) in [(true, true), (true, true), (false, true), (false, false), (true, true)] {
+            progress.apply(head(is_awaited), Instant::now());
+            assert_eq!(progress.awaited(), shown.then(|| "waiting for zot.test:5000".to_owned()), "{is_awaited}");
+        }
+        progress.finish(PullEnd::Pulled, Instant::now());
+        assert_eq!(progress.awaited(), None);
+    }
+
+    #[test]
+    fn present_layers_are_not_fetched_and_equal_ones_once_and_the_speed_is_that_of_the_last_seconds() {
+        let (mut progress, began) = (PullProgress::default(), Instant::now());
+        let at = |second| began + Duration::from_secs(second);
+        progress.apply(resolved(&[("a", 10), ("b", 5), ("a", 10)]), began);
+        progress.apply(layer("b", LayerState::Present), began);
+        assert_eq!(progress.speed(began), None);
+        for second in 1..=4 {
+            progress.apply(fetching("a", second), at(second));
+        }
+        assert_eq!((progress.layers.len(), progress.bytes()), (2, (4 * MEGABYTE, 10 * MEGABYTE)));
+        assert_eq!(progress.speed(at(4)), Some(MEGABYTE));
+        progress.apply(layer("a", LayerState::Done), at(5));
+        progress.apply(layer("b", LayerState::Done), at(5));
+        assert_eq!(progress.bytes(), (10 * MEGABYTE, 10 * MEGABYTE), "what is in place was present before");
+        progress.apply(PullEvent::Committing, at(5));
+        assert_eq!(progress.speed(at(6)), None);
+    }
+
+    #[test]
+    fn the_bytes_of_each_attempt_of_a_layer_are_received() {
+        let mut events = vec![resolved(&[("a", 10), ("b", 5), ("c", 1)]), layer("c", LayerState::Present)];
+        events.extend([4, 6, 2, 5].map(|received| fetching("a", received)));
+        events.push(layer("b", LayerState::Done));
+        assert_eq!(after(events).received, 14 * MEGABYTE, "6 of the first try, 3 of the second, 5 of the other");
+        let again = [resolved(&[("a", 10)]), fetching("a", 3), resolved(&[("a", 10)]), fetching("a", 2)];
+        assert_eq!(after(again).received, 5 * MEGABYTE, "the next credential starts again");
+    }
+
+    #[test]
+    fn a_forward_has_none_of_the_layers_of_its_import() {
+        let import = [PullEvent::Route(PullRoute::Imported), resolved(&[("a", 10)]), fetching("a", 3)];
+        let mut progress = after(import);
+        assert_eq!(progress.layers.len(), 1);
+        progress.apply(PullEvent::Route(PullRoute::Forwarded(ForwardReason::SwitchedOff)), Instant::now());
+        assert!(progress.layers.is_empty() && progress.resolved.is_none());
+    }
+
+    #[test]
+    fn all_lists_are_bounded() {
+        let removed = |number: usize| {
+            PullEvent::Removed(RemovedImage { names: vec![format!("old:v{number}")], bytes: ByteSize(1) })
+        };
+        let warning = |number: usize| PullEvent::Warning { text: format!("key {number} has no effect") };
+        let events = (0..1000).flat_map(|number| [removed(number), warning(number), warning(number)]);
+        let progress = after(events);
+        assert_eq!((progress.removed.len(), progress.warnings.len()), (NOTES_MAX, NOTES_MAX));
+        let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
+        let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        assert_eq!(after([resolved(&layers)]).layers.len(), LAYERS_MAX);
+    }
+}
