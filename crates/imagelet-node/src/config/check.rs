@@ -37,7 +37,6 @@ use super::{
     violations::{Violation, Violations},
 };
 
-/// The longest path of a unix socket.
 const SOCKET_LENGTH_MAX: usize = 107;
 /// A lower limit of the bandwidth is a mistake of the unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
@@ -346,7 +345,6 @@ fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
     ProxyRules::new(rules)
 }
 
-/// A rule with the password from its file.
 fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
     let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
     let rule = |password| ProxyRule::new(hosts, proxy, password).map_err(|error| error.to_string());

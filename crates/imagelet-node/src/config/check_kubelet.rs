@@ -8,7 +8,6 @@ use super::{
 };
 use crate::traces::TraceSettings;
 
-/// The kubelet's default collector.
 const COLLECTOR_DEFAULT: &str = "localhost:4317";
 
 /// The number of images in the Node's status, and where the kubelet asks for images.

@@ -30,7 +30,6 @@ pub struct Environment {
     pub variables: Variables,
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     pub proxies: ProxyConfig,
-    /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
     pub log: Option<String>,
 }
 
@@ -57,7 +56,6 @@ pub fn has_dumb_terminal() -> bool {
     variable("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// Whether a variable is set and empty, which counts as unset.
 pub fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
 }

@@ -39,12 +39,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The rule for slow pulls.
     pub fn hold(&self) -> HoldPolicy {
         self.images.backend.engine().hold
     }
 
-    /// The docker configuration that the file or the environment names.
     pub(crate) fn named_docker_config(&self) -> Option<&Path> {
         self.credentials.docker_config.as_deref().or(self.environment.logins.docker_config.as_deref())
     }
@@ -123,7 +121,6 @@ pub struct KubernetesSettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collection {
     pub policy: GcPolicy,
-    /// `None`: on command only.
     pub period: Option<Duration>,
     pub for_pulls: bool,
     pub mode: CollectionMode,
@@ -149,7 +146,6 @@ pub struct HttpSettings {
 #[serde(rename_all = "lowercase")]
 pub enum CollectionMode {
     Enforce,
-    /// Selected images are only reported.
     Shadow,
 }
 
