@@ -5,6 +5,7 @@ use std::{fmt, io, path::Path, time::SystemTime};
 use crate::{
     image::ByteSize,
     runtime::{Certainty, FilesystemUsage, Freed, ImageFilesystems},
+    text::PlainError,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,14 +25,9 @@ pub struct DiskStats {
     pub containers: FsStats,
 }
 
-/// Why the statistics are unknown, in the kubelet's words.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StatsError(String);
-
 impl DiskStats {
     /// Measures the first file system of a runtime, or both where it reports two places. May block.
-    pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, StatsError> {
+    pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         if let Some((images, containers)) = split(reported)
             && let Ok(disk) = probe.look(&images.mountpoint)
         {
@@ -41,12 +37,12 @@ impl DiskStats {
     }
 
     /// The first file system counts and includes the writable layers, as in the kubelet.
-    fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, StatsError> {
+    fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         let first = reported.images.first();
-        let first = first.ok_or_else(|| StatsError("imageFs information is unavailable".to_owned()))?;
+        let first = first.ok_or_else(|| PlainError("imageFs information is unavailable".to_owned()))?;
         let disk = visible(probe, &first.mountpoint).map_err(|error| {
             let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
-            StatsError(format!("{what}: {error}"))
+            PlainError(format!("{what}: {error}"))
         })?;
         let (measured_at, used, inodes_used) = (first.measured_at, first.used, first.inodes_used);
         let images = FsStats { measured_at, used, inodes_used, disk };
@@ -58,16 +54,16 @@ impl DiskStats {
         image_disk: DiskUse,
         reported: &ImageFilesystems,
         container_disk: impl FnOnce() -> io::Result<DiskUse>,
-    ) -> Result<Self, StatsError> {
+    ) -> Result<Self, PlainError> {
         let (Some(of_images), Some(of_containers)) = (reported.images.first(), reported.containers.first()) else {
             let (images, containers) = (reported.images.len(), reported.containers.len());
-            return Err(StatsError(format!(
+            return Err(PlainError(format!(
                 "missing image stats: {images} file systems of images and {containers} of containers were reported"
             )));
         };
         let container_disk = split(reported).map(|_| container_disk()).transpose();
         let container_disk =
-            container_disk.map_err(|error| StatsError(format!("failed to get container fs info: {error}")))?;
+            container_disk.map_err(|error| PlainError(format!("failed to get container fs info: {error}")))?;
         let other = container_disk.filter(|disk| disk.device != image_disk.device);
         let images = measured(of_images, image_disk);
         Ok(Self { containers: other.map_or_else(|| images.clone(), |disk| measured(of_containers, disk)), images })

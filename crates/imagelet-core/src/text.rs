@@ -15,6 +15,17 @@ use serde::{
 };
 use zeroize::Zeroizing;
 
+/// An error that its text says in full, and that holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlainError(pub String);
+
+impl PlainError {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
 /// A text in double quotes with Go's escapes.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
@@ -88,17 +99,17 @@ pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     context.map_or(message, |context| format!("invalid character {} {context}", quoted_byte(*found)))
 }
 
-/// A text as Go's JSON encoder writes it, with HTML characters escaped.
-pub(crate) fn json_text(text: &str) -> Zeroizing<String> {
-    // An escape takes at most six bytes, so the buffer never moves and leaves no copy of the secret.
-    let mut json = Zeroizing::new(String::with_capacity(6 * text.len() + 2));
-    for character in Zeroizing::new(serde_json::Value::from(text).to_string()).chars() {
+/// A value as Go's JSON encoder writes it, with HTML characters escaped; its texts have at most this many bytes.
+pub(crate) fn json_text(value: &impl Serialize, length_max: usize) -> Zeroizing<String> {
+    // An escape takes at most six bytes, so no buffer moves and leaves a copy of a secret.
+    let mut plain = Zeroizing::new(Vec::with_capacity(6 * length_max));
+    serde_json::to_writer(&mut *plain, value).expect("texts and maps always encode");
+    let mut json = Zeroizing::new(String::with_capacity(6 * length_max));
+    for character in str::from_utf8(&plain).expect("JSON is a text").chars() {
         match character {
-            '<' => json.push_str("\\u003c"),
-            '>' => json.push_str("\\u003e"),
-            '&' => json.push_str("\\u0026"),
-            '\u{2028}' => json.push_str("\\u2028"),
-            '\u{2029}' => json.push_str("\\u2029"),
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                write!(json, "\\u{:04x}", u32::from(character)).expect("writing to a string cannot fail");
+            }
             other => json.push(other),
         }
     }

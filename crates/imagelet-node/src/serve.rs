@@ -167,8 +167,8 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
 /// A directory of the daemon's own, most likely on the disk of its images.
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.images.backend {
-        Backend::Embedded(store) => store.engine.root.clone(),
-        Backend::Cri(runtime) => runtime.engine.root.clone(),
+        Backend::Embedded(store) => store.engine.place.root.clone(),
+        Backend::Cri(runtime) => runtime.engine.place.root.clone(),
     }
 }
 

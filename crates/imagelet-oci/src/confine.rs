@@ -45,14 +45,14 @@ impl Confinement {
     fn by(status: &LandlockStatus) -> Self {
         match status {
             LandlockStatus::NotEnabled => Self::Absent("Landlock is switched off in this kernel".into()),
-            LandlockStatus::NotImplemented => Self::Absent("this kernel has no Landlock; 5.19 and later can".into()),
-            LandlockStatus::Available { effective_abi, kernel_abi } => {
-                let abi = kernel_abi.unwrap_or(*effective_abi as i32);
-                if abi >= REFER_SINCE {
-                    return Self::Landlock(abi);
-                }
-                Self::Absent("this kernel's Landlock allows no links between folders; 5.19 and later do".into())
+            LandlockStatus::Available { effective_abi, kernel_abi }
+                if kernel_abi.unwrap_or(*effective_abi as i32) >= REFER_SINCE =>
+            {
+                Self::Landlock(kernel_abi.unwrap_or(*effective_abi as i32))
             }
+            _ => Self::Absent(
+                "this kernel has no Landlock that allows links between folders; 5.19 and later have".into(),
+            ),
         }
     }
 

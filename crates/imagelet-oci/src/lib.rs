@@ -30,7 +30,7 @@ mod unpack;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{Engine, EngineConfig, EngineImporter, check_signature_policy};
+pub use engine::{Engine, EngineConfig, EngineImporter, StorePlace, check_signature_policy};
 pub use layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };

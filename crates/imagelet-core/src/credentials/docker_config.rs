@@ -7,13 +7,13 @@ use std::{
     path::Path,
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use zeroize::Zeroizing;
 
 use super::{Secret, registry_match::registry_key};
 use crate::{
     image::{ByteSize, DOCKER_HUB, is_docker_hub},
-    text::json_error,
+    text::{PlainError, json_error},
     trusted_files,
 };
 
@@ -96,19 +96,14 @@ pub(crate) struct DockerEntry {
     pub(crate) identity_token: Option<Secret>,
 }
 
-/// A document cannot be read: in Go's words, with at most one character of the document.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct DockerConfigError(String);
-
 impl DockerConfig {
-    pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
+    pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, PlainError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             let limit = ByteSize(DOCKER_CONFIG_LENGTH_MAX as u64);
-            return Err(DockerConfigError(format!("the document is longer than {limit}")));
+            return Err(PlainError(format!("the document is longer than {limit}")));
         }
         let text = String::from_utf8_lossy(document);
-        let root = serde_json::from_str(&text).map_err(|error| DockerConfigError(json_error(&error, &text)))?;
+        let root = serde_json::from_str(&text).map_err(|error| PlainError(json_error(&error, &text)))?;
         let mut config = Self::default();
         match kind {
             PullSecretKind::DockerConfigJson => config.read(root)?,
@@ -130,22 +125,16 @@ impl DockerConfig {
     }
 
     /// Names match in any case, unknown names are ignored, the last value wins.
-    fn read(&mut self, root: Value) -> Result<(), DockerConfigError> {
-        let members = match root {
-            Value::Null => return Ok(()),
-            Value::Object(members) => members,
-            other => return Err(wrong(&other, None, DOCKER_CONFIG_JSON)),
-        };
-        for (name, value) in members {
+    fn read(&mut self, root: Value) -> Result<(), PlainError> {
+        for (name, value) in members(root, None, DOCKER_CONFIG_JSON)? {
             if name.eq_ignore_ascii_case("auths") {
                 self.read_entries(value, Some("DockerConfigJSON.auths"))?;
             } else if name.eq_ignore_ascii_case("credsStore") {
                 value.as_str().unwrap_or_default().clone_into(&mut self.helpers.store);
-            } else if name.eq_ignore_ascii_case("credHelpers")
-                && let Value::Object(members) = value
-            {
-                // A value that is not a text is skipped: the kubelet ignores this field, so it rejects no document.
-                let named = members.into_iter().filter_map(|(host, name)| Some((host, name.as_str()?.to_owned())));
+            } else if name.eq_ignore_ascii_case("credHelpers") {
+                // A wrong value is skipped: the kubelet ignores this field, so it rejects no document.
+                let named = members(value, None, "").unwrap_or_default().into_iter();
+                let named = named.filter_map(|(host, name)| Some((host, name.as_str()?.to_owned())));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }
         }
@@ -153,15 +142,9 @@ impl DockerConfig {
     }
 
     /// `field`: the name in Go's type error, where Go has one.
-    fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), DockerConfigError> {
-        match value {
-            Value::Null => {}
-            Value::Object(members) => {
-                for (key, value) in members {
-                    self.entries.insert(key, entry(value, field)?);
-                }
-            }
-            other => return Err(wrong(&other, field, DOCKER_CONFIG)),
+    fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), PlainError> {
+        for (key, value) in members(value, field, DOCKER_CONFIG)? {
+            self.entries.insert(key, entry(value, field)?);
         }
         Ok(())
     }
@@ -197,7 +180,7 @@ impl DockerConfig {
 }
 
 /// Go's error for a wrong type.
-fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError {
+fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> PlainError {
     let found = match found {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -207,18 +190,22 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError 
         Value::Object(_) => "object",
     };
     let into = field.map_or_else(|| "Go value".to_owned(), |field| format!("Go struct field {field}"));
-    DockerConfigError(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
+    PlainError(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
 }
 
-fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
+/// The members of an object; none of `null`.
+fn members(value: Value, field: Option<&str>, wanted: &str) -> Result<Map<String, Value>, PlainError> {
+    match value {
+        Value::Null => Ok(Map::new()),
+        Value::Object(members) => Ok(members),
+        other => Err(wrong(&other, field, wanted)),
+    }
+}
+
+fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, PlainError> {
     const NAMES: [&str; 5] = ["username", "password", "email", "auth", "identitytoken"];
     let mut fields = [const { String::new() }; 5];
-    let members = match value {
-        Value::Null => serde_json::Map::new(),
-        Value::Object(members) => members,
-        other => return Err(wrong(&other, field, ENTRY)),
-    };
-    for (name, value) in members {
+    for (name, value) in members(value, field, ENTRY)? {
         let Some(index) = NAMES.iter().position(|known| name.eq_ignore_ascii_case(known)) else { continue };
         match value {
             Value::Null => {}
@@ -237,22 +224,22 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigE
     Ok(DockerEntry { username, password: Secret::new(password), email, identity_token })
 }
 
-fn decode_auth(auth: &str) -> Result<(String, String), DockerConfigError> {
+fn decode_auth(auth: &str) -> Result<(String, String), PlainError> {
     let padded = auth.trim().ends_with('=');
     let decoded = Zeroizing::new(decode_base64(auth.as_bytes(), padded)?);
     let colon = decoded.iter().position(|byte| *byte == b':').ok_or_else(|| {
-        DockerConfigError("unable to parse auth field, must be formatted as base64(username:password)".to_owned())
+        PlainError("unable to parse auth field, must be formatted as base64(username:password)".to_owned())
     })?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((text(&decoded[..colon]), text(&decoded[colon + 1..])))
 }
 
-fn illegal_base64(at: usize) -> DockerConfigError {
-    DockerConfigError(format!("illegal base64 data at input byte {at}"))
+fn illegal_base64(at: usize) -> PlainError {
+    PlainError(format!("illegal base64 data at input byte {at}"))
 }
 
 /// Standard base64 as Go reads it: line ends and stray trailing bits are ignored; an error names the byte.
-fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, DockerConfigError> {
+fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, PlainError> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
     let symbols: Vec<(usize, u8)> = input.iter().copied().enumerate().filter(|(_, byte)| !is_line_end(byte)).collect();

@@ -6,17 +6,17 @@ use std::{
     fmt,
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use zeroize::Zeroizing;
 
 use super::{
     Credential, CredentialKind, Secret,
-    docker_config::{DockerConfig, DockerConfigError, PullSecretKind},
+    docker_config::{DockerConfig, PullSecretKind},
     registry_match::{Location, is_default_registry, is_read_as_docker_hub, matches, registry_key},
 };
 use crate::{
     image::{DOCKER_HUB, Digest, is_docker_hub, shown_name},
-    text::json_text,
+    text::{PlainError, json_text},
 };
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
@@ -91,7 +91,7 @@ pub(crate) struct KeyringError {
     pub(crate) namespace: String,
     pub(crate) name: String,
     #[source]
-    pub(crate) source: DockerConfigError,
+    pub(crate) source: PlainError,
 }
 
 impl Keyring {
@@ -247,25 +247,17 @@ fn hash_of(credential: &Credential) -> String {
 
 /// SHA-256 of the fields that are not empty, as the JSON object Go would write.
 fn credential_hash(fields: &[(&str, &str)]) -> String {
-    Digest::of(Zeroizing::new(canonical_json(fields)).as_bytes()).hex().to_owned()
+    Digest::of(canonical_json(fields).as_bytes()).hex().to_owned()
 }
 
-fn canonical_json(fields: &[(&str, &str)]) -> String {
-    // An escape takes at most six bytes, so the buffer never moves and leaves no copy of the secret.
-    let length = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum();
-    let mut json = String::with_capacity(length);
-    json.push('{');
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
-        if json.len() > 1 {
-            json.push(',');
+fn canonical_json(fields: &[(&str, &str)]) -> Zeroizing<String> {
+    struct Fields<'a>(&'a [(&'a str, &'a str)]);
+    impl Serialize for Fields<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_map(self.0.iter().filter(|(_, value)| !value.is_empty()).copied())
         }
-        json.push('"');
-        json.push_str(name);
-        json.push_str("\":");
-        json.push_str(&json_text(value));
     }
-    json.push('}');
-    json
+    json_text(&Fields(fields), fields.iter().map(|(name, value)| name.len() + value.len() + 6).sum::<usize>() + 2)
 }
 
 #[cfg(test)]

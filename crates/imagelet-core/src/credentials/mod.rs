@@ -22,7 +22,7 @@ pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::{LoginFile, NodeKeyring};
-pub use provider::{ProviderOptions, Providers, ProvidersError, Variables};
+pub use provider::{ProviderOptions, Providers, Variables};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use provider::{helper_answer, plugin_answer, provider_names};
@@ -30,7 +30,7 @@ pub(crate) use pull_credentials::{HostCredentials, PullCredentials};
 use registry_match::registry_key;
 pub use secret::{Secret, spellings};
 pub use token_cache::TokenCache;
-pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
+pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource};
 
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     provider::PROVIDER_FAMILIES.iter().copied()

@@ -11,8 +11,9 @@ use async_trait::async_trait;
 
 use crate::bounded_map::make_room;
 
-use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource};
 use crate::backoff::random;
+use crate::text::PlainError;
 
 /// Tokens with a longer lifetime are renewed after this time too.
 const AGE_MAX: Duration = Duration::from_hours(24);
@@ -49,11 +50,11 @@ impl TokenCache {
 
 #[async_trait]
 impl TokenSource for TokenCache {
-    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError> {
         self.source.service_account(namespace, name).await
     }
 
-    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
         let now = (self.clock)();
         let kept = self.tokens().get(request).cloned();
         if let Some(token) = &kept
@@ -66,11 +67,11 @@ impl TokenSource for TokenCache {
                 self.keep(request, token.clone(), now);
                 Ok(token)
             }
-            (Err(error), None) => Err(TokenSourceError::new(format!("failed to fetch token: {error}"))),
+            (Err(error), None) => Err(PlainError::new(format!("failed to fetch token: {error}"))),
             (Err(error), Some(token)) if is_expired(&token, (self.clock)()) => {
                 let key = format!("{}/{}", request.namespace, request.service_account);
                 let error = without_token(&error, &token);
-                Err(TokenSourceError::new(format!("token {key} expired and refresh failed: {error}")))
+                Err(PlainError::new(format!("token {key} expired and refresh failed: {error}")))
             }
             (Err(error), Some(token)) => {
                 let error = without_token(&error, &token);
@@ -85,7 +86,7 @@ impl TokenSource for TokenCache {
 }
 
 /// The renewal error without the token: a rejection may repeat it.
-fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
+fn without_token(error: &PlainError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }
 }
@@ -131,14 +132,14 @@ mod tests {
 
     #[async_trait]
     impl TokenSource for Scripted {
-        async fn service_account(&self, _: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+        async fn service_account(&self, _: &str, name: &str) -> Result<ServiceAccount, PlainError> {
             Ok(ServiceAccount { uid: format!("uid-{name}"), ..ServiceAccount::default() })
         }
 
-        async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+        async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
             self.asked.lock().unwrap().push(request.clone());
             if let Some(failure) = self.failures.lock().unwrap().pop_front() {
-                return Err(TokenSourceError::new(failure));
+                return Err(PlainError::new(failure));
             }
             let issued = at(self.now.load(std::sync::atomic::Ordering::Relaxed));
             let number = self.asked.lock().unwrap().len();

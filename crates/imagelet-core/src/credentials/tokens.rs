@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, time::SystemTime};
 use async_trait::async_trait;
 
 use super::Secret;
+use crate::text::PlainError;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceAccount {
@@ -30,23 +31,12 @@ pub struct IssuedToken {
     pub expires: SystemTime,
 }
 
-/// The cluster rejected the request or did not respond. Holds no secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct TokenSourceError(String);
-
-impl TokenSourceError {
-    pub fn new(message: impl Into<String>) -> Self {
-        Self(message.into())
-    }
-}
-
 /// The cluster's service account API, uncached.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError>;
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError>;
 
-    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError>;
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError>;
 }
 
 /// A node without a cluster: it has no service accounts.
@@ -55,11 +45,11 @@ pub struct Standalone;
 
 #[async_trait]
 impl TokenSource for Standalone {
-    async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, TokenSourceError> {
-        Err(TokenSourceError::new("cannot get ServiceAccounts when kubelet is in standalone mode"))
+    async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, PlainError> {
+        Err(PlainError::new("cannot get ServiceAccounts when kubelet is in standalone mode"))
     }
 
-    async fn token(&self, _request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
-        Err(TokenSourceError::new("cannot use TokenManager when kubelet is in standalone mode"))
+    async fn token(&self, _request: &TokenRequest) -> Result<IssuedToken, PlainError> {
+        Err(PlainError::new("cannot use TokenManager when kubelet is in standalone mode"))
     }
 }

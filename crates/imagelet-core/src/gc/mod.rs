@@ -22,12 +22,12 @@ use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicBool};
 
 use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning, remaining::RemainingImages};
 pub use self::{
-    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
+    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules},
     plan::Shortfall,
-    policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcPolicyError, GcRequest, ReliefMarks},
+    policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, RunTrigger},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes, RunTrigger},
     run_health::{GcRuns, RunMessage},
 };
 use crate::{

@@ -7,6 +7,7 @@ use crate::{
     image::{ByteSize, Percent},
     node_policy::{GcRules, NodePolicy},
     runtime::Freed,
+    text::PlainError,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub struct GcPolicy {
     pub age_max: Option<Duration>,
     pub order: GcOrder,
     /// `None`: an unreachable goal removes nothing.
-    pub relief: Option<ReliefMarks>,
+    pub pressure_relief: Option<ReliefMarks>,
     pub rules: GcRules,
 }
 
@@ -77,25 +78,21 @@ pub struct ReliefMarks {
     pub critical: Percent,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct GcPolicyError(String);
-
 impl GcPolicy {
     /// Collecting starts at `high` percent of the disk in use and stops at `low`.
     ///
     /// An image first seen less than `age_min` ago stays; one idle for longer than `age_max` is removed whatever the
     /// disk usage.
-    pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, GcPolicyError> {
+    pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, PlainError> {
         let percent = |name, value| {
-            let invalid = |_| GcPolicyError(format!("invalid {name} {value}, must be in range [0-100]"));
+            let invalid = |_| PlainError(format!("invalid {name} {value}, must be in range [0-100]"));
             Percent::new(value).map_err(invalid)
         };
         let high_percent = percent("HighThresholdPercent", high)?;
         let low_percent = percent("LowThresholdPercent", low)?;
         if low_percent > high_percent {
             let text = format!("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}");
-            return Err(GcPolicyError(text));
+            return Err(PlainError(text));
         }
         Ok(Self {
             bytes: GcMarks::new(high_percent, low_percent),
@@ -103,7 +100,7 @@ impl GcPolicy {
             age_min,
             age_max: age_max.filter(|age| !age.is_zero()),
             order: GcOrder::default(),
-            relief: None,
+            pressure_relief: None,
             rules: NodePolicy::IMAGELET.gc,
         })
     }
@@ -145,7 +142,7 @@ impl GcPolicy {
 
     /// The amount to free to get below the critical mark, zero where it is; `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
-        let critical = self.relief?.critical;
+        let critical = self.pressure_relief?.critical;
         let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };
         let inodes = self.inodes.and_then(|_| Level::inodes(disk)).map_or(0, wanted);
         Some(Freed { bytes: ByteSize(wanted(Level::bytes(disk))), inodes })

@@ -1,6 +1,7 @@
 //! The reason for keeping or removing an image: a stable code with its inputs, and a text.
 
 use std::{
+    borrow::Cow,
     fmt,
     time::{Duration, SystemTime},
 };
@@ -39,7 +40,7 @@ pub enum Reason {
     /// Stays: no space was needed, or earlier removals free enough.
     NotNeeded,
     /// Stays: the goal is out of reach, so its removal gains nothing.
-    InVain,
+    NotEnough,
     /// Stays: the goal is out of reach, and it was not idle long enough to be removed in that case.
     Recent {
         idle: Idle,
@@ -115,65 +116,94 @@ impl Reason {
     }
 
     pub fn code(&self) -> &'static str {
-        match self {
-            Self::InUse(_) => "in_use",
-            Self::Pinned(_) => "pinned",
-            Self::PodWaits(_) => "pod_waits",
-            Self::Rule(_) => "rule",
-            Self::LabelsUnknown(_) => "labels_unknown",
-            Self::NotOwned => "not_owned",
-            Self::NoId => "no_id",
-            Self::Young(_) => "young",
-            Self::Leased(_) => "leased",
-            Self::Awaited(_) => "awaited",
-            Self::Released => "released",
-            Self::JustUsed => "just_used",
-            Self::NotNeeded => "not_needed",
-            Self::InVain => "in_vain",
-            Self::Recent { .. } => "recent",
-            Self::Gone => "gone",
-            Self::Aborted(_) => "aborted",
-            Self::Refused(_) => "refused",
-            Self::Failed(_) => "failed",
-            Self::Remains(_) => "remains",
-            Self::Old { .. } => "old",
-            Self::Room { .. } => "room",
-            Self::Unused(_) => "unused",
-        }
+        self.parts().0
     }
 
     /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
     pub fn inputs(&self) -> Value {
+        self.parts().1
+    }
+
+    /// The code, the inputs, and the text.
+    fn parts(&self) -> (&'static str, Value, Cow<'static, str>) {
         let of_idle = |idle: &Idle| {
             let (Idle::Used(passed) | Idle::Never(passed)) = idle;
             json!({"idleSeconds": seconds(*passed), "neverUsed": matches!(idle, Idle::Never(_))})
         };
         let idle_and = |idle: &Idle, key: &str, value: Value| {
-            let mut document = of_idle(idle);
-            document[key] = value;
-            document
+            let mut inputs = of_idle(idle);
+            inputs[key] = value;
+            inputs
         };
+        let null = Value::Null;
         match self {
-            Self::InUse(by) | Self::Pinned(by) | Self::PodWaits(by) => json!({"by": by}),
-            Self::Rule(rule) | Self::LabelsUnknown(rule) => json!({"rule": rule}),
-            Self::Young(age_min) => json!({"ageMinSeconds": seconds(*age_min)}),
-            Self::Leased(lease) => json!({"leaseSeconds": seconds(*lease)}),
-            Self::Awaited(Some(until)) => json!({"until": moment(*until)}),
-            Self::Aborted(why) | Self::Remains(why) => json!({"why": why}),
-            Self::Refused(error) | Self::Failed(error) => json!({"error": error}),
-            Self::Recent { idle, idle_min } => idle_and(idle, "idleMinSeconds", seconds(*idle_min)),
-            Self::Old { idle, age_max } => idle_and(idle, "ageMaxSeconds", seconds(*age_max)),
-            Self::Room { idle, frees } => idle_and(idle, "frees", frees.0.into()),
-            Self::Unused(idle) => of_idle(idle),
-            Self::NotOwned
-            | Self::NoId
-            | Self::Awaited(None)
-            | Self::Released
-            | Self::JustUsed
-            | Self::NotNeeded
-            | Self::InVain
-            | Self::Gone => Value::Null,
+            Self::InUse(by) => ("in_use", json!({"by": by}), format!("in use by {}", first_of(by)).into()),
+            Self::Pinned(by) => {
+                let quoted = |it: &String| match it.as_str() {
+                    "runtime" => "the runtime".to_owned(),
+                    "sandbox image" => "the sandbox image setting".to_owned(),
+                    pattern => format!("`{pattern}`"),
+                };
+                let pins = by.iter().map(quoted).collect::<Vec<_>>().join(", ");
+                ("pinned", json!({"by": by}), format!("pinned by {pins}").into())
+            }
+            Self::PodWaits(by) => ("pod_waits", json!({"by": by}), format!("awaited by {}", first_of(by)).into()),
+            Self::Rule(rule) => ("rule", json!({"rule": rule}), format!("kept by the rule `{rule}`").into()),
+            Self::LabelsUnknown(rule) => {
+                let text = format!("its labels are not known, and the rule `{rule}` may keep it");
+                ("labels_unknown", json!({"rule": rule}), text.into())
+            }
+            Self::NotOwned => ("not_owned", null, "neither pulled nor adopted by imagelet".into()),
+            Self::NoId => ("no_id", null, "listed without an id".into()),
+            Self::Young(age_min) => {
+                let text = format!("younger than {}", duration_text(*age_min));
+                ("young", json!({"ageMinSeconds": seconds(*age_min)}), text.into())
+            }
+            Self::Leased(lease) => {
+                let text = format!("asked for less than {} ago", duration_text(*lease));
+                ("leased", json!({"leaseSeconds": seconds(*lease)}), text.into())
+            }
+            Self::Awaited(None) => ("awaited", null, "asked for, and the container it is for may still come".into()),
+            Self::Awaited(Some(until)) => {
+                let until = moment(*until);
+                let text = format!("asked for, and held until {until} for the container that may come");
+                ("awaited", json!({"until": until}), text.into())
+            }
+            Self::Released => ("released", null, "in use until a moment ago".into()),
+            Self::JustUsed => ("just_used", null, "used since the collection began".into()),
+            Self::NotNeeded => ("not_needed", null, "not needed".into()),
+            Self::NotEnough => ("not_enough", null, "all removable images together are not enough".into()),
+            Self::Recent { idle, idle_min } => {
+                let text = duration_text(*idle_min);
+                let text = format!("idle for less than {text}, and the goal is out of reach: {idle}");
+                ("recent", idle_and(idle, "idleMinSeconds", seconds(*idle_min)), text.into())
+            }
+            Self::Gone => ("gone", null, "gone already".into()),
+            Self::Aborted(why) => ("aborted", json!({"why": why}), format!("the collection ended early: {why}").into()),
+            Self::Refused(error) => {
+                ("refused", json!({"error": error}), format!("the runtime refused to remove it: {error}").into())
+            }
+            Self::Failed(error) => ("failed", json!({"error": error}), format!("could not be removed: {error}").into()),
+            Self::Remains(why) => ("remains", json!({"why": why}), format!("cannot be removed: {why}").into()),
+            Self::Old { idle, age_max } => {
+                let text = format!("unused for more than {}: {idle}", duration_text(*age_max));
+                ("old", idle_and(idle, "ageMaxSeconds", seconds(*age_max)), text.into())
+            }
+            Self::Room { idle, frees } => {
+                ("room", idle_and(idle, "frees", frees.0.into()), format!("room is wanted: {idle}").into())
+            }
+            Self::Unused(idle) => ("unused", of_idle(idle), format!("unused: {idle}").into()),
         }
+    }
+}
+
+/// The first users, and the number of the others.
+fn first_of(users: &[String]) -> String {
+    const SHOWN_MAX: usize = 3;
+    let shown = users[..users.len().min(SHOWN_MAX)].join(", ");
+    match users.len().saturating_sub(SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 
@@ -192,52 +222,7 @@ fn seconds(duration: Duration) -> Value {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const USERS_SHOWN_MAX: usize = 3;
-        match self {
-            Self::InUse(by) | Self::PodWaits(by) => {
-                f.write_str(if matches!(self, Self::InUse(_)) { "in use by " } else { "awaited by " })?;
-                f.write_str(&by.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
-                match by.len().saturating_sub(USERS_SHOWN_MAX) {
-                    0 => Ok(()),
-                    more => write!(f, " and {more} more"),
-                }
-            }
-            Self::Pinned(by) => {
-                let quoted = |it: &String| match it.as_str() {
-                    "runtime" => "the runtime".to_owned(),
-                    "sandbox image" => "the sandbox image setting".to_owned(),
-                    pattern => format!("`{pattern}`"),
-                };
-                write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
-            }
-            Self::Rule(rule) => write!(f, "kept by the rule `{rule}`"),
-            Self::LabelsUnknown(rule) => {
-                write!(f, "its labels are not known, and the rule `{rule}` may keep it")
-            }
-            Self::NotOwned => f.write_str("neither pulled nor adopted by imagelet"),
-            Self::NoId => f.write_str("listed without an id"),
-            Self::Young(age_min) => write!(f, "younger than {}", duration_text(*age_min)),
-            Self::Leased(lease) => write!(f, "asked for less than {} ago", duration_text(*lease)),
-            Self::Awaited(None) => f.write_str("asked for, and the container it is for may still come"),
-            Self::Awaited(Some(until)) => {
-                write!(f, "asked for, and held until {} for the container that may come", moment(*until))
-            }
-            Self::Released => f.write_str("in use until a moment ago"),
-            Self::JustUsed => f.write_str("used since the collection began"),
-            Self::NotNeeded => f.write_str("not needed"),
-            Self::InVain => f.write_str("would be removed in vain: all that may go is not enough"),
-            Self::Recent { idle, idle_min } => {
-                write!(f, "idle for less than {}, and the goal is out of reach: {idle}", duration_text(*idle_min))
-            }
-            Self::Gone => f.write_str("gone already"),
-            Self::Aborted(why) => write!(f, "the collection ended early: {why}"),
-            Self::Refused(error) => write!(f, "the runtime refused to remove it: {error}"),
-            Self::Failed(error) => write!(f, "could not be removed: {error}"),
-            Self::Remains(why) => write!(f, "cannot be removed: {why}"),
-            Self::Old { idle, age_max } => write!(f, "unused for more than {}: {idle}", duration_text(*age_max)),
-            Self::Room { idle, .. } => write!(f, "room is wanted: {idle}"),
-            Self::Unused(idle) => write!(f, "unused: {idle}"),
-        }
+        f.write_str(&self.parts().2)
     }
 }
 

@@ -42,9 +42,9 @@ impl RemainingImages {
             let (key, names) = (entry.key(), names(&entry.image));
             if let Some(known) = remaining.remove(&key)
                 && known.names.as_ref().is_none_or(|known| *known == names)
-                && entry.in_use_by.is_empty()
-                && entry.first_seen <= known.since
-                && entry.last_used.is_none_or(|used| used <= known.since)
+                && entry.usage.used_by.is_empty()
+                && entry.first_seen() <= known.since
+                && entry.usage.times.last_used.is_none_or(|used| used <= known.since)
             {
                 if entry.pinned_by.is_empty() {
                     spared.insert(key.clone(), known.reason.clone());

@@ -22,10 +22,23 @@ pub struct GcReport {
     pub disk_before: DiskUse,
     /// The disk at the end; `None` without removals or without a measurement.
     pub disk_after: Option<DiskUse>,
-    /// Bytes to free; `None` where no space or everything unused was wanted.
-    pub goal_bytes: Option<ByteSize>,
+    pub sizes: GcSizes,
     /// One decision per image: planned removals in order, then the others by key.
     pub decisions: Vec<GcDecision>,
+    pub failures: Vec<GcError>,
+    pub events: Vec<GcEvent>,
+    /// Ids of all present images; `None` in a dry run or after a failed listing.
+    pub present: Option<Vec<ImageId>>,
+    /// The kubelet's policy: the ids for its hooks after a space phase without failure. They are the images it
+    /// considered and kept, not all present ones.
+    pub hook: Option<Vec<ImageId>>,
+}
+
+/// What was to be freed, could be and was.
+#[derive(Debug, Default)]
+pub struct GcSizes {
+    /// Bytes to free; `None` where no space or everything unused was wanted.
+    pub goal: Option<ByteSize>,
     /// Listed sizes of the removed images, which include shared layers that stay.
     pub claimed: ByteSize,
     /// Bytes freed according to known shared layers; see `certainty`.
@@ -35,13 +48,6 @@ pub struct GcReport {
     /// Gain of available bytes on the disk, including concurrent writes and removals; `None` without removals or a
     /// measurement. May lag where the runtime frees asynchronously.
     pub measured: Option<ByteSize>,
-    pub failures: Vec<GcError>,
-    pub events: Vec<GcEvent>,
-    /// Ids of all present images; `None` in a dry run or after a failed listing.
-    pub present: Option<Vec<ImageId>>,
-    /// The kubelet's policy: the ids for its hooks after a space phase without failure. They are the images it
-    /// considered and kept, not all present ones.
-    pub hook: Option<Vec<ImageId>>,
 }
 
 impl GcReport {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{
     ImageGc,
     keep_rules::{KeepRules, held_by_rules},
-    plan::{Plan, PlanInput, Step, frees, message, plan},
+    plan::{Done, Plan, PlanInput, Step, frees, message, plan},
     policy::{GcGoal, GcRequest},
     reason::{GcPhase, Reason},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
@@ -70,8 +70,7 @@ impl ImageGc {
             wanted: None,
             last: None,
             spared: BTreeMap::new(),
-            aged: Freed::default(),
-            freed: Freed::default(),
+            done: Done::default(),
             removed_for_space: None,
             age_failures: Vec::new(),
             space_failures: Vec::new(),
@@ -134,8 +133,7 @@ struct Run<'a> {
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
-    aged: Freed,
-    freed: Freed,
+    done: Done,
     /// Listed sizes of the images removed for space; `None` without such removals.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
@@ -215,15 +213,16 @@ impl<'a> Run<'a> {
         let mut spared = self.gc.remaining.of(snapshot);
         spared.extend(self.spared.iter().map(|(key, reason)| (key.clone(), reason.clone())));
         let input = PlanInput {
-            policy: self.request.policy,
-            goal: self.request.goal,
+            request: self.request,
             now: self.now,
-            watched_since: snapshot.watched_since,
+            snapshot,
             // Removals are counted; the goal refers to the disk at the start.
             disk,
-            freed: self.freed,
-            aged: if self.rules_of_node().measures_first { self.aged } else { Freed::default() },
-            entries: &snapshot.entries,
+            done: if self.rules_of_node().measures_first {
+                self.done
+            } else {
+                Done { age: Freed::default(), ..self.done }
+            },
             ruled: &ruled,
             layers: layers.as_ref(),
             spared: &spared,
@@ -247,8 +246,8 @@ impl<'a> Run<'a> {
     fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         if self.last.is_none() {
-            (self.report.could_free, self.report.certainty) = (plan.possible.bytes, plan.certainty);
-            for (entry, reason) in input.entries.iter().zip(&plan.kept) {
+            (self.report.sizes.could_free, self.report.sizes.certainty) = (plan.possible.bytes, plan.certainty);
+            for (entry, reason) in input.snapshot.entries.iter().zip(&plan.kept) {
                 if *reason == Some(Reason::NoId) {
                     let message = format!("ImageID is not valid, skipping, image: {}", entry.key());
                     self.report.events.push(GcEvent { reason: "InvalidImageID", message });
@@ -258,9 +257,9 @@ impl<'a> Run<'a> {
         self.wanted = self.wanted.or(plan.wanted);
         if !self.rules_of_node().own_texts
             && let (Some(disk), Some(_)) = (&input.disk, plan.wanted)
-            && input.goal == GcGoal::Threshold
+            && input.request.goal == GcGoal::Threshold
         {
-            let policy = &input.policy;
+            let policy = &input.request.policy;
             tracing::info!(
                 usage = disk.used_percent(),
                 highThreshold = policy.high().get(),
@@ -274,8 +273,8 @@ impl<'a> Run<'a> {
     /// A dry run: counts all planned removals as done.
     fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         for step in &plan.steps {
-            let entry = &input.entries[step.place];
-            self.report.claimed = self.report.claimed + entry.image.size;
+            let entry = &input.snapshot.entries[step.place];
+            self.report.sizes.claimed = self.report.sizes.claimed + entry.image.size;
             self.count(step.phase, step.frees);
             self.decide(entry, step, GcOutcome::Chosen, step.reason.clone());
         }
@@ -292,7 +291,7 @@ impl<'a> Run<'a> {
             if !self.is_planned() && self.has_enough(plan) {
                 break;
             }
-            if self.remove(&input.entries[step.place], step).await {
+            if self.remove(&input.snapshot.entries[step.place], step).await {
                 removed.push(step);
             } else {
                 is_whole = false;
@@ -311,7 +310,7 @@ impl<'a> Run<'a> {
     }
 
     fn count(&mut self, phase: GcPhase, frees: Freed) {
-        let freed = if phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
+        let freed = if phase == GcPhase::Age { &mut self.done.age } else { &mut self.done.space };
         *freed = freed.plus(frees);
     }
 
@@ -330,7 +329,7 @@ impl<'a> Run<'a> {
             return Err(self.abort(GcError::ContainersVanished));
         }
         let gc = self.gc;
-        let cleared = gc.inventory.clear(entry, self.containers, self.clock()).await;
+        let cleared = gc.inventory.check_removable(entry, self.containers, self.clock()).await;
         cleared.map_err(|error| self.abort(GcError::Recheck(error)))?.map_err(|blocker| match blocker {
             RemovalBlocker::Gone => Reason::Gone,
             RemovalBlocker::InUse(by) => Reason::InUse(by),
@@ -373,7 +372,7 @@ impl<'a> Run<'a> {
         };
         match removed {
             Ok(()) => {
-                self.report.claimed = self.report.claimed + size;
+                self.report.sizes.claimed = self.report.sizes.claimed + size;
                 if step.phase != GcPhase::Age {
                     self.removed_for_space = Some(self.removed_for_space.unwrap_or_default() + size);
                 }
@@ -436,7 +435,7 @@ impl<'a> Run<'a> {
 
     /// Records the images for the kubelet's hooks: those a space phase without failure considered and kept.
     fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
-        let has_space_phase = input.goal != GcGoal::Threshold || plan.wanted.is_some();
+        let has_space_phase = input.request.goal != GcGoal::Threshold || plan.wanted.is_some();
         if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.dry_run() {
             return;
         }
@@ -445,8 +444,14 @@ impl<'a> Run<'a> {
         let fresh = (0..plan.kept.len()).filter(|place| is_fresh(&plan.kept[*place]));
         let others = plan.steps.iter().chain(&plan.reserve).filter(|step| step.phase != GcPhase::Age);
         let mut looked_at: Vec<usize> = fresh.chain(others.map(|step| step.place)).collect();
-        looked_at.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen, *place));
-        let is_gone = |place: &usize| self.spared.get(&input.entries[*place].key()) == Some(&Reason::Gone);
+        looked_at.sort_by_key(|place| {
+            (
+                input.snapshot.entries[*place].usage.times.last_used,
+                input.snapshot.entries[*place].usage.times.first_seen,
+                *place,
+            )
+        });
+        let is_gone = |place: &usize| self.spared.get(&input.snapshot.entries[*place].key()) == Some(&Reason::Gone);
         if self.has_enough(plan) {
             looked_at.truncate(looked_at.iter().rposition(is_gone).map_or(0, |last| last + 1));
         }
@@ -482,7 +487,7 @@ impl<'a> Run<'a> {
                 let all = || "all unused images".to_owned();
                 let wanted = self.wanted.filter(|_| goal != GcGoal::AllUnused);
                 let wanted = wanted.map_or_else(all, |wanted| wanted.bytes.to_string());
-                format!("{wanted} wanted, {} freed, and these removals failed: {errors}", self.freed.bytes)
+                format!("{wanted} wanted, {} freed, and these removals failed: {errors}", self.done.space.bytes)
             };
             self.fail(GcError::Removals(text));
         }
@@ -511,7 +516,7 @@ impl<'a> Run<'a> {
             }
             return;
         };
-        let (freed, dry_run) = (self.freed, self.dry_run());
+        let (freed, dry_run) = (self.done.space, self.dry_run());
         let text = message(used_percent, capacity, freed, dry_run, &shortfall, certainty);
         let error = GcError::OutOfReach { shortfall, text };
         // A command gets the failure each time; the node's event repeats only after a change.
@@ -566,7 +571,7 @@ impl<'a> Run<'a> {
                 Err(error) => tracing::warn!(%error, "could not list the images that are left"),
             }
         }
-        if report.claimed > ByteSize::ZERO && !dry_run {
+        if report.sizes.claimed > ByteSize::ZERO && !dry_run {
             match gc.measure().await {
                 Ok(disk) => report.disk_after = Some(disk).filter(|disk| disk.capacity > ByteSize::ZERO),
                 Err(error) => tracing::warn!(%error, "could not measure the disk after removing images"),
@@ -574,14 +579,14 @@ impl<'a> Run<'a> {
         }
         let before = &report.disk_before;
         let after = report.disk_after.as_ref().filter(|_| before.capacity > ByteSize::ZERO);
-        report.measured = after.map(|after| after.available.saturating_sub(before.available));
-        report.goal_bytes = self.wanted.map(|wanted| wanted.bytes);
-        report.freed = before.at_most_used(self.aged.plus(self.freed), report.certainty);
-        let could_free = Freed { bytes: report.could_free, inodes: 0 };
-        report.could_free = before.at_most_used(could_free, report.certainty).bytes;
+        report.sizes.measured = after.map(|after| after.available.saturating_sub(before.available));
+        report.sizes.goal = self.wanted.map(|wanted| wanted.bytes);
+        report.sizes.freed = before.at_most_used(self.done.age.plus(self.done.space), report.sizes.certainty);
+        let could_free = Freed { bytes: report.sizes.could_free, inodes: 0 };
+        report.sizes.could_free = before.at_most_used(could_free, report.sizes.certainty).bytes;
         if self.is_active {
             let removed = report.removed().count();
-            let (claimed, measured) = (report.claimed.0, report.measured.map(|bytes| bytes.0));
+            let (claimed, measured) = (report.sizes.claimed.0, report.sizes.measured.map(|bytes| bytes.0));
             tracing::info!(removed, claimed, measured, dry_run, "image collection ended");
         }
         self.report

@@ -20,7 +20,7 @@ pub use glob::{Glob, GlobError};
 pub use id::{ImageId, ImageKey};
 pub use lookup::{ImageNames, LookupError, look_up, split_names};
 pub use measure::{ByteSize, Percent, PercentError, counted};
-pub use pinned::{PinnedNames, PinnedNamesError};
+pub use pinned::PinnedNames;
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 

@@ -1,6 +1,7 @@
 //! Names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
 
 use super::{Glob, Image, Reference};
+use crate::text::PlainError;
 
 /// Pinned names, whatever image they refer to at the time.
 ///
@@ -10,7 +11,7 @@ use super::{Glob, Image, Reference};
 /// let pinned = PinnedNames::patterns(["registry.k8s.io/pause:3.10", "ghcr.io/team/*", "*proxy*"])?;
 /// assert!(pinned.pins("ghcr.io/team/app:v1") && pinned.pins("quay.io/kube-proxy:v1"));
 /// assert!(!pinned.pins("mirror.example/ghcr.io/team/app:v1"));
-/// # Ok::<(), imagelet_core::image::PinnedNamesError>(())
+/// # Ok::<(), imagelet_core::text::PlainError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinnedNames(Vec<Pattern>);
@@ -21,10 +22,6 @@ struct Pattern {
     /// In lower case, for names in any case. Tags of whole names keep their capital letters.
     is_caseless: bool,
 }
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct PinnedNamesError(String);
 
 impl PinnedNames {
     /// containerd's notation: whole names, compared after normalisation.
@@ -43,11 +40,11 @@ impl PinnedNames {
 
     /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
     /// the name, domain included; CRI-O also matches it within.
-    pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PinnedNamesError> {
+    pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PlainError> {
         let mut pinned = Self::default();
         for text in texts {
             let small = text.trim().to_ascii_lowercase();
-            let refused = |why: &str| Err(PinnedNamesError(why.to_owned()));
+            let refused = |why: &str| Err(PlainError(why.to_owned()));
             if small.is_empty() {
                 return refused("an empty pattern pins no image");
             }

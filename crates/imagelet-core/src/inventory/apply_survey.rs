@@ -90,29 +90,11 @@ impl InventoryState {
         }
     }
 
-    fn entry(
-        &self,
-        image: Arc<Image>,
-        usage: &ImageUsage,
-        now: SystemTime,
-        leased_until: Option<SystemTime>,
-    ) -> ImageEntry {
-        ImageEntry {
-            first_seen: usage.first_seen.unwrap_or(now),
-            last_used: usage.last_used,
-            leased_at: usage.requested_at,
-            leased_until,
-            awaited_by: self.pod_leases.pods_of(&image),
-            released_at: usage.released_at,
-            last_user: usage.user.clone(),
-            pulled: usage.pulled,
-            origin: usage.origin,
-            prefetched: usage.prefetched,
-            history: usage.history.clone(),
-            in_use_by: usage.used_by.clone(),
-            pinned_by: self.pinned_by(&image),
-            image,
-        }
+    fn entry(&self, image: Arc<Image>, usage: &ImageUsage, now: SystemTime, until: Option<SystemTime>) -> ImageEntry {
+        let mut usage = usage.clone();
+        usage.times.first_seen.get_or_insert(now);
+        let (awaited_by, pinned_by) = (self.pod_leases.pods_of(&image), self.pinned_by(&image));
+        ImageEntry { image, usage, leased_until: until, awaited_by, pinned_by }
     }
 }
 

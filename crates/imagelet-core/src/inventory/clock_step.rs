@@ -57,7 +57,7 @@ impl InventoryState {
 
     /// The starts of waits that end by the wall clock.
     pub(super) fn waits(&mut self) -> impl Iterator<Item = &mut SystemTime> {
-        let released = self.memory.images.values_mut().filter_map(|usage| usage.released_at.as_mut());
+        let released = self.memory.images.values_mut().filter_map(|usage| usage.times.released_at.as_mut());
         self.watch.vanished_at.iter_mut().chain(released)
     }
 

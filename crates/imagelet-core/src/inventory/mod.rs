@@ -10,8 +10,8 @@ mod ledger;
 mod node_status;
 mod observation_window;
 mod pins;
-mod recheck;
 mod reference_match;
+mod removal_check;
 mod sandboxes;
 #[cfg(test)]
 mod testing;
@@ -45,7 +45,7 @@ use self::{
     ledger::{Ledger, LedgerFile},
     node_status::ImageCache,
     observation_window::ObservationWindow,
-    pins::{change::parse_patterns, of_sets},
+    pins::{change::parse_patterns, set_pins},
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::UsageHistory,
     waiting_pods::PodLeases,
@@ -53,8 +53,8 @@ use self::{
 pub use self::{
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
-    pins::{PinError, PinPattern, of_sets::OwnedPin},
-    usage_history::image_usage::{ImageOrigin, PullCost, UseHistory, UseReport},
+    pins::{PinError, PinPattern, set_pins::OwnedPin},
+    usage_history::image_usage::{ImageOrigin, ImageUsage, PullCost, UseHistory, UseReport, UseTimes},
     waiting_pods::WaitingPod,
 };
 use crate::{
@@ -129,33 +129,17 @@ impl Snapshot {
     /// Whether containers are missing that the pass before listed: a pass [`VANISHED_WAIT`] later decides whether their
     /// images are unused.
     pub fn misses_containers(&self) -> bool {
-        self.containers_vanished || self.entries.iter().any(|entry| entry.released_at.is_some())
+        self.containers_vanished || self.entries.iter().any(|entry| entry.usage.times.released_at.is_some())
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageEntry {
     pub image: Arc<Image>,
-    pub first_seen: SystemTime,
-    /// Time of the last use or request.
-    pub last_used: Option<SystemTime>,
-    /// Time of the last request by a pull or a pod; lost on restart.
-    pub leased_at: Option<SystemTime>,
-    /// The last user as `NAMESPACE/POD`, if a pod.
-    pub last_user: Option<String>,
+    pub usage: ImageUsage,
     pub leased_until: Option<SystemTime>,
     /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of it yet.
     pub awaited_by: Vec<String>,
-    /// Time of the first pass that found it unused; `None` where long ago. A restarting runtime may return a short
-    /// list, so a second pass confirms it.
-    pub released_at: Option<SystemTime>,
-    pub pulled: Option<PullCost>,
-    pub origin: ImageOrigin,
-    /// It was prefetched for a set, and nothing has used it since: a collection takes it first.
-    pub prefetched: bool,
-    pub history: UseHistory,
-    /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
-    pub in_use_by: Vec<String>,
     /// Patterns, `runtime`, `sandbox image`, or a set: `ImageSet NAMESPACE/NAME`, `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
 }
@@ -163,6 +147,10 @@ pub struct ImageEntry {
 impl ImageEntry {
     pub fn key(&self) -> ImageKey {
         self.image.key()
+    }
+
+    pub fn first_seen(&self) -> SystemTime {
+        self.usage.times.first_seen.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
@@ -214,7 +202,7 @@ impl Inventory {
             let (file, content) = LedgerFile::open(opened.clone()).map_err(failed)?;
             state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
-            state.set_pins = of_sets::read(opened).map_err(failed)?;
+            state.set_pins = set_pins::read(opened).map_err(failed)?;
             ledger = Some(Arc::new(Mutex::new(file)));
         }
         Ok(Self {

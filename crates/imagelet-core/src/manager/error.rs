@@ -16,7 +16,7 @@ use crate::{
 pub struct EnsureError {
     image: String,
     cause: Cause,
-    /// See [`NodePolicy::stable_reasons`](crate::node_policy::NodePolicy::stable_reasons).
+    /// See [`PodRules::stable_reasons`](crate::node_policy::PodRules::stable_reasons).
     is_stable: bool,
 }
 
@@ -242,7 +242,7 @@ mod tests {
             while let Some(case) = run.next_case() {
                 let text = |field: &str| case.input[field].as_str().expect("a text");
                 let source = Arc::new(RuntimeError::other(text("cri_error")));
-                let error = EnsureError::from_pull(text("image"), source, way.node_policy().stable_reasons);
+                let error = EnsureError::from_pull(text("image"), source, way.node_policy().pods.stable_reasons);
                 run.compare(&case, &json!({"reason": error.reason(), "message": error.message()}));
             }
             run.end();

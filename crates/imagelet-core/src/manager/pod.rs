@@ -91,7 +91,7 @@ impl ImageManager {
     ///
     /// All start in parallel, so that later pulls run during an init container. Two spellings of one image run in
     /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. Without
-    /// [`NodePolicy::parallel_pod_images`](crate::node_policy::NodePolicy::parallel_pod_images) all run in sequence, and
+    /// [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all run in sequence, and
     /// images that a failed init container or volume blocks are not requested.
     ///
     /// `watcher` makes the watcher of an image whose request begins, and `finished` receives each result; neither blocks.
@@ -112,7 +112,7 @@ impl ImageManager {
         }
         let results = Mutex::new(vec![None; request.images.len()]);
         let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
-        let in_parallel = self.policy().parallel_pod_images;
+        let in_parallel = self.policy().pods.parallel_pod_images;
         stream::iter(plan(&request.images, in_parallel))
             .for_each_concurrent(LANES_MAX, |sequence| async move {
                 for step in sequence {

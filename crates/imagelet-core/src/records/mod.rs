@@ -39,7 +39,7 @@ pub use maintenance::{Absent, PruneMark, Recovered};
 #[cfg(test)]
 pub(crate) use tests::faults;
 pub(crate) use verify::{AccessProof, CheckResult, Verdict};
-pub use verify::{Allowlist, AllowlistError, Guard, RecordsSettings, VerificationPolicy};
+pub use verify::{Allowlist, Guard, RecordsSettings, VerificationPolicy};
 
 use crate::{
     durable::{Disk, MachineDisk},

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::file::{ImageAccess, PulledRecord, RecordedSecret};
+use crate::text::PlainError;
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
 /// Most secrets recorded for one name of an image.
@@ -56,16 +57,11 @@ pub struct Allowlist {
     prefixes: Vec<String>,
 }
 
-/// The text is not a valid pattern, in the kubelet's words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct AllowlistError(String);
-
 impl Allowlist {
-    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Self, AllowlistError> {
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Self, PlainError> {
         let mut list = Self::default();
         for pattern in patterns {
-            let wrong = |why: &str| Err(AllowlistError(format!("{why}: {pattern}")));
+            let wrong = |why: &str| Err(PlainError(format!("{why}: {pattern}")));
             let prefix = pattern.strip_suffix('*').filter(|prefix| prefix.ends_with('/'));
             let text = prefix.unwrap_or(pattern);
             if pattern.trim() != pattern {
@@ -78,10 +74,10 @@ impl Allowlist {
                 return wrong("not a valid wildcard pattern, only patterns ending with '/*' are allowed");
             }
             match prefix {
-                Some("/") => return Err(AllowlistError("at least registry hostname is required".to_owned())),
+                Some("/") => return Err(PlainError("at least registry hostname is required".to_owned())),
                 Some(prefix) => list.prefixes.push(prefix.to_owned()),
                 None => {
-                    let failed = |error| AllowlistError(format!("failed to parse as an image name: {error}"));
+                    let failed = |error| PlainError(format!("failed to parse as an image name: {error}"));
                     let name = trim_tag_and_digest(pattern).map_err(failed)?;
                     if name != pattern {
                         return wrong("neither tag nor digest is accepted in an image reference");

@@ -44,7 +44,7 @@ pub trait WaySettings: Copy {
         let percent = |value| Percent::new(value).expect("a percentage");
         let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
         let inodes = GcMarks::new(percent(95), percent(90));
-        GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), relief: Some(relief), ..policy }
+        GcPolicy { order: GcOrder::Cost, inodes: Some(inodes), pressure_relief: Some(relief), ..policy }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+use imagelet_core::credentials::{IssuedToken, Secret, ServiceAccount, TokenRequest, TokenSource};
 use k8s_openapi::{
     api::{
         authentication::v1::{TokenRequest as KubeTokenRequest, TokenRequestStatus},
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
+use imagelet_core::text::PlainError;
 
 /// The longest token; those of the API server have about a kilobyte.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
@@ -36,7 +37,7 @@ impl ClusterTokens {
 
 #[async_trait]
 impl TokenSource for ClusterTokens {
-    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError> {
         let answer = secret_api::get(&self.client, &path(namespace, name)).await.map_err(|error| failed(&error))?;
         let account =
             serde_json::from_slice(&answer).map_err(|error| failed(&kube::Error::SerdeError(error).into()))?;
@@ -44,10 +45,10 @@ impl TokenSource for ClusterTokens {
         Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
     }
 
-    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
         // Not bound to a pod it would outlive its need.
         if request.pod_name.is_empty() || request.pod_uid.is_empty() {
-            return Err(TokenSourceError::new("the request for the image names no pod, to which the token is bound"));
+            return Err(PlainError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
         let answer = secret_api::post(&self.client, &path, &token_request(request).to_string()).await;
@@ -55,8 +56,8 @@ impl TokenSource for ClusterTokens {
     }
 }
 
-fn failed(error: &ApiError) -> TokenSourceError {
-    TokenSourceError::new(error.to_string())
+fn failed(error: &ApiError) -> PlainError {
+    PlainError::new(error.to_string())
 }
 
 fn path(namespace: &str, name: &str) -> String {

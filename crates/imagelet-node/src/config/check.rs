@@ -27,8 +27,7 @@ use super::{
     check_gc, check_http, check_kubelet, check_kubernetes,
     environment::Environment,
     keys_and_defaults::{
-        API_VERSION, File, ImportFolder, KIND, LimitsKeys, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys,
-        StoreKeys,
+        API_VERSION, File, ImportFolder, KIND, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
     },
     settings::{
         Backend, CredentialSettings, ImageSettings, Interfaces, NodeSettings, RecordRules, RuntimeSettings, Settings,
@@ -118,7 +117,7 @@ fn images(file: &File, environment: &Environment, node_policy: NodePolicy, found
         import_folder: import_folder(own, &backend, found),
         backend,
         pinned,
-        sandbox_images: node_policy.pins_sandbox_images.then_some(sandbox_images),
+        sandbox_images: node_policy.inventory.pins_sandbox_images.then_some(sandbox_images),
         registry: registry(own, environment, found),
         detection_period,
         stale_max: stale.enabled.then_some(stale_max),
@@ -163,7 +162,7 @@ fn thresholds(file: &File, found: &mut Violations) -> GcPolicy {
         age_min: age_min.to_std(),
         age_max: positive(age_max.to_std()),
         order: GcOrder::default(),
-        relief: None,
+        pressure_relief: None,
         rules: NodePolicy::IMAGELET.gc,
     }
 }
@@ -270,23 +269,24 @@ fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {
         format!("must be at least {}Mi", UNPACK_MEMORY_MIN >> 20),
     );
     EngineConfig {
-        layers_in_flight: usize::try_from(layers).unwrap_or(1),
         durability: keys.durability,
         keep_blobs: keys.keep_blobs,
         admission: keys.admission,
-        unpack_memory,
-        limits: layer_limits(&keys.limits, found),
+        limits: layer_limits(keys, (layers, unpack_memory), found),
         ..EngineConfig::new(&keys.directory)
     }
 }
 
-fn layer_limits(keys: &LimitsKeys, found: &mut Violations) -> LayerLimits {
+fn layer_limits(store: &StoreKeys, (layers, memory): (u64, u64), found: &mut Violations) -> LayerLimits {
+    let keys = &store.limits;
     LayerLimits {
         expansion_max: found.count("store.limits.expansionMax", keys.expansion_max, 1..=100_000),
         entries_max: found.count("store.limits.entriesMax", keys.entries_max, 1..=100_000_000),
         free_inodes_floor: found.count("store.limits.freeInodesFloor", keys.free_inodes_floor, 0..=1_000_000_000),
         expansion_free: found.size("store.limits.expansionFree", &keys.expansion_free).unwrap_or_default(),
         free_bytes_floor: found.size("store.limits.freeBytesFloor", &keys.free_bytes_floor).unwrap_or_default(),
+        layers_in_flight: usize::try_from(layers).unwrap_or(1),
+        memory,
     }
 }
 

@@ -33,8 +33,8 @@ pub(super) fn check(file: &File, policy: GcPolicy, node_policy: NodePolicy, foun
             "gc.policy `cost` does not go with compatibility `kubelet`, whose policy is `lru`",
         );
     }
-    let relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
-    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), relief, ..policy };
+    let pressure_relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
+    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), pressure_relief, ..policy };
     let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
     Collection {
         policy: if file.own.is_like_kubelet() { of_kubelet } else { own },

@@ -113,7 +113,7 @@ pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
     let count = report.removed().count();
     let more = count.saturating_sub(NAMED_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    let claimed = report.claimed;
+    let claimed = report.sizes.claimed;
     (count > 0).then(|| format!("Removed {} ({claimed} as listed): {named}{more}", counted(count, "image")))
 }
 

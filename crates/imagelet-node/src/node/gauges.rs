@@ -102,7 +102,7 @@ impl LocalNode {
         let (metrics, entries) = (&self.parts.metrics, &snapshot.entries);
         let count = |number: usize| number as f64;
         metrics.set(&IMAGES, &[], count(entries.len()));
-        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count()));
+        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count()));
         metrics.set(&IMAGES_PINNED, &[], count(entries.iter().filter(|entry| !entry.pinned_by.is_empty()).count()));
         metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
         metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());

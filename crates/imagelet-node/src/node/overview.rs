@@ -43,8 +43,9 @@ impl Command for DiskRequest {
         let used = disk.as_ref().map(|disk| disk.used().0);
         let forecast = forecast(&samples, used, capacity, high);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
-        let held =
-            |entry: &Arc<ImageEntry>| (!entry.in_use_by.is_empty(), !entry.pinned_by.is_empty(), entry.image.size.0);
+        let held = |entry: &Arc<ImageEntry>| {
+            (!entry.usage.used_by.is_empty(), !entry.pinned_by.is_empty(), entry.image.size.0)
+        };
         let max = self.samples.map_or(usize::MAX, |max| usize::try_from(max).unwrap_or(usize::MAX));
         let disk = Disk {
             mountpoint,

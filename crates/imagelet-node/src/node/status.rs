@@ -68,7 +68,7 @@ impl Command for StatusRequest {
             started_at: moment(node.started_at),
             images: entries.len() as u64,
             images_unknown: snapshot.is_none(),
-            in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
+            in_use: entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count() as u64,
             used_percent: disk.map(DiskUse::used_percent),
             image_fs: disks.as_ref().map(|disks| (&disks.images).into()),
             container_fs: disks.as_ref().map(|disks| (&disks.containers).into()),

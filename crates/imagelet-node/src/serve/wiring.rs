@@ -94,7 +94,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && settings.pulls.node_policy.resolves_interrupted_pulls;
+    let is_alone = store.engine.is_some() && settings.pulls.node_policy.access.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
@@ -125,7 +125,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
         let look_ahead =
-            look_ahead_max.filter(|_| settings.pulls.node_policy.looks_ahead).map(|images_max| LookAheadParts {
+            look_ahead_max.filter(|_| settings.pulls.node_policy.pods.looks_ahead).map(|images_max| LookAheadParts {
                 manager: Arc::clone(&manager),
                 runtime: runtime.clone(),
                 images_max,
@@ -199,7 +199,8 @@ async fn open_store(
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
     let StoreAccess { access, lock_wait } = wanted;
-    let config = EngineConfig { access, lock_wait, registry: settings.images.registry.clone(), ..store.engine.clone() };
+    let mut config = EngineConfig { registry: settings.images.registry.clone(), ..store.engine.clone() };
+    (config.place.access, config.place.lock_wait) = (access, lock_wait);
     let report = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
         Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
@@ -209,7 +210,7 @@ async fn open_store(
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
-            .streaming_lists(settings.pulls.node_policy.streams_lists);
+            .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -218,8 +219,8 @@ async fn open_store(
         layers: None,
         usable: None,
         names: None,
-        name: format!("store {}", store.engine.root.display()),
-        state: store.engine.root.join("state"),
+        name: format!("store {}", store.engine.place.root.display()),
+        state: store.engine.place.root.join("state"),
         engine: Some(engine),
         imports: None,
         uses_known: true,
@@ -235,7 +236,7 @@ async fn open_runtime(
     let timeout = settings.node.request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let streams = settings.pulls.node_policy.streams_lists;
+    let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -291,7 +292,7 @@ async fn open_runtime(
         engine: None,
         imports,
         name: format!("runtime {address}"),
-        state: runtime.engine.root.join("runtimes").join(&folder.hex()[..16]),
+        state: runtime.engine.place.root.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
 }
@@ -325,7 +326,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let inventory = inventory.forgetful(!settings.pulls.node_policy.remembers_absent_images);
+    let inventory = inventory.forgetful(!settings.pulls.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
@@ -403,7 +404,7 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
 }
 
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
-    let guard = if settings.pulls.node_policy.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    let guard = if settings.pulls.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
     Some(RecordsSettings { policy: settings.records.verification.clone()?, guard, age_max: settings.records.age_max })
 }
 
@@ -416,7 +417,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
         },
         Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
-    let keyring = if settings.pulls.node_policy.docker_keyring { keyring } else { keyring.as_the_kubelet() };
+    let keyring = if settings.pulls.node_policy.access.docker_keyring { keyring } else { keyring.as_the_kubelet() };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 

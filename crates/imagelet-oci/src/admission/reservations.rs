@@ -21,33 +21,31 @@ use crate::tenant::Tenant;
 const GRANT_MIN: u64 = 1 << 20;
 
 /// The running pulls of all tenants.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
     returned: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct ReservationTable {
     next: u64,
     pulls: BTreeMap<u64, ReservedPull>,
 }
 
-#[derive(Debug)]
 struct ReservedPull {
     tenant: Arc<Tenant>,
     space: Arc<PullSpace>,
     layers: HashMap<Digest, ReservedLayer>,
 }
 
-#[derive(Debug)]
 struct ReservedLayer {
     amount: Amount,
     packed: u64,
     progress: Arc<LayerProgress>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct LayerProgress {
     read: AtomicU64,
     written: AtomicU64,
@@ -55,7 +53,6 @@ struct LayerProgress {
 }
 
 /// How far a pull may write. It stops there until it has more.
-#[derive(Debug)]
 struct PullSpace {
     meter: HoldMeter,
     grant: watch::Sender<Grant>,
@@ -77,7 +74,6 @@ struct PullRest<'a> {
     step: Amount,
 }
 
-#[derive(Debug)]
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
     /// The layers that are not unpacked yet, with the packed bytes that are not read yet.
@@ -244,7 +240,6 @@ impl PullSpace {
 }
 
 /// A pull's share of the reservations, released on drop.
-#[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
@@ -288,7 +283,7 @@ impl Drop for Reservation {
 }
 
 /// Counts the bytes of a layer that a pull reads and writes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
     /// `None`: the layer is not reserved.

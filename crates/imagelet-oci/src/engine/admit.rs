@@ -22,6 +22,8 @@ use crate::{
     tenant::Tenant,
 };
 
+/// How long a pull that may not fit waits for others.
+const WAIT_MAX: Duration = Duration::from_mins(1);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// Space requests while each frees some: removed images may share layers with the remaining ones.
 const ROOM_ROUNDS_MAX: usize = 3;
@@ -89,7 +91,7 @@ impl Engine {
     }
 
     async fn space(&self, of: &SpaceFor, progress: &Progress) -> Result<Option<Reservation>, RuntimeError> {
-        let deadline = Instant::now() + self.config.admission_wait;
+        let deadline = Instant::now() + WAIT_MAX;
         let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
         let mut is_probed = false;
         loop {

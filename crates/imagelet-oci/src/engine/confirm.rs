@@ -26,11 +26,9 @@ impl Engine {
         session: &PullSession,
     ) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = self.digest_here(target) else { return Ok(None) };
-        let Some((root, chosen, manifest, is_named)) = self.documents_here(target, &digest).await else {
-            return Ok(None);
-        };
+        let Some(resolved) = self.resolved_here(target, session, &digest).await else { return Ok(None) };
         match session.confirm(&target.reference, &digest).await {
-            Ok(true) => Ok(Some(Resolved { session: session.clone(), root, chosen, manifest, is_named })),
+            Ok(true) => Ok(Some(resolved)),
             Ok(false) => Ok(None),
             // A token service answers both in the same words.
             Err(error) if error.is_outage() || error.fault().stage == Stage::Token => Err(error),
@@ -50,23 +48,23 @@ impl Engine {
 
     /// The documents from a digest to the image for the platform, if the disk has them all, and whether an index names the
     /// platform.
-    async fn documents_here(
-        &self,
-        target: &PullTarget,
-        digest: &Digest,
-    ) -> Option<(ImageDocument, ImageDocument, Manifest, bool)> {
+    async fn resolved_here(&self, target: &PullTarget, session: &PullSession, digest: &Digest) -> Option<Resolved> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
-        let root = match self.document_here(&id, "manifest.json", digest).await {
-            Some((root, ManifestDocument::Image(manifest))) => return Some((root.clone(), root, manifest, false)),
-            _ => self.document_here(&id, "index.json", digest).await?,
+        let resolved = |root, (chosen, read), is_named| match read {
+            ManifestDocument::Image(manifest) => {
+                Some(Resolved { session: session.clone(), root, chosen, manifest, is_named })
+            }
+            ManifestDocument::Index(_) => None,
         };
-        let (root, ManifestDocument::Index(index)) = root else { return None };
-        let (entry, is_named) = index.chosen_alone(&target.platform)?;
-        match self.document_here(&id, "manifest.json", &entry.digest).await? {
-            (chosen, ManifestDocument::Image(manifest)) => Some((root, chosen, manifest, is_named)),
-            (_, ManifestDocument::Index(_)) => None,
+        if let Some((root, read)) = self.document_here(&id, "manifest.json", digest).await {
+            return resolved(root.clone(), (root, read), false);
         }
+        let (root, ManifestDocument::Index(index)) = self.document_here(&id, "index.json", digest).await? else {
+            return None;
+        };
+        let (entry, is_named) = index.chosen_alone(&target.platform)?;
+        resolved(root, self.document_here(&id, "manifest.json", &entry.digest).await?, is_named)
     }
 
     /// The documents of an image, as recorded. One that the disk has lost comes from the session's registry.

@@ -51,10 +51,9 @@ impl PullTarget {
 }
 
 /// Manifests resolved a moment ago, each for one pull with the same credential.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
-#[derive(Debug)]
 struct CachedResolution {
     target: PullTarget,
     resolved: Resolved,

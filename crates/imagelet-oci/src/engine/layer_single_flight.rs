@@ -5,25 +5,24 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use imagelet_core::{
-    hold::{CHECK_PERIOD, HoldPolicy, PullWait, SharedThing},
+    hold::{CHECK_PERIOD, HoldPolicy, SharedThing},
     image::Digest,
-    runtime::{Progress, PullEvent, RuntimeError},
+    runtime::{Progress, RuntimeError},
 };
 use tokio::{
-    sync::Notify,
+    sync::{Notify, Semaphore, SemaphorePermit},
     time::{Instant, timeout},
 };
 
 use super::{Engine, report_present};
 use crate::{
     confine::Confinement,
-    pipeline::{LayerJob, LayerPace, Place},
+    pipeline::{LayerJob, LayerPace, Place, WaitReport},
     scarce,
     store::{SpareWanted, StagedLayer},
     tenant::Tenant,
@@ -66,13 +65,13 @@ pub(crate) struct LayerCaller {
     pub(crate) hold: HoldPolicy,
     /// Bytes per second of the pull's own registry, where it is known.
     pub(crate) rate: Box<dyn Fn() -> Option<u64> + Send + Sync>,
-    /// Is notified of the pull that is waited for.
-    pub(crate) waits: Box<dyn Fn(Option<String>) + Send + Sync>,
+    pub(crate) layer: Digest,
+    pub(crate) progress: Progress,
 }
 
 impl LayerCaller {
     pub(crate) fn of(job: &LayerJob, progress: &Progress) -> Arc<Self> {
-        let (session, progress, layer) = (job.session.clone(), Arc::clone(progress), job.descriptor.digest.clone());
+        let session = job.session.clone();
         Arc::new(Self {
             tenant: Arc::clone(&job.claim.tenant),
             repository: session.reference().repository().to_owned(),
@@ -80,10 +79,8 @@ impl LayerCaller {
             size: job.descriptor.size,
             hold: job.terms.hold,
             rate: Box::new(move || session.usual_rate()),
-            waits: Box::new(move |holder| {
-                let wait = holder.map(|holder| PullWait { thing: SharedThing::Layer, holder: Some(holder) });
-                progress(PullEvent::Waits { layer: layer.clone(), wait });
-            }),
+            layer: job.descriptor.digest.clone(),
+            progress: Arc::clone(progress),
         })
     }
 
@@ -98,20 +95,6 @@ impl LayerCaller {
                 Some(time) => self.hold.waits_for_whole(time, self.size, (self.rate)()),
                 None => self.hold.waits_for(&pace.wall, pace.left(), self.size, (self.rate)(), now),
             }
-    }
-
-    /// Reports the wait until the guard is dropped.
-    fn waits_for_holder(self: &Arc<Self>, holder: String) -> WaitReport {
-        (self.waits)(Some(holder));
-        WaitReport(Arc::clone(self))
-    }
-}
-
-struct WaitReport(Arc<LayerCaller>);
-
-impl Drop for WaitReport {
-    fn drop(&mut self) {
-        (self.0.waits)(None);
     }
 }
 
@@ -155,17 +138,12 @@ impl<T> LayerSlot<T> {
         self.lock().staged.upgrade()
     }
 
-    /// How many fetches have ended.
-    fn ended(&self) -> u64 {
-        self.lock().ended
-    }
-
     /// Waits until more fetches have ended than these.
     async fn ended_since(&self, seen: u64) {
         loop {
             // Made before the check: it sees every later notification.
             let ended = self.ended.notified();
-            if self.ended() != seen {
+            if self.lock().ended != seen {
                 return;
             }
             ended.await;
@@ -214,12 +192,6 @@ impl<T> Default for LayerSingleFlight<T> {
     }
 }
 
-impl<T> fmt::Debug for LayerSingleFlight<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerSingleFlight").finish_non_exhaustive()
-    }
-}
-
 impl<T> LayerSingleFlight<T> {
     /// Waits for other fetches that are worth it; else enters, and fetches beside them until the first one is whole.
     ///
@@ -241,7 +213,7 @@ impl<T> LayerSingleFlight<T> {
         let slot = self.slot(key);
         // Reports the wait, and its end also where it is dropped.
         let mut waits = None;
-        let (mut seen, mut failed) = (slot.ended(), 0);
+        let (mut seen, mut failed) = (slot.lock().ended, 0);
         let (entered, guard) = loop {
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
@@ -249,10 +221,12 @@ impl<T> LayerSingleFlight<T> {
             // A row of fetches that bring nothing is no reason to wait on.
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
-                waits.get_or_insert_with(|| caller.waits_for_holder(holder));
+                waits.get_or_insert_with(|| {
+                    WaitReport::begin((SharedThing::Layer, &caller.layer, &caller.progress), Some(holder))
+                });
                 let ended = slot.ended_since(seen);
                 failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
-                seen = slot.ended();
+                seen = slot.lock().ended;
                 continue;
             }
             // A place in the line is kept while others end.
@@ -263,8 +237,8 @@ impl<T> LayerSingleFlight<T> {
                     () = slot.ended_since(seen) => None,
                     entered = &mut entering => Some(entered),
                 };
-                if slot.ended() != seen {
-                    (seen, failed) = (slot.ended(), failed + 1);
+                if slot.lock().ended != seen {
+                    (seen, failed) = (slot.lock().ended, failed + 1);
                     if let Some(present) = present(slot.staged()).await? {
                         return Ok(RaceOutcome::Present(present));
                     }
@@ -285,7 +259,7 @@ impl<T> LayerSingleFlight<T> {
                 fetched = &mut fetch => return fetched.map(|fetched| RaceOutcome::Own(fetched, guard)),
                 () = slot.ended_since(seen) => {}
             }
-            seen = slot.ended();
+            seen = slot.lock().ended;
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
             }
@@ -317,42 +291,14 @@ impl Engine {
         only_from: Option<&str>,
         progress: &Progress,
     ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
-        let present = || report_present(progress, &job.descriptor.digest);
         let is_in_store = || self.store.layer(&job.diff_id).is_some() && self.may_share(only_from, &job.diff_id);
         let key = (job.diff_id.clone(), only_from.map(str::to_owned));
-        let caller = LayerCaller::of(&job, progress);
-        let staged_or_present = async |staged: Option<Arc<StagedLayer>>| {
+        let present = async |staged: Option<Arc<StagedLayer>>| {
             Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
         };
-        let spare_pace = Arc::new(LayerPace::new(0, Instant::now()));
-        let place = || self.places.place(job.claim.clone(), &job.descriptor, progress);
-        let enter = async || {
-            // A spare needs no place.
-            if self.has_spare(&job, only_from) {
-                return (None, Arc::clone(&spare_pace));
-            }
-            let place = place().await;
-            let pace = Arc::clone(&place.pace);
-            (Some(place), pace)
-        };
-        let fetch = async |entered: Option<Place>| {
-            if let Some(spare) = self.spare(&job, only_from) {
-                present();
-                return Ok(spare);
-            }
-            let place = if let Some(place) = entered {
-                place
-            } else {
-                // Another pull has taken the spare.
-                spare_pace.set_left(job.descriptor.size);
-                place().await
-            };
-            let staged = scarce::retried(|| job.run(&place, progress)).await;
-            staged.map_err(|error| job.descriptor.not_fetched(error))
-        };
-        match Box::pin(self.fetching.race(key, &caller, staged_or_present, enter, fetch)).await? {
+        match self.brought(&self.fetching, key, &job, None, progress, present).await? {
             RaceOutcome::Present(staged) => {
-                present();
+                report_present(progress, &job.descriptor.digest);
                 Ok(staged)
             }
             RaceOutcome::Own(staged, guard) => {
@@ -363,16 +309,64 @@ impl Engine {
         }
     }
 
-    fn has_spare(&self, job: &LayerJob, only_from: Option<&str>) -> bool {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
-        !job.blob.is_kept && self.store.has_spare(&wanted)
+    /// A layer that an earlier pull unpacked, or a fetched one, unless `present` finds the layer first. `window` bounds
+    /// the fetches.
+    pub(super) async fn brought<T, P, E: From<RuntimeError>, Present>(
+        &self,
+        flight: &LayerSingleFlight<T>,
+        key: LayerKey,
+        job: &LayerJob,
+        window: Option<&Semaphore>,
+        progress: &Progress,
+        present: impl Fn(Option<Arc<T>>) -> Present,
+    ) -> Result<RaceOutcome<StagedLayer, P, T>, E>
+    where
+        Present: Future<Output = Result<Option<P>, E>>,
+    {
+        let (caller, repository) = (LayerCaller::of(job, progress), key.1.clone());
+        let wanted = SpareWanted { diff_id: &job.diff_id, repository: repository.as_deref(), end: job.staging.end };
+        let spare_pace = Arc::new(LayerPace::new(0, Instant::now()));
+        let place = async || {
+            let window = match window {
+                Some(window) => Some(window.acquire().await.expect("the window is never closed")),
+                None => None,
+            };
+            (window, self.places.place(job.claim.clone(), &job.descriptor, progress).await)
+        };
+        let enter = async || {
+            // A spare needs no place.
+            if self.has_spare(&wanted) {
+                return (None, Arc::clone(&spare_pace));
+            }
+            let place = place().await;
+            let pace = Arc::clone(&place.1.pace);
+            (Some(place), pace)
+        };
+        let fetch = async |entered: Option<(Option<SemaphorePermit<'_>>, Place)>| {
+            let spare = if job.blob.is_kept { None } else { self.store.take_spare(&wanted, &job.blob.resumption) };
+            if let Some(spare) = spare {
+                tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked");
+                report_present(progress, &job.descriptor.digest);
+                return Ok(spare);
+            }
+            let (_window, place) = if let Some(entered) = entered {
+                entered
+            } else {
+                // Another pull has taken the spare.
+                spare_pace.set_left(job.descriptor.size);
+                place().await
+            };
+            let staged = scarce::retried(|| job.run(&place, progress)).await;
+            Ok(staged
+                .inspect_err(|error| job.blob.resumption.heed(error))
+                .map_err(|error| job.descriptor.not_fetched(error))?)
+        };
+        Box::pin(flight.race(key, &caller, present, enter, fetch)).await
     }
 
-    /// A layer that an unfinished pull left. It has no blob, so it is of no use where blobs are kept.
-    fn spare(&self, job: &LayerJob, only_from: Option<&str>) -> Option<StagedLayer> {
-        let wanted = SpareWanted { diff_id: &job.diff_id, repository: only_from, end: job.staging.end };
-        let spare = if job.blob.is_kept { None } else { self.store.take_spare(&wanted, &job.blob.resumption) };
-        spare.inspect(|_| tracing::debug!(layer = %job.diff_id, "took a layer that an earlier pull unpacked"))
+    /// Whether an unfinished pull left a layer. It has no blob, so it is of no use where blobs are kept.
+    pub(super) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
+        !self.config.keep_blobs && self.store.has_spare(wanted)
     }
 }
 

@@ -15,6 +15,7 @@ mod trust;
 mod verify;
 
 use std::{
+    fmt,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -61,36 +62,37 @@ const LOCK_WAIT_QUIET: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    pub root: PathBuf,
-    pub access: Access,
-    /// How long to wait for another process that changes the store.
-    pub lock_wait: Duration,
+    pub place: StorePlace,
     pub registry: RegistryConfig,
-    /// Layers of one image that are fetched and unpacked concurrently.
-    pub layers_in_flight: usize,
     pub durability: Durability,
     pub keep_blobs: bool,
     /// How long the content of an unfinished pull stays for the next one; zero: it is removed at once.
     pub resume_for: Duration,
     pub limits: LayerLimits,
-    /// Memory limit for unpacking all layers, in bytes.
-    pub unpack_memory: u64,
     /// When a pull gives up what others wait for.
     pub hold: HoldPolicy,
     pub admission: Admission,
-    /// How long a pull that may not fit waits for others at most.
-    pub admission_wait: Duration,
+}
+
+/// Where a store is, and how it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorePlace {
+    pub root: PathBuf,
+    pub access: Access,
+    /// How long to wait for another process that changes the store.
+    pub lock_wait: Duration,
 }
 
 impl EngineConfig {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
-            root: root.into(),
-            access: Access::Write { or_create: true },
-            // A cleanup thread of a pull may still hold a store that this process has just closed.
-            lock_wait: Duration::from_secs(2),
+            place: StorePlace {
+                root: root.into(),
+                access: Access::Write { or_create: true },
+                // A cleanup thread of a pull may still hold a store that this process has just closed.
+                lock_wait: Duration::from_secs(2),
+            },
             registry: RegistryConfig::default(),
-            layers_in_flight: 4,
             durability: Durability::Commit,
             keep_blobs: false,
             resume_for: Duration::from_hours(24),
@@ -100,17 +102,16 @@ impl EngineConfig {
                 entries_max: 2_000_000,
                 free_bytes_floor: 16 << 20,
                 free_inodes_floor: 1_000,
+                layers_in_flight: 4,
+                memory: UNPACK_MEMORY_DEFAULT,
             },
-            unpack_memory: UNPACK_MEMORY_DEFAULT,
             hold: HoldPolicy::default(),
             admission: Admission::default(),
-            admission_wait: Duration::from_mins(1),
         }
     }
 }
 
 /// The embedded image service: registry client, pipeline and store.
-#[derive(Debug)]
 pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
@@ -127,6 +128,12 @@ pub struct Engine {
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
     resolutions: Resolutions,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("root", &self.root()).finish_non_exhaustive()
+    }
 }
 
 impl Engine {
@@ -147,7 +154,7 @@ impl Engine {
         tell: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<Arc<Self>, RuntimeError> {
         let store = Arc::new(open_store(&config, tell).await?);
-        let health_file = (!store.is_read_only()).then(|| config.root.join(HEALTH_FILE));
+        let health_file = (!store.is_read_only()).then(|| config.place.root.join(HEALTH_FILE));
         let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() })?;
         if !store.is_read_only() {
             registry.keep_documents_in(&store);
@@ -156,7 +163,7 @@ impl Engine {
         let engine = Arc::new(Self {
             registry,
             store: Arc::clone(&store),
-            budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
+            budget: Arc::new(UnpackBudget::new(config.limits.memory)),
             config,
             fetching: LayerSingleFlight::default(),
             turns: LayerTurns::default(),
@@ -176,11 +183,7 @@ impl Engine {
         if !store.is_read_only() {
             engine.sync_background_soon();
             // The trash can be large; the start does not wait for it.
-            tokio::task::spawn_blocking(move || {
-                if let Err(error) = store.empty_trash() {
-                    tracing::warn!(error = error.chain(), "could not empty the trash");
-                }
-            });
+            tokio::task::spawn_blocking(move || store.try_empty_trash());
         }
         Ok(engine)
     }
@@ -206,9 +209,7 @@ impl Engine {
     pub fn container_service(&self) -> Arc<dyn ContainerService> {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
-}
 
-impl Engine {
     /// Runs blocking work on the store.
     async fn on_disk<T: Send + 'static>(
         &self,
@@ -236,9 +237,7 @@ impl Engine {
         let id = self.store.resolve(&spec.image)?;
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
-}
 
-impl Engine {
     /// Records what a pull fetches for processes that wait for the store, too.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);
@@ -426,11 +425,11 @@ impl LocalStore for Engine {
 
 /// Opens the store, and waits for another process that changes it; `report` is called once with the reason of a wait.
 async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
-    let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
+    let (begun, wait_max, mut is_reported) = (Instant::now(), config.place.lock_wait, false);
     let mut wait = LockWait::new(wait_max, begun);
     loop {
-        let EngineConfig { access, durability, resume_for, .. } = *config;
-        let (root, options) = (config.root.clone(), StoreOptions { access, durability, resume_for });
+        let EngineConfig { place: StorePlace { root, access, .. }, durability, resume_for, .. } = config.clone();
+        let options = StoreOptions { access, durability, resume_for };
         let opened = blocking(move || match Store::open(&root, options) {
             Err(error) if error.kind() == RuntimeErrorKind::InUse => Ok(Err((error, progress_of_owner(&root)))),
             opened => opened.map(Ok),
@@ -455,9 +454,7 @@ async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
+    tokio::task::spawn_blocking(work).await?
 }
 
 /// Ends the threads of some work whose caller has dropped it.

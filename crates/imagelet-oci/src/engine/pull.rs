@@ -209,7 +209,7 @@ impl Engine {
                 reservation.release(&layer);
                 Ok::<_, RuntimeError>(staged)
             })
-            .buffer_unordered(self.config.layers_in_flight.max(1))
+            .buffer_unordered(self.config.limits.layers_in_flight.max(1))
             .try_collect();
         let staged: Vec<Option<Arc<StagedLayer>>> =
             self.with_space((reservation, resumption), progress, identity, staging).await?;

@@ -34,8 +34,8 @@ impl Engine {
         let mut attached = None;
         for requirement in &requirements {
             match requirement {
-                Loaded::Refuse(why) => return Err(refused(why)),
-                Loaded::Sigstore(keys, identity) => {
+                Err(why) => return Err(refused(why)),
+                Ok((keys, identity)) => {
                     if attached.is_none() {
                         let failed = format!("could not fetch the signatures of `{reference}`");
                         attached = Some(self.attached(resolved).await.map_err(|error| about(error, &failed))?);
@@ -66,8 +66,8 @@ impl Engine {
         let (rule, requirements) = loaded.await?;
         let why = match requirements.first() {
             None => return Ok(()),
-            Some(Loaded::Refuse(why)) => why,
-            Some(Loaded::Sigstore(..)) => "a signature is required, and archives are imported without signatures",
+            Some(Err(why)) => why,
+            Some(Ok(_)) => "a signature is required, and archives are imported without signatures",
         };
         let path = place.path.display();
         Err(refusal(format!("the archive `{path}` is refused by the signature policy, rule `{rule}`: {why}")))
@@ -90,10 +90,8 @@ impl Engine {
 /// The policy cannot be used, or refuses the image whatever signatures it has.
 pub fn check_signature_policy(policy: &Path, reference: &Reference) -> Result<String, RuntimeError> {
     let (place, requirements) = load(policy, |policy| policy.rule(reference))?;
-    for requirement in &requirements {
-        if let Loaded::Refuse(why) = requirement {
-            return Err(refused(reference, &place, why));
-        }
+    if let Some(why) = requirements.iter().find_map(|requirement| requirement.as_ref().err()) {
+        return Err(refused(reference, &place, why));
     }
     let needed =
         if requirements.is_empty() { "accepts it unsigned" } else { "requires a signature, which is not checked here" };
@@ -104,12 +102,10 @@ fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
     refusal(format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}"))
 }
 
-/// A requirement with its keys. One that accepts every image is none.
-enum Loaded {
-    Refuse(String),
-    Sigstore(PublicKeys, signature::Identity),
-}
+/// The keys of a requirement, or why it refuses every image. One that accepts every image is none.
+type Loaded = Result<(PublicKeys, signature::Identity), String>;
 
+/// Its place in the policy, and its requirements.
 type LoadedRule = (String, Vec<Loaded>);
 
 fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Result<LoadedRule, RuntimeError> {
@@ -118,11 +114,9 @@ fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Resul
     let rule = choose(&policy);
     let load = |requirement: &Requirement| match requirement {
         Requirement::Accept => None,
-        Requirement::Reject => Some(Ok(Loaded::Refuse("it rejects every image".into()))),
-        Requirement::Unsupported(why) => Some(Ok(Loaded::Refuse(why.clone()))),
-        Requirement::Sigstore { keys, identity } => {
-            Some(public_keys(keys).map(|keys| Loaded::Sigstore(keys, *identity)))
-        }
+        Requirement::Reject => Some(Ok(Err("it rejects every image".into()))),
+        Requirement::Unsupported(why) => Some(Ok(Err(why.clone()))),
+        Requirement::Sigstore { keys, identity } => Some(public_keys(keys).map(|keys| Ok((keys, *identity)))),
     };
     let requirements = rule.requirements.iter().filter_map(load).collect::<Result<Vec<_>, String>>();
     let requirements = requirements.map_err(|why| unusable(format!("{}: {why}", rule.place)))?;

@@ -140,7 +140,7 @@ pub(crate) fn references(names: &[String], wanted: Option<&Reference>) -> Result
         return Err(unacceptable(format!("the image has {} names; more than {NAMES_MAX} are refused", names.len())));
     }
     let mut references = Vec::new();
-    for name in names.iter().filter(|name| !is_bare_tag(name)) {
+    for name in names.iter().filter(|name| name.contains(['/', ':', '@'])) {
         let reference: Reference = name.parse().map_err(|error| {
             corrupt(format!("`{}` in the archive names no image", printable(name))).caused_by(error)
         })?;
@@ -164,10 +164,6 @@ fn check_cancelled(cancelled: &AtomicBool) -> Result<(), RuntimeError> {
         return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import was cancelled"));
     }
     Ok(())
-}
-
-fn is_bare_tag(name: &str) -> bool {
-    !name.contains(['/', ':', '@'])
 }
 
 #[cfg(test)]

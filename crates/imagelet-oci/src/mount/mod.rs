@@ -12,29 +12,33 @@ mod note;
 mod parents;
 mod state;
 mod unmount;
-mod uses;
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::SystemTime,
 };
 
+use async_trait::async_trait;
 use imagelet_core::{
     failpoint,
-    image::{Digest, ImageId},
-    runtime::{MountOptions, MountedImage, RuntimeError, RuntimeErrorKind},
+    image::{Digest, ImageId, ImageSpec},
+    runtime::{
+        Container, ContainerService, ContainerState, MountOptions, MountedImage, RuntimeError, RuntimeErrorKind,
+    },
+    text::file_time,
 };
 use rustix::{io::Errno, mount::MountFlags};
 
 use crate::{
     overlay::{self, KERNEL_MIN, OverlayFolder},
-    store::{Store, storage_error},
+    store::{Store, could_not, storage_error},
 };
 use note::{Note, NotedMount};
 use state::{MountState, TableRow};
 pub(crate) use unmount::unmount_image;
-pub(crate) use uses::MountUses;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedMount {
@@ -125,7 +129,7 @@ fn attach(
         image: id.to_string(),
         writable: options.writable,
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
-        boot: store.boot().map(str::to_owned),
+        boot: store.boot.clone(),
         device: format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)),
     };
     note::write(folder, &note)?;
@@ -233,7 +237,7 @@ fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMoun
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
-    state::judge(noted, store.boot(), rows, || is_in_use(noted))
+    state::judge(noted, store.boot.as_deref(), rows, || is_in_use(noted))
 }
 
 /// Whether the kernel has the overlay anywhere; `None`: it does not say.
@@ -250,15 +254,13 @@ fn is_in_use(noted: &NotedMount) -> Option<bool> {
 fn read_notes(store: &Store) -> Result<Vec<NotedMount>, RuntimeError> {
     let mut noted = Vec::new();
     for folder in [own_folder(store), note::volatile_folder(store.root())] {
-        let read = note::read_all(&folder)
-            .map_err(|error| storage_error(format!("could not read `{}`", folder.display()), error))?;
-        noted.extend(read);
+        noted.extend(note::read_all(&folder).map_err(could_not("read", &folder))?);
     }
     Ok(noted)
 }
 
 fn read_table() -> Result<Vec<TableRow>, RuntimeError> {
-    state::read_table().map_err(|error| storage_error("could not read the kernel's table of mounts".to_owned(), error))
+    state::read_table().map_err(could_not("read", Path::new(state::MOUNT_TABLE)))
 }
 
 fn own_folder(store: &Store) -> PathBuf {
@@ -271,8 +273,43 @@ fn discard(folder: &OverlayFolder) {
     }
 }
 
+#[derive(Clone, Debug)]
+pub(crate) struct MountUses(pub(crate) Arc<Store>);
+
+#[async_trait]
+impl ContainerService for MountUses {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let store = Arc::clone(&self.0);
+        let mounted = tokio::task::spawn_blocking(move || mounts(&store))
+            .await
+            .map_err(|error| RuntimeError::defect("could not list mounts").caused_by(error))??;
+        Ok(mounted.into_iter().map(container).collect())
+    }
+
+    /// The store's list is complete: a mount that is not in it has ended.
+    async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
+        Ok(true)
+    }
+}
+
+fn container(mount: ListedMount) -> Container {
+    Container {
+        id: format!("mount:{}", mount.target.display()),
+        sandbox_id: String::new(),
+        name: mount.target.display().to_string(),
+        image: ImageSpec::new(&mount.image),
+        image_ref: mount.image.clone(),
+        image_id: mount.image,
+        state: ContainerState::Running,
+        created_at: file_time(mount.mounted_at).unwrap_or(SystemTime::UNIX_EPOCH),
+        labels: BTreeMap::default(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -304,5 +341,17 @@ mod tests {
         }
         assert_eq!(of(Errno::PERM).as_deref(), Some("mounting needs root"));
         assert_eq!(of(Errno::NOSPC), None);
+    }
+
+    #[test]
+    fn a_mount_whose_note_has_no_time_is_in_use_since_an_unknown_time() {
+        let created = |mounted_at| {
+            let (target, image) = ("/mnt".into(), "sha256:1".to_owned());
+            container(ListedMount { target, image, writable: false, mounted_at, shown: true }).created_at
+        };
+        assert_eq!(created(5), SystemTime::UNIX_EPOCH + Duration::from_secs(5));
+        for mounted_at in [0, u64::MAX, u64::MAX / 2, 1 << 40] {
+            assert_eq!(created(mounted_at), SystemTime::UNIX_EPOCH, "{mounted_at}");
+        }
     }
 }

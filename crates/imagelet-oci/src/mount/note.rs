@@ -4,26 +4,22 @@
 //! identifies its image and its mount, whose source in the kernel's table ends in the same digits.
 
 use std::{
-    fs,
-    io::{self, Read as _},
+    fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
 use imagelet_core::{
     failpoint,
-    image::{ByteSize, Digest, ImageId},
+    image::{Digest, ImageId},
 };
-use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     overlay::OverlayFolder,
-    store::{digest_named, remove_tree, replace_file},
+    store::{digest_named, read_json, remove_tree, replace_file, seal},
 };
 
-/// A note is below 5 KiB: a path is 4096 bytes at most.
-const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Length of the mount's own digits at the end of a key.
 const SERIAL_LENGTH: usize = 16;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
@@ -104,7 +100,7 @@ pub(super) fn source_of(folder: &OverlayFolder) -> String {
 }
 
 pub(super) fn write(folder: &OverlayFolder, note: &Note) -> io::Result<()> {
-    replace_file(&note_of(folder), &serde_json::to_vec(note)?)
+    replace_file(&note_of(folder), &seal(note))
 }
 
 pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
@@ -138,8 +134,8 @@ pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     for entry in entries {
         let name = entry.file_name();
         let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
-        let note = match read(&entry.path()) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        let note = match read_json(&entry.path()) {
+            Ok(note) => Ok(note),
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => Err(error.to_string()),
         };
@@ -148,23 +144,10 @@ pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     Ok(noted)
 }
 
-/// A pipe, a link, or an endless file must not block the list.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(NOTE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if u64::try_from(bytes.len()).is_ok_and(|length| length > NOTE_BYTES_MAX) {
-        return Err(io::Error::other(format!("larger than {}", ByteSize(NOTE_BYTES_MAX))));
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use rustix::fs::Mode;
+
     use super::*;
 
     const NOTE: &str =

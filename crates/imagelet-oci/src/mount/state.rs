@@ -58,8 +58,10 @@ pub(super) struct TableRow {
     pub(super) source: String,
 }
 
+pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
+
 pub(super) fn read_table() -> io::Result<Vec<TableRow>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+    Ok(parse(&fs::read(MOUNT_TABLE)?))
 }
 
 pub(super) fn mount_id(path: &Path) -> io::Result<u64> {

@@ -21,7 +21,7 @@ use super::{
     read_notes, read_table,
     state::{self, MountState, TableRow},
 };
-use crate::store::{Store, storage_error};
+use crate::store::{Store, could_not};
 
 /// How many times, and at which interval, an overlay is probed before it counts as alive.
 const BUSY_LOOKS: usize = 20;
@@ -31,21 +31,21 @@ const BUSY_PERIOD: Duration = Duration::from_millis(50);
 ///
 /// `force` drops the note of a mount that this mount namespace does not show.
 pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
-    let failed = |error: io::Error| storage_error(format!("could not unmount `{}`", target.display()), error);
+    let failed = could_not::<io::Error>("unmount", target);
     let _turn = store.mounting();
     let noted = read_notes(store)?;
     let rows = read_table()?;
     let place = match target.canonicalize() {
         // A place that exists only in another mount namespace.
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
-        place => place.map_err(failed)?,
+        place => place.map_err(&failed)?,
     };
     let ours = |row: &TableRow| noted.iter().find(|noted| state::is_shown_by(noted, row));
     let here: Vec<&TableRow> = rows.iter().filter(|row| row.target == place).collect();
     if !here.iter().any(|row| ours(row).is_some()) {
         return give_up(store, &noted, &rows, &place, force);
     }
-    let uppermost = state::mount_id(&place).map_err(failed)?;
+    let uppermost = state::mount_id(&place).map_err(&failed)?;
     let top = rows.iter().find(|row| row.id == uppermost);
     let Some(mounted) = top.filter(|row| row.target == place).and_then(ours) else {
         let over = top.map_or_else(String::new, |row| format!(" (`{}`, {})", row.source, row.kind));

@@ -32,7 +32,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    pace::{LayerPace, reported},
+    pace::{LayerPace, WaitReport, reported},
     pull_slots::{Place, PullSlots, SlotRequest},
 };
 use self::{
@@ -77,6 +77,10 @@ pub struct LayerLimits {
     pub free_bytes_floor: u64,
     /// Inodes that stay free on it.
     pub free_inodes_floor: u64,
+    /// Layers of one image that are fetched and unpacked concurrently.
+    pub layers_in_flight: usize,
+    /// Memory for unpacking all layers, in bytes.
+    pub memory: u64,
 }
 
 #[derive(Clone)]
@@ -227,7 +231,7 @@ impl LayerJob {
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
         let mut patience = WRITER_LOOKS_MAX;
-        while self.copies() && patience > 0 && self.staging.store.is_written(&self.descriptor.digest) {
+        while self.copies() && patience > 0 && self.staging.store.is_written(&self.blob.key) {
             tokio::time::sleep(WRITER_LOOK).await;
             patience -= 1;
         }
@@ -241,7 +245,7 @@ impl LayerJob {
                     let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
                     // The bytes of a running pull may turn out to be wrong.
                     let partial = || store.open_partial(&job.blob.key, *size);
-                    whole.or_else(|| if store.is_written(digest) { None } else { partial() })
+                    whole.or_else(|| if store.is_written(&job.blob.key) { None } else { partial() })
                 }
                 None => None,
             };
@@ -275,7 +279,7 @@ impl LayerJob {
         work: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, RuntimeError> {
         let job = self.clone();
-        tokio::task::spawn_blocking(move || work(&job)).await.map_err(panicked)
+        Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
     /// The digest of the inflated bytes. A file's is that of its blob; its key cannot be compared with any content.
@@ -348,10 +352,10 @@ impl Attempt<'_> {
             cancel.0.store(true, Ordering::Relaxed);
             ended.await
         };
-        let (inflated, unpacked) = (inflated.map_err(panicked)?, unpacked.map_err(panicked)?);
+        let (inflated, unpacked) = (inflated?, unpacked?);
         let mut copied = None;
         if let Some(copying) = self.copying.take() {
-            let written = copying.await.map_err(panicked)?;
+            let written = copying.await?;
             copied = Some(written.map_err(|error| storage_error("could not keep the compressed blob", error))?);
         }
         if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
@@ -377,10 +381,6 @@ impl Attempt<'_> {
 
 fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
-}
-
-fn panicked(error: tokio::task::JoinError) -> RuntimeError {
-    RuntimeError::defect("a thread of the pull ended early").caused_by(error)
 }
 
 struct CancelOnDrop(Arc<AtomicBool>);

@@ -77,18 +77,24 @@ pub(crate) async fn reported<T>(
     if let Ok(output) = timeout(CHECK_PERIOD, &mut wait).await {
         return output;
     }
-    progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder: holder() }) });
-    let _ended = WaitEnd { layer, progress };
+    let _report = WaitReport::begin((thing, layer, progress), holder());
     wait.await
 }
 
-/// Reports the end of a wait, also of one that is dropped.
-struct WaitEnd<'a> {
-    layer: &'a Digest,
-    progress: &'a Progress,
+/// A wait that is reported; its end is, too, where it is dropped.
+pub(crate) struct WaitReport {
+    layer: Digest,
+    progress: Progress,
 }
 
-impl Drop for WaitEnd<'_> {
+impl WaitReport {
+    pub(crate) fn begin((thing, layer, progress): (SharedThing, &Digest, &Progress), holder: Option<String>) -> Self {
+        progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder }) });
+        Self { layer: layer.clone(), progress: Arc::clone(progress) }
+    }
+}
+
+impl Drop for WaitReport {
     fn drop(&mut self) {
         (self.progress)(PullEvent::Waits { layer: self.layer.clone(), wait: None });
     }

@@ -128,15 +128,16 @@ impl LayerJob {
             allocated: DiskUsage::default(),
             root_opaque: report.root_opaque,
             unsettled: self.staging.store.unsettled_mark(self.staging.end),
-            for_sink: self.staging.end == LayerEnd::Sink,
+            end: self.staging.end,
             sums,
         };
-        let layer = StagedLayer::new(staging, &self.descriptor, record, Arc::clone(&self.staging.view))?;
+        let LayerStaging { store, view, .. } = &self.staging;
+        let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
         // A kept blob resumes by itself, and a spare would lack it.
         if self.blob.is_kept {
             return Ok(layer);
         }
-        layer.resumable(&self.staging.store, self.session.reference().repository(), &self.blob.resumption)
+        layer.resumable(self.session.reference().repository(), &self.blob.resumption)
     }
 }
 

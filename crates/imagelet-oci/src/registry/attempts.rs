@@ -2,17 +2,23 @@
 //!
 //! The host with the shortest expected delay is next. A host that failed has a backoff, a host that limits requests the
 //! wait that it requests, and a host in bad health the delay that it is likely to cost. So every other host is tried
-//! before the same one again.
+//! before the same one again. All retries of a pull share a budget (`docs/spec/pull.md §13.5`).
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use imagelet_core::{
     backoff::{grown, random_share, scattered},
-    runtime::{Party, RuntimeError},
+    runtime::{Party, Patience, RuntimeError},
 };
 use tokio::time::Instant;
 
-use super::error::{Failure, Retry};
+use super::{
+    connection::{Running, SharedClock},
+    error::{Failure, Retry},
+};
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
@@ -164,6 +170,64 @@ fn backoff(failures: u32) -> Duration {
     grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, failures)
 }
 
+/// The time that one pull may spend on retries, over all its requests: it passes while at least one request of the pull is between a failure and its next success; requests that fail at
+/// the same time spend it once.
+#[derive(Debug)]
+pub(crate) struct RetryBudget {
+    total: Duration,
+    /// Holds until the party that failed has served something.
+    patience: Patience,
+    hosts_served: AtomicBool,
+    redirects_served: AtomicBool,
+    spent: SharedClock,
+}
+
+impl RetryBudget {
+    pub(crate) fn new(total: Duration, patience: Patience) -> Self {
+        let (hosts_served, redirects_served) = Default::default();
+        Self { total, patience, hosts_served, redirects_served, spent: SharedClock::new() }
+    }
+
+    /// A host, or the target of its redirect, has served something of the pull: it is worth the whole budget.
+    pub(crate) fn served(&self, is_redirected: bool) {
+        self.served_by(is_redirected).store(true, Ordering::Relaxed);
+    }
+
+    fn served_by(&self, is_redirected: bool) -> &AtomicBool {
+        if is_redirected { &self.redirects_served } else { &self.hosts_served }
+    }
+
+    /// The time of all retries before this one: less than the total while nothing was served, as the pull may as well
+    /// begin anew.
+    pub(crate) fn allowed(&self, next: &Next) -> Duration {
+        let Patience { retries_max, requested_max, .. } = self.patience;
+        match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
+            (true, _) => self.total,
+            (false, true) => self.total.min(requested_max),
+            (false, false) => self.total.min(retries_max),
+        }
+    }
+
+    /// Whether the wait fits; `tried` is the time since the request's first attempt.
+    pub(crate) fn permits(&self, next: &Next, tried: Duration) -> bool {
+        let has_served = self.served_by(next.is_redirected).load(Ordering::Relaxed);
+        (has_served || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
+    }
+
+    fn left(&self, next: &Next) -> Duration {
+        self.allowed(next).saturating_sub(self.spent())
+    }
+
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent.time()
+    }
+
+    /// A request retries; the budget is spent until this is dropped.
+    pub(crate) fn retrying(&self) -> Running<'_> {
+        self.spent.run()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,5 +319,54 @@ mod tests {
         assert!(wait(&attempts) > Duration::from_secs(1), "a registry that requests no wait is not asked without end");
         attempts.refill();
         assert_eq!(wait(&attempts), Duration::ZERO);
+    }
+
+    fn retry(is_requested: bool, is_redirected: bool) -> Next {
+        Next { host: 0, wait: Duration::ZERO, is_requested, is_redirected }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_retry_at_the_same_time_spend_the_budget_once() {
+        let budget = RetryBudget::new(Duration::from_mins(1), Patience::FULL);
+        let left = |is_requested| budget.left(&retry(is_requested, false)).as_secs();
+        tokio::time::advance(Duration::from_mins(9)).await;
+        assert_eq!(left(true), 60, "nothing failed");
+        assert_eq!(left(false), 10, "a pull that has received nothing");
+        let (first, second) = (budget.retrying(), budget.retrying());
+        tokio::time::advance(Duration::from_secs(20)).await;
+        drop(first);
+        assert_eq!(left(true), 40);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        drop(second);
+        tokio::time::advance(Duration::from_mins(9)).await;
+        assert_eq!(left(true), 35, "a success ends it");
+        let _third = budget.retrying();
+        tokio::time::advance(Duration::from_mins(9)).await;
+        assert_eq!(left(true), 0);
+    }
+
+    #[test]
+    fn patience_bounds_the_retries_at_a_party_that_has_served_nothing() {
+        let (seconds, brief) = (Duration::from_secs, Patience::ONE_RETRY.retries_max);
+        for (patience, served, redirected, failure, requested) in [
+            (Patience::FULL, None, false, seconds(10), seconds(60)),
+            (Patience::FULL, None, true, seconds(10), seconds(60)),
+            (Patience::FULL, Some(false), false, seconds(60), seconds(60)),
+            (Patience::FULL, Some(false), true, seconds(10), seconds(60)),
+            (Patience::FULL, Some(true), true, seconds(60), seconds(60)),
+            (Patience::ONE_RETRY, None, false, brief, brief),
+            (Patience::ONE_RETRY, Some(false), false, seconds(60), seconds(60)),
+            (Patience::ONE_RETRY, Some(false), true, brief, brief),
+            (Patience::ONE_RETRY, Some(true), true, seconds(60), seconds(60)),
+        ] {
+            let budget = RetryBudget::new(Duration::from_mins(1), patience);
+            if let Some(is_redirected) = served {
+                budget.served(is_redirected);
+            }
+            let allowed = [false, true].map(|is_requested| budget.allowed(&retry(is_requested, redirected)));
+            assert_eq!(allowed, [failure, requested], "{patience:?}, {served:?} served, redirected: {redirected}");
+            let is_repeated = budget.permits(&retry(false, redirected), seconds(5));
+            assert_eq!(is_repeated, allowed[0] > brief, "after an attempt of 5 s");
+        }
     }
 }

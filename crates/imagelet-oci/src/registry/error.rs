@@ -9,6 +9,8 @@ use imagelet_core::{
 };
 use regex_lite::Regex;
 
+use super::rate_limit::RETRY_AFTER_MAX;
+
 /// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
@@ -64,8 +66,18 @@ pub(crate) fn denied(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Denied, message)
 }
 
-pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
-    RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
+/// A registry or host that does not serve, for a reason that may pass.
+pub(crate) fn unavailable(class: ErrorClass, stage: Stage, message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(Fault::new(class, stage))
+}
+
+/// When a request is repeated that was answered with a status; `None`: the status is final.
+pub(crate) fn status_retry(status: u16, requested_wait: Option<Duration>) -> Option<Retry> {
+    matches!(status, 408 | 425 | 429 | 500..=599).then(|| match requested_wait {
+        Some(wait) if wait > RETRY_AFTER_MAX => Retry::Never,
+        Some(wait) => Retry::After(wait),
+        None => Retry::Soon,
+    })
 }
 
 pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Duration>) -> Fault {

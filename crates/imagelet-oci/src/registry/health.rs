@@ -1,12 +1,12 @@
 //! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one
 //! (`docs/spec/pull.md §13.4`).
 //!
-//! A host in bad health is tried last: for all repositories after failures of two, or of the host itself. After a while, longer with each failure, a probe beside the pulls asks it; if it
-//! answers, the next request is its trial.
+//! A host in bad health is tried last: for all repositories after failures of two, or of the host itself. After a while,
+//! longer with each failure, a probe beside the pulls asks it; if it answers, the next request is its trial.
 
 use std::{
     collections::HashMap,
-    io::{self, Read as _},
+    io::Read as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
@@ -18,8 +18,7 @@ use imagelet_core::{
     runtime::{ErrorClass, Fault, Party},
 };
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     connection::{Origin, Target},
@@ -56,30 +55,18 @@ pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
 }
 
 /// A host for one repository, or for all of them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct HealthKey {
-    origin: Origin,
-    repository: Option<String>,
-}
+type HealthKey = (Origin, Option<String>);
 
-impl HealthKey {
-    fn of_host(origin: &Origin) -> Self {
-        Self { origin: origin.clone(), repository: None }
-    }
-
-    fn of_repository(origin: &Origin, repository: &str) -> Self {
-        Self { origin: origin.clone(), repository: Some(repository.to_owned()) }
-    }
-
-    fn all(origin: &Origin, repository: &str) -> [Self; 2] {
-        [Self::of_host(origin), Self::of_repository(origin, repository)]
-    }
+/// The keys for all repositories and for one.
+fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
+    [(origin.clone(), None), (origin.clone(), Some(repository.to_owned()))]
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct HostsHealth {
     table: Mutex<Table>,
-    probes: Mutex<HashMap<HealthKey, AbortOnDropHandle<()>>>,
+    /// They end with this table.
+    probes: Mutex<JoinSet<()>>,
     /// `None`: health is not kept.
     file: Option<PathBuf>,
 }
@@ -87,68 +74,62 @@ pub(crate) struct HostsHealth {
 impl HostsHealth {
     /// Reads what an earlier process recorded. A damaged file is ignored.
     pub(crate) fn load(file: Option<PathBuf>) -> Self {
-        let (now, clock) = (Instant::now(), SystemTime::now());
-        let table = file.as_deref().and_then(|file| read(file).ok()).map(|bytes| Table::decode(&bytes, now, clock));
-        Self { table: Mutex::new(table.unwrap_or_default()), probes: Mutex::default(), file }
+        let bytes = file.as_deref().map(read).unwrap_or_default();
+        let table = Table::decode(&bytes, Instant::now(), SystemTime::now());
+        Self { table: Mutex::new(table), probes: Mutex::default(), file }
     }
 
     pub(crate) fn is_bad(&self, origin: &Origin, repository: &str) -> bool {
         let table = locked(&self.table);
-        HealthKey::all(origin, repository).iter().any(|key| table.is_bad(key))
+        keys(origin, repository).iter().any(|key| table.is_bad(key))
     }
 
     pub(crate) fn failed(&self, origin: &Origin, repository: &str, bad: Bad, began: Instant) {
-        let changed = locked(&self.table).failed_with(origin, repository, bad, began, Instant::now());
-        if changed {
+        let mut table = locked(&self.table);
+        if table.failed_with(origin, repository, bad, began, Instant::now()) {
             tracing::debug!(host = %origin, ?bad, "a registry host failed; it is tried last until it answers again");
-            self.save();
+            self.save(&table);
         }
     }
 
     pub(crate) fn succeeded(&self, origin: &Origin, repository: &str, began: Instant) {
-        let changed = {
-            let mut table = locked(&self.table);
-            table.forget_evidence(origin, began);
-            HealthKey::all(origin, repository).map(|key| table.succeeded(&key, began))
-        };
-        if changed.contains(&true) {
+        let mut table = locked(&self.table);
+        table.forget_evidence(origin, began);
+        if keys(origin, repository).map(|key| table.succeeded(&key, began)).contains(&true) {
             tracing::debug!(host = %origin, "a registry host works again");
-            self.save();
+            self.save(&table);
         }
     }
 
-    /// Starts `probe` if the host's probe is due. The task ends with this table.
+    /// Starts `probe` if the host's probe is due.
     pub(crate) fn probe_if_due<F>(self: &Arc<Self>, origin: &Origin, repository: &str, probe: impl Fn() -> F)
     where
         F: Future<Output = bool> + Send + 'static,
     {
-        for key in HealthKey::all(origin, repository) {
+        for key in keys(origin, repository) {
             if !locked(&self.table).take_probe(&key, Instant::now()) {
                 continue;
             }
-            let (answered, health, probed) = (probe(), Arc::downgrade(self), key.clone());
-            let task = tokio::spawn(async move {
+            let (answered, health) = (probe(), Arc::downgrade(self));
+            let mut probes = locked(&self.probes);
+            while probes.try_join_next().is_some() {}
+            probes.spawn(async move {
                 if answered.await
                     && let Some(health) = health.upgrade()
                 {
-                    locked(&health.table).answered(&probed);
+                    locked(&health.table).answered(&key);
                 }
             });
-            let mut probes = locked(&self.probes);
-            probes.retain(|_, probe| !probe.is_finished());
-            probes.insert(key, AbortOnDropHandle::new(task));
         }
     }
 
-    /// Writes the table beside and renames it. Health is advice: a write that fails loses nothing else.
-    fn save(&self) {
+    /// Health is advice: a write that fails loses nothing else. The file is small and not synced, and written under the
+    /// table's lock, so that an older table does not replace a newer one.
+    fn save(&self, table: &Table) {
         let Some(file) = &self.file else { return };
-        let table = locked(&self.table);
         let bytes = table.encode(Instant::now(), SystemTime::now());
-        let beside = file.with_extension("tmp");
-        // Under the lock: an older table must not replace a newer one. The file is small and not synced.
-        if let Err(error) = replace_file_unsynced(file, &beside, &bytes) {
-            tracing::debug!(file = %file.display(), %error, "the health of registry hosts could not be kept");
+        if let Err(error) = replace_file_unsynced(file, &file.with_extension("tmp"), &bytes) {
+            tracing::debug!(file = %file.display(), %error, "could not keep the health of registry hosts");
         }
     }
 }
@@ -158,7 +139,7 @@ struct Table {
     hosts: HashMap<HealthKey, HostHealth>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct HostHealth {
     strikes: u32,
     marked: Instant,
@@ -176,12 +157,12 @@ impl Table {
 
     /// A second repository that fails at the same time proves that the host does.
     fn failed_with(&mut self, origin: &Origin, repository: &str, bad: Bad, began: Instant, now: Instant) -> bool {
-        let (host, own) = (HealthKey::of_host(origin), HealthKey::of_repository(origin, repository));
+        let [host, own] = keys(origin, repository);
         if bad == Bad::Host {
             return self.failed(&host, began, now);
         }
         let fails_too = |(key, host): (&HealthKey, &HostHealth)| {
-            key.origin == *origin && key.repository.is_some() && *key != own && host.is_evidence && !host.on_trial
+            key.0 == *origin && key.1.is_some() && *key != own && host.is_evidence && !host.on_trial
         };
         let is_general = bad == Bad::Repository && self.hosts.iter().any(fails_too);
         let changed = self.failed(&own, began, now);
@@ -199,20 +180,15 @@ impl Table {
             None if self.hosts.len() >= HOSTS_MAX && !self.forget_a_repository() => return false,
             None => 1,
         };
-        let host = HostHealth {
-            strikes,
-            marked: now,
-            probe_at: now + probe_wait(strikes),
-            on_trial: false,
-            is_evidence: true,
-        };
+        let probe_at = now + probe_wait(strikes);
+        let host = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: true };
         self.hosts.insert(key.clone(), host);
         true
     }
 
     /// Makes room: what is known of a host goes before what is known of its repositories.
     fn forget_a_repository(&mut self) -> bool {
-        let repositories = self.hosts.iter().filter(|(key, _)| key.repository.is_some());
+        let repositories = self.hosts.iter().filter(|(key, _)| key.1.is_some());
         let oldest = repositories.min_by_key(|(_, host)| host.marked).map(|(key, _)| key.clone());
         oldest.is_some_and(|key| self.hosts.remove(&key).is_some())
     }
@@ -223,7 +199,7 @@ impl Table {
     }
 
     fn forget_evidence(&mut self, origin: &Origin, began: Instant) {
-        let of_host = self.hosts.iter_mut().filter(|(key, host)| key.origin == *origin && began >= host.marked);
+        let of_host = self.hosts.iter_mut().filter(|(key, host)| key.0 == *origin && began >= host.marked);
         of_host.for_each(|(_, host)| host.is_evidence = false);
     }
 
@@ -243,18 +219,18 @@ impl Table {
     }
 
     fn encode(&self, now: Instant, clock: SystemTime) -> Vec<u8> {
-        let line = |(key, host): (&HealthKey, &HostHealth)| HealthLine {
-            origin: key.origin.to_string(),
-            repository: key.repository.clone(),
+        let line = |((origin, repository), host): (&HealthKey, &HostHealth)| HealthLine {
+            origin: origin.to_string(),
+            repository: repository.clone(),
             strikes: host.strikes,
             probe_at: unix(clock + host.probe_at.saturating_duration_since(now)),
         };
-        let hosts = self.hosts.iter().filter(|(_, host)| !host.on_trial).map(line).collect();
-        serde_json::to_vec(&HealthFile { hosts }).expect("texts and numbers have a JSON form")
+        let lines: Vec<_> = self.hosts.iter().filter(|(_, host)| !host.on_trial).map(line).collect();
+        serde_json::to_vec(&lines).expect("texts and numbers have a JSON form")
     }
 
     fn decode(bytes: &[u8], now: Instant, clock: SystemTime) -> Self {
-        let file: HealthFile = serde_json::from_slice(bytes).unwrap_or_default();
+        let lines: Vec<HealthLine> = serde_json::from_slice(bytes).unwrap_or_default();
         let clock = unix(clock);
         let host = |line: HealthLine| {
             let origin = Target::parse(&line.origin).ok()?.origin;
@@ -262,21 +238,15 @@ impl Table {
             let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
             let (strikes, probe_at) = (line.strikes, now + wait);
             let health = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: false };
-            Some((HealthKey { origin, repository: line.repository }, health))
+            Some(((origin, line.repository), health))
         };
-        Self { hosts: file.hosts.into_iter().take(HOSTS_MAX).filter_map(host).collect() }
+        Self { hosts: lines.into_iter().take(HOSTS_MAX).filter_map(host).collect() }
     }
-}
-
-#[derive(Default, Deserialize, Serialize)]
-struct HealthFile {
-    hosts: Vec<HealthLine>,
 }
 
 #[derive(Deserialize, Serialize)]
 struct HealthLine {
     origin: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     repository: Option<String>,
     strikes: u32,
     /// Seconds since 1970.
@@ -291,10 +261,10 @@ fn unix(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-fn read(file: &Path) -> io::Result<Vec<u8>> {
+fn read(file: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
-    std::fs::File::open(file)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let read = std::fs::File::open(file).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    if read.is_ok() { bytes } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -306,7 +276,7 @@ mod tests {
     }
 
     fn whole(name: &str) -> HealthKey {
-        HealthKey::of_host(&origin(name))
+        (origin(name), None)
     }
 
     #[test]
@@ -344,7 +314,7 @@ mod tests {
     fn repositories_that_fail_leave_room_for_hosts() {
         let (mut table, now) = (Table::default(), Instant::now());
         for index in 0..2 * HOSTS_MAX {
-            table.failed(&HealthKey::of_repository(&origin("a"), &index.to_string()), now, now);
+            table.failed(&(origin("a"), Some(index.to_string())), now, now);
         }
         assert!(table.failed(&whole("b"), now, now) && table.is_bad(&whole("b")));
         assert_eq!(table.hosts.len(), HOSTS_MAX);
@@ -445,7 +415,7 @@ mod tests {
         assert!(!again.is_bad(&origin("a"), "other"));
         again.succeeded(&origin("a"), "app", Instant::now());
         assert!(!load().is_bad(&origin("a"), "app"), "the restarted process clears it");
-        for damage in ["", "{", "[]", r#"{"hosts":[{"origin":"file:///x","strikes":1,"probe_at":1}]}"#, "\u{0}"] {
+        for damage in ["", "{", "[]", r#"[{"origin":"file:///x","strikes":1,"probe_at":1}]"#, "\u{0}"] {
             std::fs::write(&file, damage).unwrap();
             assert_eq!(locked(&load().table).hosts.len(), 0, "{damage}");
         }
@@ -469,7 +439,7 @@ mod tests {
             (unix(clock) + 7 + year, 10),
             (u64::MAX, 10),
         ] {
-            let bytes = format!(r#"{{"hosts":[{{"origin":"https://a.example","strikes":1,"probe_at":{probe_at}}}]}}"#);
+            let bytes = format!(r#"[{{"origin":"https://a.example","strikes":1,"probe_at":{probe_at}}}]"#);
             let table = Table::decode(bytes.as_bytes(), now, clock);
             assert_eq!(table.hosts[&whole("a")].probe_at - now, Duration::from_secs(wait), "{probe_at}");
         }

@@ -11,7 +11,7 @@ use imagelet_core::{
 use super::{
     PullSession, Registry, RegistryConfig,
     connection::{Request, Target, drain},
-    error::{status_fault, unavailable},
+    error::status_fault,
 };
 
 /// The result of a login that was not rejected.
@@ -43,7 +43,7 @@ pub async fn check_login(
             .with_hint(format!("give the registry's port or domain, such as `{registry}:443`")));
     }
     let client = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
-    let hosts = client.hosts(&reference).await?;
+    let hosts = client.configured_hosts(&reference).await?.hosts;
     let last = hosts.last().map_or_else(String::new, |host| host.origin.authority());
     let own = hosts.into_iter().rfind(|host| !host.is_mirror).ok_or_else(|| {
         RuntimeError::other(format!("`{registry}` itself is not configured as a host"))
@@ -61,7 +61,7 @@ impl PullSession {
             let (bound, shown) = host.bound_headers();
             let path_and_query = format!("{}/", host.host.base_path);
             let target = Target { origin: host.host.origin.clone(), path_and_query };
-            let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
+            let request = Request { bound, ..Request::get(target, &host.host.connection) };
             let answer = self.shared.transport.send(request, &self.reception).await.map_err(|failure| failure.error)?;
             let status = answer.status;
             drain(answer.body).await;
@@ -72,17 +72,19 @@ impl PullSession {
                 }
                 return Ok(if was_asked { LoginCheck::Accepted } else { LoginCheck::NotAsked });
             }
-            let fault = || status_fault(status.as_u16(), Stage::Manifest, None);
             match status.as_u16() {
                 401 if !was_asked => {
                     self.authenticate(host, &answer.headers, shown).await.map_err(|failure| failure.error)?;
                 }
-                401 | 403 => return Err(host.denied(Some(status.to_string())).with_fault(fault())),
-                _ => {
-                    let place = host.host.origin.authority();
-                    return Err(
-                        unavailable(format!("registry `{place}` answered {status} to a login")).with_fault(fault())
-                    );
+                code => {
+                    let error = match code {
+                        401 | 403 => host.denied(Some(status.to_string())),
+                        _ => RuntimeError::new(
+                            RuntimeErrorKind::RegistryUnavailable,
+                            format!("registry `{}` answered {status} to a login", host.host.origin.authority()),
+                        ),
+                    };
+                    return Err(error.with_fault(status_fault(code, Stage::Manifest, None)));
                 }
             }
             was_asked = true;

@@ -1,22 +1,5 @@
 //! The registry client: manifests and blobs, over mirrors, retries and several connections.
 //!
-//! ```text
-//! blob/{parallel,range_concurrency}  a blob over several connections, and how many
-//! blob/{overtake,straggler}  a second request for what one of them is too slow for
-//! resolve, blob          what is requested, and what of the response is trusted
-//! request              one request to mirrors and registry in order, with retries
-//! attempts, health   which host is next;  retry_budget, rate_limit: when
-//! auth, challenge    answers one 401
-//! transport, origin  one request and its redirects; credentials stay with their origin
-//! reception        time without a byte, and the rate of a pull;  bandwidth: the rate of all pulls
-//! host_slots       requests and connections of one host
-//! connector, dial, tls    connections: addresses, deadlines, trust;  proxy: by a proxy;  failure: why none
-//! client_certificate      which one a server gets;  stream: whether it refuses
-//! login              whether a registry accepts a credential
-//! path_check         each step of a pull at each host, for diagnosis
-//! hosts: the hosts to try;  pull_session: the credential;  error: messages
-//! ```
-//!
 //! Only connections outlive a pull: a token of one credential never serves another.
 
 mod attempts;
@@ -33,12 +16,12 @@ mod pull_session;
 mod rate_limit;
 mod request;
 mod resolve;
-mod retry_budget;
 mod signatures;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use std::{
+    collections::BTreeSet,
     num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -80,6 +63,9 @@ const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zer
 
 /// A document is counted when all its bytes are here, so that a slow registry holds none of this.
 const PARSED_BYTES_MAX: usize = 32 << 20;
+
+/// After so many warnings they repeat.
+const SEEN_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
@@ -129,6 +115,15 @@ impl Default for RegistryConfig {
 /// Locks state that is whole between statements: a thread that panicked with the lock left no half change.
 fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a text is new to a set. A full set starts over.
+fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
+    let mut seen = locked(seen);
+    if seen.len() >= SEEN_MAX {
+        seen.clear();
+    }
+    seen.insert(text.to_owned())
 }
 
 /// A client for all registries. Clones share their connections.

@@ -3,10 +3,12 @@
 use std::{
     fmt,
     ops::Deref,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
     audit_log::PullHost,
@@ -16,17 +18,16 @@ use imagelet_core::{
 };
 
 use tokio::sync::OnceCell;
-use zeroize::Zeroizing;
 
 use super::{
     Shared,
+    attempts::RetryBudget,
     blob::straggler::ConnectionRates,
-    connection::{Origin, Reception, Target},
+    connection::{Origin, Reception, Target, authorization, basic},
     error::denied,
-    hosts::Host,
+    hosts::{Host, target_at},
     locked,
     rate_limit::{Account, RateLimits},
-    retry_budget::RetryBudget,
 };
 use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
@@ -84,7 +85,7 @@ pub(crate) struct SessionHost {
     /// The token service that did not receive the credential, for the message of a refusal.
     pub(crate) withheld: OnceLock<Origin>,
     /// Set once the credential was sent.
-    shown: OnceLock<()>,
+    shown: AtomicBool,
     /// What the host was asked for once: the challenge that its refusal did not have.
     pub(super) challenge: OnceCell<Option<HeaderMap>>,
     /// The pull has a credential, and none for this host.
@@ -107,27 +108,25 @@ pub(super) struct Grant {
 
 impl Grant {
     pub(super) fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, header::InvalidHeaderValue> {
-        let text = Zeroizing::new(format!("{scheme} {}", secret.expose()));
-        let mut header = HeaderValue::from_str(&text)?;
-        header.set_sensitive(true);
-        Ok(Self { header, secret, number })
+        Ok(Self { header: authorization(scheme, &secret)?, secret, number })
     }
 }
 
-pub(super) fn basic(username: &str, password: &Secret) -> Secret {
-    let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
-    Secret::new(BASE64_STANDARD.encode(pair.as_bytes()))
-}
-
 impl SessionState {
-    fn new(shared: Arc<Shared>, reference: Reference, hosts: Vec<Host>, credentials: &[Credential]) -> Self {
+    fn new(
+        shared: Arc<Shared>,
+        reference: Reference,
+        hosts: Vec<Host>,
+        credentials: &[Credential],
+        patience: Patience,
+    ) -> Self {
         let host = |host| SessionHost::new(host, &reference, credentials, &shared.rate_limits);
         Self {
             listed: hosts.iter().map(|host| host.origin.clone()).collect(),
             hosts: hosts.into_iter().map(host).collect(),
             reception: Arc::new(Reception::new(shared.config.silence_max)),
             archive: None,
-            retry_budget: RetryBudget::new(shared.config.retry_budget, Patience::FULL),
+            retry_budget: RetryBudget::new(shared.config.retry_budget, patience),
             rates: ConnectionRates::default(),
             reports: Mutex::default(),
             shared,
@@ -144,22 +143,21 @@ impl PullSession {
         credentials: &[Credential],
         patience: Patience,
     ) -> Self {
-        let retry_budget = RetryBudget::new(shared.config.retry_budget, patience);
-        Self(Arc::new(SessionState { retry_budget, ..SessionState::new(shared, reference, hosts, credentials) }))
+        Self(Arc::new(SessionState::new(shared, reference, hosts, credentials, patience)))
     }
 
     /// A session that checks this credential and no other at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
         // One that names no server is for the registry, whatever its address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
-        let mut state = SessionState::new(shared, reference, vec![own], &[credential]);
+        let mut state = SessionState::new(shared, reference, vec![own], &[credential], Patience::FULL);
         state.hosts[0].is_login = true;
         Self(Arc::new(state))
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
-        let state = SessionState::new(shared, reference, Vec::new(), &[]);
+        let state = SessionState::new(shared, reference, Vec::new(), &[], Patience::FULL);
         Self(Arc::new(SessionState { archive: Some(archive), ..state }))
     }
 
@@ -233,15 +231,10 @@ impl PullSession {
         for host in &self.hosts {
             let login = host.host.connection.proxy.as_ref().and_then(|proxy| proxy.login.as_ref());
             secrets.extend(login.map(|(_, password)| password.clone()));
-            match host.credential.as_ref().map(|credential| &credential.kind) {
-                Some(CredentialKind::Basic { username, password }) => {
-                    secrets.extend([basic(username, password), password.clone()]);
-                }
-                Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
-                    secrets.push(token.clone());
-                }
-                None => {}
-            }
+            secrets.extend(host.credential.iter().flat_map(|credential| match &credential.kind {
+                CredentialKind::Basic { username, password } => vec![basic(username, password), password.clone()],
+                CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => vec![token.clone()],
+            }));
             secrets.extend(host.grant().map(|grant| grant.secret));
             secrets.extend(host.host.headers.values().filter_map(|value| value.to_str().ok()).map(Secret::new));
         }
@@ -257,22 +250,15 @@ impl SessionHost {
         let of_registry = |credential: &&Credential| is_for(&credential.server_address, &host, reference.domain());
         let credential = named.or_else(|| credentials.iter().find(of_registry));
         let credential = credential.or(host.credential.as_ref()).cloned();
-        let shown = OnceLock::new();
         let grant = match credential.as_ref().map(|credential| &credential.kind) {
-            Some(CredentialKind::RegistryToken(token)) => {
-                let grant = Grant::new("Bearer", token.clone(), 0).ok();
-                if grant.is_some() {
-                    shown.get_or_init(|| ());
-                }
-                grant
-            }
+            Some(CredentialKind::RegistryToken(token)) => Grant::new("Bearer", token.clone(), 0).ok(),
             Some(CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_)) | None => None,
         };
         Self {
             account: limits.account(credential.as_ref()),
             sent: Mutex::new(PullHost { host: printable(&host.origin.authority()), ..PullHost::default() }),
             has_other: credential.is_none() && !credentials.is_empty(),
-            shown,
+            shown: AtomicBool::new(grant.is_some()),
             challenge: OnceCell::new(),
             host,
             credential,
@@ -294,7 +280,7 @@ impl SessionHost {
 
     /// Records that the credential is sent.
     pub(super) fn show(&self) {
-        self.shown.get_or_init(|| ());
+        self.shown.store(true, Ordering::Relaxed);
     }
 
     /// Whether it has a credential that was not sent, although nothing forbids it.
@@ -303,7 +289,7 @@ impl SessionHost {
     }
 
     pub(super) fn was_shown(&self) -> bool {
-        self.shown.get().is_some()
+        self.shown.load(Ordering::Relaxed)
     }
 
     /// The headers that only this host receives, and the number of the grant among them.
@@ -335,51 +321,50 @@ impl SessionHost {
     pub(crate) fn denied(&self, detail: Option<String>) -> RuntimeError {
         let (origin, reference) = (&self.host.origin, &self.reference);
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
-        let refused = |what: &str, hint: &str| {
-            denied(format!("registry `{}` {what}{detail}", origin.authority())).with_hint(hint)
-        };
         let subject = if self.is_login { "a login".to_owned() } else { format!("`{reference}`") };
         let ending = self.credential.as_ref().and_then(Credential::line_break_hint);
-        match (&self.credential, self.withheld.get()) {
-            (None, _) if self.has_other => refused(
-                &format!("does not serve `{reference}` without a credential"),
-                &format!(
-                    "the credential of the pull is for another host and is not sent to this one: `imagelet login {0}`, or an \
-                     entry for `{0}` in the docker configuration or in a pull secret",
-                    origin.authority()
-                ),
+        let (what, hint) = match (&self.credential, self.withheld.get()) {
+            (None, _) => {
+                let hint = if self.has_other {
+                    format!(
+                        "the credential of the pull is for another host and is not sent to this one: `imagelet login {0}`,                          or an entry for `{0}` in the docker configuration or in a pull secret",
+                        origin.authority()
+                    )
+                } else {
+                    "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or                      --creds)"
+                        .to_owned()
+                };
+                (format!("does not serve `{reference}` without a credential"), hint)
+            }
+            (Some(_), None) if !self.was_shown() => (
+                format!("refuses {subject}, and asks for no credential of the given kind, so that it was not sent"),
+                "check the name; the registry has to ask for a password or a token, at `/v2/` at least".to_owned(),
             ),
-            (None, _) => refused(
-                &format!("does not serve `{reference}` without a credential"),
-                "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or --creds)",
-            ),
-            (Some(_), None) if !self.was_shown() => refused(
-                &format!("refuses {subject}, and asks for no credential of the given kind, so that it was not sent"),
-                "check the name; the registry has to ask for a password or a token, at `/v2/` at least",
-            ),
-            (Some(_), None) if self.is_login => refused(
-                "does not accept this user and password",
-                ending.unwrap_or("check both; some registries want an access token in place of the password"),
-            ),
-            (Some(_), None) => refused(
-                &format!("does not accept the credential for `{reference}`"),
-                ending.unwrap_or("check user and password or token, and that it may pull this repository"),
-            ),
-            (Some(_), Some(service)) => refused(
-                &format!(
+            (Some(_), None) => {
+                let (what, hint) = if self.is_login {
+                    (
+                        "this user and password",
+                        "check both; some registries want an access token in place of the password",
+                    )
+                } else {
+                    ("the credential", "check user and password or token, and that it may pull this repository")
+                };
+                (format!("does not accept {what} for {subject}"), ending.unwrap_or(hint).to_owned())
+            }
+            (Some(_), Some(service)) => (
+                format!(
                     "wants a credential for {subject}, which its token service `{service}` is not shown: that is \
-                         another origin and not encrypted"
+                     another origin and not encrypted"
                 ),
-                &format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else"),
+                format!("serve `{service}` over HTTPS or at `{origin}` itself; a credential goes nowhere else"),
             ),
-        }
+        };
+        denied(format!("registry `{}` {what}{detail}", origin.authority())).with_hint(hint)
     }
 }
 
 fn names_host(server_address: &str, host: &Host) -> bool {
-    let url =
-        if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
-    Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin))
+    target_at(server_address, |_| true).is_ok_and(|target| target.origin.is_same_place(&host.origin))
 }
 
 /// Whether a host may receive the credential for a server: a mirror one that names it, the registry also one that names

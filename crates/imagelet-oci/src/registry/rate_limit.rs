@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::credentials::Credential;
 use tokio::time::Instant;
 
@@ -52,8 +52,11 @@ impl RateLimits {
     }
 }
 
-/// The wait that a refusal requests: `Retry-After`, or what `RateLimit` headers say of the next free request.
-pub(crate) fn requested_wait(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+/// The wait that a status which may request one does request: `Retry-After`, or what `RateLimit` headers say of the next free request.
+pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    if !matches!(status.as_u16(), 429 | 503) {
+        return None;
+    }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // Seconds, or, as GitLab and GitHub send it, a time.
     let reset = || {
@@ -130,11 +133,18 @@ mod tests {
             ("ratelimit", "\"default\"", None),
         ] {
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_str(text).unwrap())]);
-            assert_eq!(requested_wait(&headers, now), wait.map(Duration::from_secs), "{name}: {text}");
+            assert_eq!(
+                requested_wait(StatusCode::TOO_MANY_REQUESTS, &headers, now),
+                wait.map(Duration::from_secs),
+                "{name}: {text}"
+            );
         }
         let both = [("retry-after", "3"), ("ratelimit-remaining", "0;w=21600")];
         let both = both.map(|(name, text)| (name.parse().unwrap(), HeaderValue::from_static(text)));
-        assert_eq!(requested_wait(&HeaderMap::from_iter(both), now), Some(Duration::from_secs(3)));
+        assert_eq!(
+            requested_wait(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::from_iter(both), now),
+            Some(Duration::from_secs(3))
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
     backoff::random_share,
     runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use super::{
     attempts::{Attempts, Next, Standing},
     auth::challenge::is_answerable,
-    connection::{Reception, Request, Response, Target, Urgency, drain},
-    error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, unavailable},
+    connection::{Reception, Request, RequestKind, Response, Target, Urgency, drain},
+    error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, status_retry},
     health,
     hosts::Host,
     pull_session::{PullSession, SessionHost},
@@ -36,8 +36,8 @@ const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) path: String,
-    /// `HEAD` where the response head is enough.
-    pub(crate) method: Method,
+    /// The response head is enough.
+    pub(crate) is_head: bool,
     pub(crate) range: Option<String>,
     /// A tag needs the `resolve` capability of a host, a digest only `pull`.
     pub(crate) is_tag: bool,
@@ -126,7 +126,7 @@ impl PullSession {
     async fn probe(self, index: usize) -> bool {
         let host = &self.hosts[index].host;
         let target = Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() };
-        let request = Request::get(target, host.connection.clone().without_identities());
+        let request = Request::get(target, &host.connection.clone().without_identities());
         let answer = self.shared.transport.send(request, &Reception::new(None)).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
@@ -140,26 +140,28 @@ impl PullSession {
             let last = &self.hosts[*last].host.origin;
             mirrors.retain(|(index, _)| !self.hosts[*index].host.origin.is_same_place(last));
         }
-        let error = last.map_or_else(|| self.held_back(next, subject), |(_, error)| error);
+        let error = match (last, next) {
+            (Some((_, error)), _) => error,
+            (None, None) => RuntimeError::other(format!("no host is left for {subject}")),
+            (None, Some(Next { host, wait, .. })) => {
+                let (place, seconds) = (self.hosts[host].host.origin.authority(), wait.as_secs_f32().ceil());
+                let message = format!(
+                    "registry `{place}` takes no request for {subject} in the next {seconds} s: it limits requests"
+                );
+                let fault = Fault { retry_after: Some(wait), ..Fault::new(ErrorClass::RateLimited, Stage::Manifest) };
+                RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(fault)
+            }
+        };
         let mut parts = Vec::new();
         if count > 1 || !mirrors.is_empty() {
             parts.push(format!("{count} attempts in {:.1} s failed", time.as_secs_f32()));
         }
-        match next.map(|next| (next, self.retry_budget.allowed(&next).as_secs_f32())) {
-            Some((next, total)) if next.is_requested && count > 0 => {
-                let wait = next.wait.as_secs_f32().ceil();
-                parts.push(format!(
-                    "the registry requests a wait of {wait} s, and the pull waits for at most {total} s"
-                ));
-            }
-            Some((next, total)) if count > 1 => {
-                let (spent, due) = (self.retry_budget.spent().as_secs_f32(), next.wait.as_secs_f32());
-                parts.push(format!(
-                    "{spent:.1} s of them were retries, the next one is due in {due:.1} s, and the pull retries for at \
-                     most {total} s"
-                ));
-            }
-            _ => {}
+        if let Some(next) = next.filter(|next| count > 1 || (next.is_requested && count > 0)) {
+            let what = if next.is_requested { "the registry requests a wait of" } else { "the next one is due in" };
+            let (wait, spent) =
+                ((next.wait.as_secs_f32() * 10.0).ceil() / 10.0, self.retry_budget.spent().as_secs_f32());
+            let total = self.retry_budget.allowed(&next).as_secs_f32();
+            parts.push(format!("{what} {wait} s, and the pull retries for {total} s, of which {spent:.1} s are over"));
         }
         let words = mirrors
             .iter()
@@ -175,19 +177,6 @@ impl PullSession {
         if parts.is_empty() { error } else { about(error, &format!("{subject}: {}", parts.join("; "))) }
     }
 
-    /// The error of a request that was not sent because its registry has limited requests.
-    fn held_back(&self, next: Option<Next>, subject: &str) -> RuntimeError {
-        let Some(Next { host, wait, .. }) = next else {
-            return RuntimeError::other(format!("no host is left for {subject}"));
-        };
-        let (place, seconds) = (self.hosts[host].host.origin.authority(), wait.as_secs_f32().ceil());
-        let fault = Fault { retry_after: Some(wait), ..Fault::new(ErrorClass::RateLimited, Stage::Manifest) };
-        unavailable(format!(
-            "registry `{place}` takes no request for {subject} in the next {seconds} s: it limits requests"
-        ))
-        .with_fault(fault)
-    }
-
     /// Sends one request to one host and answers at most one 401. Only a success is a result.
     pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
         let host = &self.hosts[index];
@@ -197,12 +186,11 @@ impl PullSession {
             let request = Request {
                 bound,
                 open: open_headers(query),
-                method: query.method.clone(),
-                may_stray: true,
-                listed: Arc::clone(&self.listed),
+                kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
+                strays: Some(Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
-                ..Request::get(host.target(&query.path), host.host.connection.clone())
+                ..Request::get(host.target(&query.path), &host.host.connection)
             };
             let answer = self.shared.transport.send(request, &self.reception).await?;
             if answer.status.is_success() {
@@ -235,9 +223,9 @@ impl PullSession {
         let root = if base.starts_with("/v2/") { "/v2" } else { base };
         let target = Target { origin: host.host.origin.clone(), path_and_query: format!("{root}/") };
         let bound = host.host.headers.clone();
-        let request = Request { bound, ..Request::get(target, host.host.connection.clone()) };
+        let request = Request { bound, ..Request::get(target, &host.host.connection) };
         let answer = self.shared.transport.send(request, &self.reception).await?;
-        if matches!(answer.status.as_u16(), 408 | 425 | 429 | 500..=599) {
+        if status_retry(answer.status.as_u16(), None).is_some() {
             // It says nothing of credentials.
             return Err(self.refusal(host, query, answer).await);
         }
@@ -249,52 +237,42 @@ impl PullSession {
     async fn refusal(&self, host: &SessionHost, query: &Query, answer: Response) -> Failure {
         let kind = answer.header("content-type").to_owned();
         let Response { status, headers, body, target, redirected } = answer;
-        let place = target.origin.authority();
-        let subject = &query.subject;
+        let (place, subject, code) = (target.origin.authority(), &query.subject, status.as_u16());
         // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: what another
         // origin answers is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
             Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
         };
-        let wait = match status.as_u16() {
-            429 | 503 => requested_wait(&headers, SystemTime::now()),
-            _ => None,
-        };
+        let wait = requested_wait(status, &headers, SystemTime::now());
         // A store's limit is not the limit of the registry that redirects to it.
-        let mut fault = status_fault(status.as_u16(), query.stage(), wait.filter(|_| !redirected));
+        let mut fault = status_fault(code, query.stage(), wait.filter(|_| !redirected));
         // Some registries report a rate limit with another status.
         if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
             fault.class = ErrorClass::RateLimited;
         }
         let detail = words.as_ref().map(|words| format!(": {words}")).unwrap_or_default();
-        let mut retry = Retry::Never;
-        let error = match status.as_u16() {
-            400 | 401 | 403 | 410 if redirected => {
-                if status != StatusCode::UNAUTHORIZED {
-                    retry = FRESH_REDIRECTS;
-                }
-                denied(format!("`{place}`, where the registry sends for {subject}, answered {status}{detail}"))
+        let answered = |kind, more: &str| {
+            RuntimeError::new(kind, format!("registry `{place}` answered {status} for {subject}{more}{detail}"))
+        };
+        let (error, retry) = match (code, status_retry(code, wait)) {
+            (400 | 401 | 403 | 410, _) if redirected => {
+                let message = format!("`{place}`, where the registry sends for {subject}, answered {status}{detail}");
+                (denied(message), if code == 401 { Retry::Never } else { FRESH_REDIRECTS })
             }
-            401 | 403 => host.denied(Some(words.unwrap_or_else(|| status.to_string()))),
-            404 => {
+            (401 | 403, _) => (host.denied(Some(words.unwrap_or_else(|| status.to_string()))), Retry::Never),
+            (404, _) => {
                 let message = format!("{subject} was not found in registry `{place}`{detail}");
                 let error = RuntimeError::new(RuntimeErrorKind::NotFound, message);
-                if query.is_tag { error.with_hint("check the name and the tag") } else { error }
+                (if query.is_tag { error.with_hint("check the name and the tag") } else { error }, Retry::Never)
             }
-            408 | 425 | 429 | 500..=599 => match wait {
-                Some(wait) if wait > RETRY_AFTER_MAX => unavailable(format!(
-                    "registry `{place}` answered {status} for {subject}; Retry-After {} s exceeds the maximum wait of \
-                     {} s{detail}",
-                    wait.as_secs(),
-                    RETRY_AFTER_MAX.as_secs()
-                )),
-                wait => {
-                    retry = wait.map_or(Retry::Soon, Retry::After);
-                    unavailable(format!("registry `{place}` answered {status} for {subject}{detail}"))
-                }
-            },
-            _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{detail}")),
+            (_, Some(Retry::Never)) => {
+                let (wait, limit) = (wait.unwrap_or_default().as_secs(), RETRY_AFTER_MAX.as_secs());
+                let more = format!("; Retry-After {wait} s exceeds the maximum wait of {limit} s");
+                (answered(RuntimeErrorKind::RegistryUnavailable, &more), Retry::Never)
+            }
+            (_, Some(retry)) => (answered(RuntimeErrorKind::RegistryUnavailable, ""), retry),
+            (_, None) => (answered(RuntimeErrorKind::Other, ""), Retry::Never),
         };
         Failure { error: error.with_fault(fault), retry }.of_redirect(redirected)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{Method, StatusCode};
+use http::StatusCode;
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     PARSED_BYTES_MAX, PullSession, Registry,
     attempts::Attempts,
-    connection::{BodyReader, Response, Urgency},
+    connection::Urgency,
     error::{Failure, Retry, about},
     hosts::{self, ConfiguredHosts},
     locked,
@@ -119,11 +119,8 @@ impl Registry {
     /// The hosts beside the registry of an image; none where the configuration cannot be used, as the pull itself reports.
     pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
         let reference = reference.canonical();
-        self.hosts(&reference).await.map(|hosts| hosts::other_hosts(&hosts, &reference)).unwrap_or_default()
-    }
-
-    pub(super) async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
-        self.configured_hosts(reference).await.map(|found| found.hosts)
+        let found = self.configured_hosts(&reference).await;
+        found.map(|found| hosts::other_hosts(&found.hosts, &reference)).unwrap_or_default()
     }
 
     pub(super) async fn configured_hosts(&self, reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
@@ -132,15 +129,13 @@ impl Registry {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message));
         }
         let (shared, reference) = (Arc::clone(&self.shared), reference.clone());
-        tokio::task::spawn_blocking(move || hosts::load(&shared.config.hosts_dirs, &reference))
-            .await
-            .map_err(|error| RuntimeError::defect("reading the registry configuration was given up").caused_by(error))?
+        tokio::task::spawn_blocking(move || hosts::load(&shared.config.hosts_dirs, &reference)).await?
     }
 }
 
 impl PullSession {
     pub(crate) async fn resolve(self, reference: &Reference, platform: &Platform) -> Result<Resolved, RuntimeError> {
-        let (root, read) = self.fetch_manifest(&Wanted { reference: reference.clone(), entry: None }).await?;
+        let (root, read) = self.fetch_manifest(reference.clone(), None).await?;
         let (chosen, manifest, is_named) = match read {
             ManifestDocument::Image(manifest) => (root.clone(), manifest, false),
             ManifestDocument::Index(index) => {
@@ -163,10 +158,7 @@ impl PullSession {
         let size = u32::try_from(document.len().min(PARSED_BYTES_MAX)).unwrap_or(u32::MAX);
         let _turn = self.shared.parsing.acquire_many(size).await.expect("the semaphore is never closed");
         let document = document.clone();
-        let read = tokio::task::spawn_blocking(move || document.read()).await;
-        let bytes =
-            read.map_err(|error| RuntimeError::defect("reading a document was given up").caused_by(error))??;
-        Ok(parse(&bytes))
+        Ok(parse(&tokio::task::spawn_blocking(move || document.read()).await??))
     }
 
     pub(super) fn document_writer(&self) -> DocumentWriter {
@@ -178,16 +170,24 @@ impl PullSession {
         digest: &Digest,
     ) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         let reference = self.reference().with_digest(digest.clone());
-        self.fetch_manifest(&Wanted { reference, entry: None }).await
+        self.fetch_manifest(reference, None).await
     }
 
     /// Checks with a `HEAD` that the registry still has a manifest under a reference and grants it to the session's
     /// credential. `false`: its tag names another one, or the answer has no `Docker-Content-Digest`.
     pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
-        let query = Wanted { reference: reference.clone(), entry: None }.query(Method::HEAD);
-        let attempt = |index| self.head_of(index, &query).boxed();
-        let mut attempts = Attempts::new(query.hosts(self)?);
-        let answer = self.first_success(&mut attempts, &query.subject, attempt).await?;
+        let query = manifest_query(reference, true);
+        let attempt = |index| {
+            let (session, query) = (self, &query);
+            let answer = async move {
+                let began = Instant::now();
+                let answer = session.send_to_host(index, query).await?;
+                session.sent_manifest(index, began);
+                Ok(answer)
+            };
+            answer.boxed()
+        };
+        let answer = self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await?;
         // A page has no manifest of any digest.
         if answer.header("content-type").starts_with("text/html") {
             return Ok(false);
@@ -199,28 +199,26 @@ impl PullSession {
         Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, query.subject)))
     }
 
-    /// Fetches a manifest from the first host that has a valid copy.
+    /// Fetches a manifest by tag or digest, with the index's entry that led to it, from the first host that has a valid copy.
     pub(super) async fn fetch_manifest(
         &self,
-        wanted: &Wanted<'_>,
+        reference: Reference,
+        entry: Option<&Descriptor>,
     ) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
-        let query = wanted.query(Method::GET);
-        let attempt = |index| self.fetch_manifest_from(index, wanted, &query).boxed();
+        let query = manifest_query(&reference, false);
+        let attempt = |index| self.fetch_manifest_from(index, (&reference, entry), &query).boxed();
         self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await
     }
 
-    async fn head_of(&self, index: usize, query: &Query) -> Result<Response, Failure> {
-        let began = Instant::now();
-        let answer = self.send_to_host(index, query).await?;
+    fn sent_manifest(&self, index: usize, began: Instant) {
         self.record_success(index, began);
         locked(&self.hosts[index].sent).manifest = true;
-        Ok(answer)
     }
 
     async fn fetch_manifest_from(
         &self,
         index: usize,
-        wanted: &Wanted<'_>,
+        (reference, entry): (&Reference, Option<&Descriptor>),
         query: &Query,
     ) -> Result<(ImageDocument, ManifestDocument), Failure> {
         let began = Instant::now();
@@ -234,7 +232,7 @@ impl PullSession {
         let content_type = answer.header("content-type").to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
-        let mut body = BodyReader::new(answer.body, self.shared.transport.progress_timeout, &self.reception);
+        let mut body = self.shared.transport.reader(answer.body, &self.reception);
         let mut document = self.document_writer();
         while let Some(chunk) =
             body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.redirected))?
@@ -265,18 +263,17 @@ impl PullSession {
                     .with_hint(PAGE_HINT)
                     .into());
             }
-            let digest = wanted.verified(bytes, &claimed).map_err(damaged)?;
+            let digest = verified((reference, entry), bytes, &claimed).map_err(damaged)?;
             let parsed = ManifestDocument::parse_named(bytes, &content_type);
             let (read, media_type) = parsed.map_err(unusable)?;
             Ok::<_, Failure>((digest, read, media_type))
         });
         let (digest, read, media_type) = parsed.await??;
-        if let Some(entry) = wanted.entry.filter(|entry| !read.is_called(&entry.media_type)) {
+        if let Some(entry) = entry.filter(|entry| !read.is_called(&entry.media_type)) {
             let called = printable(&entry.media_type);
             return Err(unusable(corrupt(format!("it is `{media_type}`, not `{called}` as the index says"))).into());
         }
-        self.record_success(index, began);
-        locked(&self.hosts[index].sent).manifest = true;
+        self.sent_manifest(index, began);
         Ok((ImageDocument { digest, media_type, bytes }, read))
     }
 }
@@ -291,7 +288,7 @@ impl DocumentSource for PullSession {
     async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         entry.check_texts().map_err(|error| self.about(error))?;
         let reference = self.reference().with_digest(entry.digest.clone());
-        self.fetch_manifest(&Wanted { reference, entry: Some(entry) }).await
+        self.fetch_manifest(reference, Some(entry)).await
     }
 
     async fn config(&self, manifest: &Manifest) -> Result<ImageConfig, RuntimeError> {
@@ -309,40 +306,36 @@ fn is_page(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
-/// A manifest by tag or digest, with the index's entry that led to it.
-pub(super) struct Wanted<'a> {
-    pub(super) reference: Reference,
-    pub(super) entry: Option<&'a Descriptor>,
+fn manifest_query(reference: &Reference, is_head: bool) -> Query {
+    let (name, is_tag) = match reference.digest() {
+        Some(digest) => (digest.to_string(), false),
+        None => (reference.tag().unwrap_or("latest").to_owned(), true),
+    };
+    let (path, subject) = (format!("manifests/{name}"), format!("`{reference}`"));
+    Query { path, is_head, range: None, is_tag, subject, urgency: Urgency::is_next() }
 }
 
-impl Wanted<'_> {
-    fn query(&self, method: Method) -> Query {
-        let (name, is_tag) = match (self.reference.digest(), self.reference.tag()) {
-            (Some(digest), _) => (digest.to_string(), false),
-            (None, tag) => (tag.unwrap_or("latest").to_owned(), true),
-        };
-        let (path, subject) = (format!("manifests/{name}"), format!("`{}`", self.reference));
-        Query { path, method, range: None, is_tag, subject, urgency: Urgency::is_next() }
+/// Verifies a manifest against the wanted digest and size, and the registry's `Docker-Content-Digest`.
+fn verified(
+    (reference, entry): (&Reference, Option<&Descriptor>),
+    bytes: &[u8],
+    claimed: &str,
+) -> Result<Digest, RuntimeError> {
+    if let Some(entry) = entry.filter(|entry| entry.size != bytes.len() as u64) {
+        return Err(corrupt(format!("its size is {}, not {} as the index says", bytes.len(), entry.size)));
     }
-
-    /// Verifies the body against the wanted digest and the registry's `Docker-Content-Digest`.
-    fn verified(&self, bytes: &[u8], claimed: &str) -> Result<Digest, RuntimeError> {
-        if let Some(entry) = self.entry.filter(|entry| entry.size != bytes.len() as u64) {
-            return Err(corrupt(format!("its size is {}, not {} as the index says", bytes.len(), entry.size)));
-        }
-        let wanted = self.reference.digest();
-        if let Some(digest) = wanted {
-            verify(digest, bytes)?;
-        }
-        if claimed.is_empty() {
-            return Ok(wanted.cloned().unwrap_or_else(|| Digest::of(bytes)));
-        }
-        let claimed: Digest = claimed.parse().map_err(|error: DigestError| {
-            corrupt(format!("the registry calls it `{}`, which is no digest", printable(claimed))).caused_by(error)
-        })?;
-        verify(&claimed, bytes)?;
-        Ok(wanted.cloned().unwrap_or(claimed))
+    let wanted = reference.digest();
+    if let Some(digest) = wanted {
+        verify(digest, bytes)?;
     }
+    if claimed.is_empty() {
+        return Ok(wanted.cloned().unwrap_or_else(|| Digest::of(bytes)));
+    }
+    let claimed: Digest = claimed.parse().map_err(|error: DigestError| {
+        corrupt(format!("the registry calls it `{}`, which is no digest", printable(claimed))).caused_by(error)
+    })?;
+    verify(&claimed, bytes)?;
+    Ok(wanted.cloned().unwrap_or(claimed))
 }
 
 pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> {

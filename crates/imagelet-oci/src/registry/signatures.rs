@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 use serde::Deserialize;
 
-use super::{PullSession, resolve::Wanted};
+use super::PullSession;
 use crate::{
     manifest::{Bounded, Descriptor, LAYERS_MAX, corrupt, object},
     signature::AttachedSignature,
@@ -40,7 +40,7 @@ impl PullSession {
         let name = format!("{repository}:{algorithm}-{}.sig", subject.hex());
         let reference: Reference =
             name.parse().map_err(|error| corrupt(format!("`{name}` names no signature")).caused_by(error))?;
-        let document = match self.fetch_manifest(&Wanted { reference, entry: None }).await {
+        let document = match self.fetch_manifest(reference, None).await {
             Ok((document, _)) => document,
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),

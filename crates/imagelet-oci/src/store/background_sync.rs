@@ -13,12 +13,10 @@ use std::{
 use imagelet_core::{durable::replace_file_unsynced, failpoint, image::ImageId, runtime::RuntimeError};
 
 use super::{
-    Store,
+    Store, could_not,
     files::durable::{SyncView, remove_tree, replace_file},
     index::{Index, NAMES_UNSETTLED},
-    record::{LayerRecord, checksum},
-    spare_layers::LayerEnd,
-    storage_error,
+    record::{LayerEnd, LayerRecord, checksum},
 };
 
 /// After this many rounds that met new pulls, the next round blocks commits until it is done.
@@ -39,8 +37,7 @@ impl Store {
             return Ok(());
         }
         let _alone = self.syncing.lock().expect("no thread panics while it holds the lock");
-        let failed =
-            |error| storage_error(format!("could not make the store `{}` durable", self.root.display()), error);
+        let failed = could_not("make durable the store", &self.root);
         for round in 0.. {
             let locked = (round >= ROUNDS_UNHURRIED).then(|| self.index());
             let layers =
@@ -51,9 +48,7 @@ impl Store {
                 self.drop_unsettled_content(&mut index);
                 // Unlinking takes long, and a full disk may be why the sync failed.
                 drop(index);
-                if let Err(error) = self.empty_trash() {
-                    tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
-                }
+                self.try_empty_trash();
                 return Err(failed(error));
             }
             for layer in &layers {
@@ -113,7 +108,7 @@ impl Store {
             return Ok(());
         }
         let written = self.replace_names(&mut self.index());
-        written.map_err(|error| storage_error("could not write the names of the new store", error))
+        written.map_err(could_not("write", &path))
     }
 
     pub(super) fn replace_names(&self, index: &mut Index) -> io::Result<()> {

@@ -11,6 +11,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
+    ops::RangeInclusive,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{
@@ -36,30 +37,18 @@ const MEASURE_PERIOD: u64 = 16 << 20;
 const PARTIAL_SUFFIX: &str = ".partial";
 
 /// The pulls that may continue a blob: those of its digest, from all repositories or from one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// The digest of the repository's name for a file of an artifact; `None`: all repositories share.
-    pub(crate) repository: Option<Digest>,
+    /// With the digest of the repository's name for a file of an artifact; else all repositories share.
+    file_name: String,
 }
 
 impl PartialKey {
     pub(crate) fn new(digest: &Digest, repository: Option<&str>) -> Self {
-        let repository = repository.map(|repository| Digest::of(repository.as_bytes()));
-        Self { digest: digest.clone(), repository }
-    }
-
-    fn file_name(&self) -> String {
-        let (algorithm, hex) = (self.digest.algorithm().name(), self.digest.hex());
-        let repository = self.repository.as_ref().map(|repository| format!("-{}", repository.hex()));
-        format!("{algorithm}-{hex}{}{PARTIAL_SUFFIX}", repository.unwrap_or_default())
-    }
-
-    fn of_file_name(name: &str) -> Option<Self> {
-        let (algorithm, rest) = name.strip_suffix(PARTIAL_SUFFIX)?.split_once('-')?;
-        let (hex, repository) = rest.split_once('-').map_or((rest, None), |(hex, other)| (hex, Some(other)));
-        let repository = repository.map(|hex| format!("sha256:{hex}").parse()).transpose().ok()?;
-        Some(Self { digest: format!("{algorithm}:{hex}").parse().ok()?, repository })
+        let repository = repository.map(|repository| format!("-{}", Digest::of(repository.as_bytes()).hex()));
+        let (algorithm, hex, repository) = (digest.algorithm().name(), digest.hex(), repository.unwrap_or_default());
+        Self { digest: digest.clone(), file_name: format!("{algorithm}-{hex}{repository}{PARTIAL_SUFFIX}") }
     }
 }
 
@@ -83,21 +72,18 @@ impl Store {
 
     /// A blob that is kept with an image.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
-        let kept = if self.has_blob(digest) { KeptBytes::open(&self.blob_path(digest))? } else { return None };
-        (kept.length == size).then_some(kept)
+        self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
 
     /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
-        let kept = KeptBytes::open(&self.layer_tree(layer).join(path))?;
-        (kept.length == size).then_some(kept)
+        KeptBytes::open(&self.layer_tree(layer).join(path), size..=size)
     }
 
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
-        let kept = KeptBytes::open(&self.partial_path(key))?;
-        (1..=size).contains(&kept.length).then_some(KeptBytes { is_in_copy: true, ..kept })
+        Some(KeptBytes { is_in_copy: true, ..KeptBytes::open(&self.partial_path(key), 1..=size)? })
     }
 
     pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
@@ -116,32 +102,20 @@ impl Store {
         }
     }
 
-    pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
-        let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
-            Err(_) => vec![folder.to_owned()],
-        };
-        for path in entries.into_iter().filter(|path| !known.contains(path)) {
-            self.move_to_trash(&path)?;
-        }
-        Ok(())
-    }
-
     pub(crate) fn partial_bytes(&self) -> u64 {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
     pub(crate) fn discard_partial(&self, key: &PartialKey) {
-        if !self.is_written(&key.digest)
+        if !self.is_written(key)
             && let Err(error) = remove_tree(&self.partial_path(key))
         {
             tracing::warn!(digest = %key.digest, %error, "could not remove a partial blob");
         }
     }
 
-    pub(crate) fn is_written(&self, digest: &Digest) -> bool {
-        self.index().written.contains_key(digest)
+    pub(crate) fn is_written(&self, key: &PartialKey) -> bool {
+        self.index().unfinished.written.contains_key(&key.file_name)
     }
 
     /// Starts to append to the first `known` bytes of a blob; other bytes are removed. `None`: another writer has the
@@ -156,16 +130,16 @@ impl Store {
         let revoked = Arc::new(AtomicBool::new(false));
         {
             let mut index = self.index();
-            if index.written.contains_key(&key.digest) {
+            if index.unfinished.written.contains_key(&key.file_name) {
                 return Ok(None);
             }
             let revocable = matches!(purpose, BlobPurpose::Resume(_)).then(|| Arc::clone(&revoked));
-            index.written.insert(key.digest.clone(), revocable);
+            index.unfinished.written.insert(key.file_name.clone(), revocable);
         }
         // From here on, dropping the writer releases the digest.
         let mut writer = BlobWriter {
             store: Arc::clone(self),
-            digest: key.digest.clone(),
+            key: key.clone(),
             path: self.partial_path(key),
             file: None,
             length: known,
@@ -195,21 +169,12 @@ impl Store {
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
-            let is_written = partial.key.as_ref().is_some_and(|key| index.written.contains_key(&key.digest));
-            if !is_written && is_removed(&partial) {
+            if !partial.is_written(&index) && is_removed(&partial) {
                 self.move_to_trash(&partial.path)?;
                 freed += partial.size;
             }
         }
         Ok(freed)
-    }
-
-    /// The partial blobs without a writer, with size and time.
-    pub(super) fn unused_partials(&self) -> Vec<(PartialKey, u64, SystemTime)> {
-        let index = self.index();
-        let partials =
-            self.partials().into_iter().filter_map(|Partial { key, size, modified, .. }| Some((key?, size, modified)));
-        partials.filter(|(key, ..)| !index.written.contains_key(&key.digest)).collect()
     }
 
     /// Empties the partial blobs that running pulls write for a resumption alone. Returns the bytes freed.
@@ -218,9 +183,7 @@ impl Store {
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
-            let Some(Some(revoked)) = partial.key.as_ref().and_then(|key| index.written.get(&key.digest)) else {
-                continue;
-            };
+            let Some(Some(revoked)) = index.unfinished.written.get(&partial.file_name) else { continue };
             revoked.store(true, Ordering::Relaxed);
             // The writer has it open: emptied, it takes no space at once.
             let emptied = OpenOptions::new().write(true).open(&partial.path).and_then(|file| file.set_len(0));
@@ -231,42 +194,46 @@ impl Store {
     }
 
     pub(super) fn partial_path(&self, key: &PartialKey) -> PathBuf {
-        self.root.join("ingest").join(key.file_name())
+        self.root.join("ingest").join(&key.file_name)
     }
 
-    fn partials(&self) -> Vec<Partial> {
+    pub(super) fn partials(&self) -> Vec<Partial> {
         let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
         let partial = |entry: fs::DirEntry| {
             let metadata = entry.metadata().ok()?;
-            let key = entry.file_name().to_str().and_then(PartialKey::of_file_name);
-            Some(Partial { path: entry.path(), key, size: metadata.len(), modified: metadata.modified().ok()? })
+            let file_name = entry.file_name().to_str()?.to_owned();
+            Some(Partial { path: entry.path(), file_name, size: metadata.len(), modified: metadata.modified().ok()? })
         };
         entries.filter_map(Result::ok).filter_map(partial).collect()
     }
 }
 
 pub(crate) struct Partial {
-    path: PathBuf,
-    key: Option<PartialKey>,
-    size: u64,
-    modified: SystemTime,
+    pub(super) path: PathBuf,
+    file_name: String,
+    pub(super) size: u64,
+    pub(super) modified: SystemTime,
 }
 
 impl Partial {
+    pub(super) fn is_written(&self, index: &Index) -> bool {
+        index.unfinished.written.contains_key(&self.file_name)
+    }
+
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
     /// At start, when nothing is written: one too short to resume and an unknown file, too.
     pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
-        self.key.is_none() || self.size < RESUME_MIN || self.is_expired(age_max)
+        !self.file_name.ends_with(PARTIAL_SUFFIX) || self.size < RESUME_MIN || self.is_expired(age_max)
     }
 }
 
 /// A blob being written. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
-    digest: Digest,
+    key: PartialKey,
     path: PathBuf,
     file: Option<File>,
     length: u64,
@@ -310,7 +277,7 @@ impl BlobWriter {
     fn give_up(&mut self) {
         self.is_wanted = false;
         if self.file.take().is_some() {
-            tracing::debug!(blob = %self.digest, "its first bytes no longer stay for a resumption");
+            tracing::debug!(blob = %self.key.digest, "its first bytes no longer stay for a resumption");
             self.remove_file();
         }
     }
@@ -338,7 +305,7 @@ impl Drop for BlobWriter {
         if !is_kept {
             self.remove_file();
         }
-        self.store.index().written.remove(&self.digest);
+        self.store.index().unfinished.written.remove(&self.key.file_name);
     }
 }
 
@@ -367,7 +334,7 @@ impl StagedBlob {
 
     /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
-        let BlobWriter { store, digest, path, length, .. } = &self.0;
+        let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
             return Ok(());
         }
@@ -381,7 +348,7 @@ impl StagedBlob {
 
     pub(super) fn folders(&self) -> [PathBuf; 2] {
         let blobs = Path::new("blobs");
-        [blobs.join(self.0.digest.algorithm().name()), blobs.to_owned()]
+        [blobs.join(self.0.key.digest.algorithm().name()), blobs.to_owned()]
     }
 }
 
@@ -393,10 +360,10 @@ pub(crate) struct KeptBytes {
 }
 
 impl KeptBytes {
-    fn open(path: &Path) -> Option<Self> {
+    fn open(path: &Path, lengths: RangeInclusive<u64>) -> Option<Self> {
         let file = File::open(path).ok()?;
-        let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
-        Some(Self { file, length: metadata.len(), is_in_copy: false })
+        let length = file.metadata().ok().filter(fs::Metadata::is_file)?.len();
+        lengths.contains(&length).then_some(Self { file, length, is_in_copy: false })
     }
 }
 
@@ -472,12 +439,6 @@ mod tests {
         let digest = Digest::of(b"blob");
         let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
         let keys = keys.map(|repository| PartialKey::new(&digest, repository));
-        for key in &keys {
-            assert_eq!(PartialKey::of_file_name(&key.file_name()).as_ref(), Some(key));
-            assert_eq!(keys.iter().filter(|other| other.file_name() == key.file_name()).count(), 1);
-        }
-        for name in ["x.partial", "sha256-12.partial", "sha256-zz-zz.partial", "a"] {
-            assert!(PartialKey::of_file_name(name).is_none(), "{name}");
-        }
+        assert!(keys.iter().all(|key| keys.iter().filter(|other| other.file_name == key.file_name).count() == 1));
     }
 }

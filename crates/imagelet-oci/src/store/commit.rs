@@ -4,108 +4,24 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io, iter,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::SystemTime,
+    sync::{Arc, atomic::Ordering},
 };
 
 use imagelet_core::{
     durable::sync_folder,
     failpoint,
     image::{Digest, ImageId},
-    runtime::{PulledLayer, RuntimeError, RuntimeErrorKind},
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
-    StagedBlob, Store, could_not,
+    StagedBlob, StagedLayer, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare},
-    record::{ImageRecord, LayerRecord, SpareRecord, checksum},
-    resumption::Resumption,
+    record::{ImageRecord, SpareRecord, checksum},
     staging::{DocumentBytes, Staging, discard},
     storage_error,
 };
-use crate::manifest::Descriptor;
-
-/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
-pub(crate) struct StagedLayer {
-    pub(super) unpacked: Spare,
-    /// `Some`: it stays as a spare while that is allowed.
-    pub(super) resumable: Option<(Arc<Store>, Resumption)>,
-    pub(super) blob: Option<StagedBlob>,
-    /// The folder is in the store.
-    is_placed: AtomicBool,
-}
-
-impl StagedLayer {
-    pub(crate) fn new(
-        staging: Staging,
-        blob: &Descriptor,
-        record: LayerRecord,
-        view: Arc<SyncView>,
-    ) -> Result<Self, RuntimeError> {
-        let failed = not_recorded(&record);
-        let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
-        let record = record
-            .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
-            .map_err(failed)?;
-        failpoint!("layer.recorded");
-        let entry = PulledLayer {
-            blob: Some(blob.digest.clone()),
-            size: blob.size,
-            diff_id: record.diff_id.clone(),
-            media_type: blob.media_type.clone(),
-        };
-        let origin = SpareRecord { boot: String::new(), repository: String::new(), entry };
-        let unpacked = Spare { folder: staging.keep(), record, view, since: SystemTime::now(), origin };
-        Ok(Self { unpacked, resumable: None, blob: None, is_placed: AtomicBool::new(false) })
-    }
-
-    pub(crate) fn entry(&self) -> &PulledLayer {
-        &self.unpacked.origin.entry
-    }
-
-    pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
-        self.blob = blob;
-        self
-    }
-
-    /// From here on it stays as a spare layer for pulls of `repository`, or of all, where it is dropped uncommitted.
-    pub(crate) fn resumable(
-        mut self,
-        store: &Arc<Store>,
-        repository: &str,
-        resumption: &Resumption,
-    ) -> Result<Self, RuntimeError> {
-        // Without a boot id, a record proves nothing after a power cut.
-        let Some(boot) = store.boot().filter(|_| resumption.is_allowed()) else { return Ok(self) };
-        let Spare { folder, record, origin, .. } = &mut self.unpacked;
-        (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
-        origin.write(folder).map_err(not_recorded(record))?;
-        self.resumable = Some((Arc::clone(store), resumption.clone()));
-        Ok(self)
-    }
-
-    pub(super) fn of_spare(store: &Arc<Store>, spare: Spare, resumption: &Resumption) -> Self {
-        let resumable = Some((Arc::clone(store), resumption.clone()));
-        Self { unpacked: spare, resumable, blob: None, is_placed: AtomicBool::new(false) }
-    }
-}
-
-impl Drop for StagedLayer {
-    fn drop(&mut self) {
-        match &self.resumable {
-            _ if self.is_placed.load(Ordering::Relaxed) => {}
-            // After a failed sync the bytes may be lost, and a later view would not learn of it.
-            Some((store, resumption)) if resumption.is_allowed() && !self.unpacked.view.has_failed() => {
-                store.add_spare(self.unpacked.clone());
-            }
-            _ => discard(&self.unpacked.folder),
-        }
-    }
-}
 
 pub(crate) struct NewImage {
     pub record: ImageRecord,
@@ -168,10 +84,8 @@ impl Store {
             Err(_) => self.take_back(&mut index, &placed, &id),
         }
         drop(index);
-        if (placed.trashed || shown.is_err())
-            && let Err(error) = self.empty_trash()
-        {
-            tracing::warn!(error = error.chain(), "could not empty the trash");
+        if placed.trashed || shown.is_err() {
+            self.try_empty_trash();
         }
         shown.map(|()| id)
     }
@@ -350,11 +264,6 @@ impl Store {
         }
         Ok(())
     }
-}
-
-fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError + use<> {
-    let message = format!("could not write the record of layer `{}`", layer.diff_id);
-    move |error| storage_error(message, error)
 }
 
 fn not_committed(id: &ImageId, what: &str) -> impl FnOnce(io::Error) -> RuntimeError + use<> {

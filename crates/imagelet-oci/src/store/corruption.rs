@@ -4,7 +4,7 @@
 //! absent, so that a commit replaces it; its folder stays until then, because a mount may still show it. An image that
 //! lacks a layer, or is marked itself, keeps its names and its other layers.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use imagelet_core::{
     image::{Digest, ImageId},
@@ -15,15 +15,14 @@ use super::{
     Store, could_not,
     files::durable::replace_file,
     index::{
-        DamagedImage, Index,
-        load::{MARK, ReadRecord},
+        DamagedImage, Index, StoredImage,
+        load::{MARK, ReadRecord, open_regular, read_whole},
     },
     record::{ImageRecord, checksum},
-    storage_error,
 };
 use crate::{
     hash::Hash,
-    manifest::{CONFIG_BYTES_MAX, ImageConfig, ManifestDocument},
+    manifest::{ImageConfig, ManifestDocument},
 };
 
 impl Index {
@@ -86,9 +85,20 @@ impl Index {
 }
 
 impl Store {
-    pub(crate) fn damaged_images(&self) -> Vec<(ImageId, DamagedImage, Vec<String>)> {
+    /// All images, whole ones first.
+    pub(crate) fn all_images(&self) -> Vec<StoredImage> {
         let index = self.index();
-        index.damaged.iter().map(|(id, image)| (id.clone(), image.clone(), index.names_of(id))).collect()
+        let names = index.names_by_image();
+        let names_of = |id| names.get(id).into_iter().flatten().map(|name| (*name).to_owned()).collect();
+        let whole = index.images.iter().map(|(id, record)| (id, false, DamagedImage::new(record.clone(), None)));
+        let damaged = index.damaged.iter().map(|(id, image)| (id, true, image.clone()));
+        let stored =
+            |(id, is_damaged, image)| StoredImage { id: ImageId::clone(id), names: names_of(id), is_damaged, image };
+        whole.chain(damaged).map(stored).collect()
+    }
+
+    pub(crate) fn damaged_images(&self) -> impl Iterator<Item = StoredImage> {
+        self.all_images().into_iter().filter(|image| image.is_damaged)
     }
 
     pub(crate) fn marked(&self, layer: &Digest) -> Option<Findings> {
@@ -125,8 +135,7 @@ impl Store {
         self.check_writable()?;
         // The file must not name unsynced content.
         self.sync_background()?;
-        let written = self.replace_names(&mut self.index());
-        written.map_err(|error| storage_error("could not write the store's names", error))
+        self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }
 }
 
@@ -144,9 +153,7 @@ fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
     let Ok(wanted) = id.as_str().parse::<Digest>() else { return Vec::new() };
     let folder = root.join("images").join(super::record::hex(id));
     let read = |name: &str| {
-        let path = folder.join(name);
-        let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);
-        let bytes = if is_small { fs::read(&path).ok() } else { None };
+        let bytes = open_regular(&folder.join(name)).and_then(read_whole).ok();
         bytes.filter(|bytes| Hash::matches(&wanted, bytes))
     };
     let config = match (read("config.json"), read("manifest.json")) {

@@ -111,7 +111,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
         LayerRecord { unsettled: store.unsettled_mark(LayerEnd::Store), ..serde_json::from_value(record).unwrap() };
     let media_type = "application/vnd.oci.image.layer.v1.tar";
     let packed = Descriptor::new(media_type, Digest::of(BLOB), BLOB.len() as u64);
-    let staged = StagedLayer::new(staging, &packed, record, Arc::clone(view)).unwrap();
+    let staged = StagedLayer::new(store, staging, &packed, record, Arc::clone(view)).unwrap();
     Arc::new(staged.with_blob(blob))
 }
 
@@ -509,7 +509,7 @@ fn a_store_that_is_only_read_changes_no_name() {
     let names = || fs::read(bed.root.join("names.json")).unwrap();
     let before = names();
     for changed in [reader.remove_name(&tag("app")), reader.add_names(&image_id("app"), &[tag("again")])] {
-        assert!(changed.unwrap_err().chain().contains("opened for reading alone"));
+        assert!(changed.unwrap_err().chain().contains("open for reading"));
     }
     assert!(has(&reader, "app") && names() == before);
 }

@@ -30,7 +30,6 @@ mod files;
 mod index;
 mod record;
 mod resumption;
-mod sink_layer;
 mod spare_layers;
 mod staging;
 mod sweep;
@@ -55,17 +54,19 @@ use imagelet_core::{
 
 pub(crate) use self::{
     blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
-    commit::{NewImage, StagedLayer},
+    commit::NewImage,
     file_manifest::{FileManifestWriter, LIST},
     files::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},
     },
-    index::{DamagedImage, load::digest_named},
-    record::{ImageRecord, LayerRecord, disk_usage::DiskUsage, write_implicit},
+    index::{
+        StoredImage,
+        load::{digest_named, read_json},
+    },
+    record::{ImageRecord, LayerEnd, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
     resumption::Resumption,
-    sink_layer::SinkLayer,
-    spare_layers::{LayerEnd, SpareWanted},
+    spare_layers::{SpareWanted, StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
     verify::Watch,
 };
@@ -73,13 +74,9 @@ pub use self::{files::lock::command_of_owner, staging::DocumentBytes};
 use self::{
     files::{lock::Lock, root::Place},
     index::{Index, listing::Locked},
-    record::disk_usage::block_size,
 };
 
 use crate::scarce;
-
-/// Block size of most file systems, for those that report none.
-const BLOCK_USUAL: u64 = 4096;
 
 const MOUNT_WRITABLE: &str = "mount it read-write, or name another place with --store DIR";
 
@@ -109,8 +106,9 @@ pub(crate) struct Store {
     in_background: bool,
     resume_for: Duration,
     /// The boot id; `None` where the kernel reports none.
-    boot: Option<String>,
-    holds: Holds,
+    pub(crate) boot: Option<String>,
+    /// `None`: the store is only read.
+    lock: Option<Lock>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,12 +140,6 @@ impl StoreOptions {
     }
 }
 
-enum Holds {
-    All(Lock),
-    ReadOnlyDisk,
-    Nothing,
-}
-
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
@@ -158,48 +150,44 @@ impl Store {
     /// Opens a store. An owner also removes what an interrupted pull or removal left.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
-        let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
-        let in_background = durability == Durability::Background && boot.is_some();
-        let store = |root: PathBuf, mut index: Index, holds| {
-            index.block = block_size(&root).unwrap_or(BLOCK_USUAL);
-            Self {
-                index: Mutex::new(index),
-                root,
-                sequence: AtomicU64::new(first_number()),
-                trash: Mutex::new(()),
-                views: Mutex::default(),
-                pull_view: Mutex::default(),
-                syncing: Mutex::new(()),
-                mounting: Mutex::new(()),
-                in_background,
-                resume_for,
-                boot: boot.clone(),
-                holds,
-            }
+        let store = |root: PathBuf, index: Index, lock| Self {
+            index: Mutex::new(index),
+            root,
+            sequence: AtomicU64::new(first_number()),
+            trash: Mutex::default(),
+            views: Mutex::default(),
+            pull_view: Mutex::default(),
+            syncing: Mutex::default(),
+            mounting: Mutex::default(),
+            in_background: durability == Durability::Background && boot.is_some(),
+            resume_for,
+            boot: boot.clone(),
+            lock,
         };
+        let makes = matches!(access, Access::Write { or_create: true });
         let place = match Place::find(root, makes)? {
             Some(place) if makes || place.is_store() => place,
             None if access == (Access::Read { or_empty: true }) => {
-                return Ok(store(root.to_owned(), Index::default(), Holds::Nothing));
+                return Ok(store(root.to_owned(), Index::default(), None));
             }
             _ => return Err(no_store(root)),
         };
         index::refuse_newer(&place.path)?;
-        let holds = match access {
-            Access::Read { .. } => Holds::Nothing,
+        let lock = match access {
+            Access::Read { .. } => None,
             Access::Write { .. } => match place.make_folders() {
                 // Existing folders pass even on a read-only file system.
-                Ok(()) if place.is_writable => Holds::All(Lock::take(&place)?),
+                Ok(()) if place.is_writable => Some(Lock::take(&place)?),
                 Err(error) if place.is_writable => return Err(could_not("create the store", root)(error)),
-                _ => Holds::ReadOnlyDisk,
+                _ => None,
             },
         };
         failpoint!("open.locked");
         let view = SyncView::open(&place.path).map_err(could_not("open the store", &place.path))?;
-        let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
+        let index = Index::load(&place.path, lock.is_some(), boot.as_deref())?;
         failpoint!("open.loaded");
-        let store = store(place.path, index, holds);
+        let store = store(place.path, index, lock);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
             // A leftover that cannot be removed is harmless: the images are usable.
@@ -221,17 +209,13 @@ impl Store {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
     }
 
-    pub(crate) fn boot(&self) -> Option<&str> {
-        self.boot.as_deref()
-    }
-
     pub(crate) fn is_read_only(&self) -> bool {
-        !matches!(self.holds, Holds::All(_))
+        self.lock.is_none()
     }
 
     /// Records that a pull received bytes, for processes that wait for the store.
     pub(crate) fn record_progress(&self) {
-        if let Holds::All(lock) = &self.holds {
+        if let Some(lock) = &self.lock {
             lock.record_progress();
         }
     }
@@ -252,22 +236,11 @@ impl Store {
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
-        let root = self.root.display();
-        match self.holds {
-            Holds::All(_) => Ok(()),
-            Holds::ReadOnlyDisk => {
-                let message = format!("the store `{root}` is on a read-only file system");
-                Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(MOUNT_WRITABLE))
-            }
-            Holds::Nothing => Err(RuntimeError::defect(format!("the store `{root}` was opened for reading alone"))),
+        if self.lock.is_some() {
+            return Ok(());
         }
-    }
-
-    pub(crate) fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
-        let index = self.index();
-        let names = index.names_by_image();
-        let names_of = |id| names.get(id).into_iter().flatten().map(|name| (*name).to_owned()).collect();
-        index.images.iter().map(|(id, record)| (record.clone(), names_of(id))).collect()
+        let message = format!("the store `{}` is open for reading, or on a read-only file system", self.root.display());
+        Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(MOUNT_WRITABLE))
     }
 
     pub(crate) fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
@@ -312,7 +285,7 @@ impl Store {
     pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
-            *index.leases.entry(layer.clone()).or_default() += 1;
+            *index.unfinished.leases.entry(layer.clone()).or_default() += 1;
         }
         Lease { store: Arc::clone(self), layers: layers.to_vec() }
     }
@@ -365,11 +338,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut index = self.store.index();
         for layer in &self.layers {
-            if let Some(count) = index.leases.get_mut(layer) {
+            if let Some(count) = index.unfinished.leases.get_mut(layer) {
                 *count -= 1;
             }
         }
-        index.leases.retain(|_, count| *count > 0);
+        index.unfinished.leases.retain(|_, count| *count > 0);
     }
 }
 

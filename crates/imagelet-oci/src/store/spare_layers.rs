@@ -1,38 +1,180 @@
-//! Spare layers: whole unpacked layers that no image and no sink has taken, kept for the next pull.
+//! Whole layers that a pull has staged: one becomes part of the store, leaves it for a sink, or stays as a spare for the next
+//! pull.
 //!
 //! A spare stays in `tmp/`. Its `layer.json` is written after the diff-id is verified, and `spare.json` last, with the
 //! boot: a folder with both is whole for that boot, even after a crash of the process. After a power cut the boot
-//! differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; the commit that uses a spare
-//! does.
+//! differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; the commit or the import that uses
+//! a layer does.
+//!
+//! A cancelled sink may still be moving a tree. Before a layer becomes a spare, its folder is renamed, so that such a
+//! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
+//! with such folders, it cannot be a spare. (A root without an entry is set each time.)
 
 use std::{
     cmp::Reverse,
-    fs,
+    fs, io,
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{
+    failpoint,
+    image::Digest,
+    runtime::{PulledLayer, RuntimeError},
+};
 
 use super::{
-    SinkLayer, StagedLayer, Store,
+    StagedBlob, Staging, Store, could_not,
+    files::durable::SyncView,
     index::{Index, Spare, load::read_json},
-    record::{LayerRecord, SpareRecord},
+    record::{LayerEnd, LayerRecord, SpareRecord, checksum, read_implicit},
     resumption::{Resumption, is_outdated},
     staging::discard,
+    storage_error,
 };
+use crate::{layer_sink::StagedTree, manifest::Descriptor};
 
 /// Spares for a sink are on a runtime's disk, which does not count them; an import is retried within minutes, if ever.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LayerEnd {
-    /// Stays in the store, with a list of its files.
-    Store,
-    /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
-    Sink,
+/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
+pub(crate) struct StagedLayer {
+    store: Arc<Store>,
+    pub(super) unpacked: Spare,
+    /// `Some`: it stays as a spare while that is allowed.
+    resumption: Option<Resumption>,
+    pub(super) blob: Option<StagedBlob>,
+    /// The folder is in the store.
+    pub(super) is_placed: AtomicBool,
+    /// A sink may be moving the tree.
+    is_in_sink: bool,
+}
+
+impl StagedLayer {
+    pub(crate) fn new(
+        store: &Arc<Store>,
+        staging: Staging,
+        blob: &Descriptor,
+        record: LayerRecord,
+        view: Arc<SyncView>,
+    ) -> Result<Self, RuntimeError> {
+        let failed = not_recorded(&record);
+        let record = if record.end == LayerEnd::Sink { Ok(record) } else { record.measured(staging.path()) };
+        let record = record
+            .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
+            .map_err(failed)?;
+        failpoint!("layer.recorded");
+        let entry = PulledLayer {
+            blob: Some(blob.digest.clone()),
+            size: blob.size,
+            diff_id: record.diff_id.clone(),
+            media_type: blob.media_type.clone(),
+        };
+        let origin = SpareRecord { boot: String::new(), repository: String::new(), entry };
+        let unpacked = Spare { folder: staging.keep(), record, view, since: SystemTime::now(), origin };
+        Ok(Self::of_spare(store, unpacked, None))
+    }
+
+    pub(super) fn of_spare(store: &Arc<Store>, unpacked: Spare, resumption: Option<Resumption>) -> Self {
+        let (store, is_placed) = (Arc::clone(store), AtomicBool::new(false));
+        Self { store, unpacked, resumption, blob: None, is_placed, is_in_sink: false }
+    }
+
+    pub(crate) fn entry(&self) -> &PulledLayer {
+        &self.unpacked.origin.entry
+    }
+
+    pub(crate) fn view(&self) -> &Arc<SyncView> {
+        &self.unpacked.view
+    }
+
+    pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
+        self.blob = blob;
+        self
+    }
+
+    /// From here on it stays as a spare layer for pulls of `repository`, or of all, where it is dropped uncommitted.
+    pub(crate) fn resumable(mut self, repository: &str, resumption: &Resumption) -> Result<Self, RuntimeError> {
+        // Without a boot id, a record proves nothing after a power cut.
+        let Some(boot) = self.store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
+        let Spare { folder, record, origin, .. } = &mut self.unpacked;
+        (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
+        origin.write(folder).map_err(not_recorded(record))?;
+        self.resumption = Some(resumption.clone());
+        Ok(self)
+    }
+
+    /// The folders that a lower layer may have the metadata of, parents first.
+    pub(crate) fn implicit(&mut self) -> Result<Vec<Vec<u8>>, RuntimeError> {
+        let implicit = read_implicit(&self.unpacked.folder).map_err(|error| {
+            self.resumption = None;
+            let diff_id = &self.unpacked.record.diff_id;
+            storage_error(format!("could not read the implied directories of layer `{diff_id}`"), error)
+        })?;
+        let mut implicit: Vec<_> = implicit.into_iter().collect();
+        implicit.sort_unstable();
+        Ok(implicit)
+    }
+
+    /// The tree for a sink, with its implicit folders.
+    pub(crate) fn tree(&mut self, implicit: Vec<Vec<u8>>) -> Result<StagedTree, RuntimeError> {
+        self.is_in_sink = true;
+        let folder = &self.unpacked.folder;
+        if has_folders(&implicit) {
+            self.resumption = None;
+            let record = folder.join("layer.json");
+            fs::remove_file(&record).map_err(could_not("remove", &record))?;
+        }
+        let blob = self.blob.as_ref().map(|blob| blob.path().to_owned());
+        Ok(StagedTree { folder: folder.join("fs"), implicit, blob })
+    }
+
+    /// The sink has it.
+    pub(crate) fn taken(mut self) {
+        self.resumption = None;
+        if let Some(blob) = self.blob.take() {
+            blob.discard();
+        }
+    }
+}
+
+/// Whether folders beside the root are among the implicit ones.
+pub(crate) fn has_folders(implicit: &[Vec<u8>]) -> bool {
+    implicit.iter().any(|path| !path.is_empty())
+}
+
+impl Drop for StagedLayer {
+    fn drop(&mut self) {
+        if self.is_placed.load(Ordering::Relaxed) {
+            return;
+        }
+        let Spare { folder, view, .. } = &mut self.unpacked;
+        if self.is_in_sink {
+            let old = std::mem::replace(folder, self.store.fresh_path("tmp"));
+            if let Err(error) = fs::rename(&old, &*folder) {
+                tracing::warn!(path = %old.display(), %error, "could not rename a staging folder; a sweep or the next start removes it");
+            }
+        }
+        // A layer with a kept blob resumes by that. After a failed sync the bytes may be lost, and a later view would not
+        // learn of it.
+        let is_allowed = self.resumption.as_ref().is_some_and(Resumption::is_allowed);
+        let has_tree = || !self.is_in_sink || folder.join("fs").is_dir();
+        if is_allowed && self.blob.is_none() && !view.has_failed() && has_tree() {
+            self.store.add_spare(self.unpacked.clone());
+        } else {
+            discard(folder);
+        }
+    }
+}
+
+fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError + use<> {
+    let message = format!("could not write the record of layer `{}`", layer.diff_id);
+    move |error| storage_error(message, error)
 }
 
 /// Which spares a pull may use.
@@ -46,14 +188,13 @@ pub(crate) struct SpareWanted<'a> {
 
 impl SpareWanted<'_> {
     fn accepts(&self, spare: &Spare) -> bool {
-        spare.record.for_sink == (self.end == LayerEnd::Sink)
-            && self.repository.is_none_or(|repository| repository == spare.origin.repository)
+        spare.record.end == self.end && self.repository.is_none_or(|repository| repository == spare.origin.repository)
     }
 }
 
 impl Store {
     pub(crate) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
-        self.index().spares.get(wanted.diff_id).is_some_and(|spare| wanted.accepts(spare))
+        self.index().unfinished.spares.get(wanted.diff_id).is_some_and(|spare| wanted.accepts(spare))
     }
 
     pub(crate) fn take_spare(
@@ -62,18 +203,9 @@ impl Store {
         resumption: &Resumption,
     ) -> Option<StagedLayer> {
         let mut index = self.index();
-        index.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
-        let spare = index.spares.remove(wanted.diff_id)?;
-        Some(StagedLayer::of_spare(self, spare, resumption))
-    }
-
-    pub(crate) fn take_sink_spare(
-        self: &Arc<Self>,
-        wanted: &SpareWanted<'_>,
-        resumption: &Resumption,
-    ) -> Option<SinkLayer> {
-        let layer = SinkLayer::new(self, self.take_spare(wanted, resumption)?);
-        layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
+        index.unfinished.spares.get(wanted.diff_id).filter(|spare| wanted.accepts(spare))?;
+        let spare = index.unfinished.spares.remove(wanted.diff_id)?;
+        Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
     /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
@@ -83,7 +215,7 @@ impl Store {
             if index.layers.contains_key(&spare.record.diff_id) {
                 Some(spare)
             } else {
-                index.spares.insert(spare.record.diff_id.clone(), spare)
+                index.unfinished.spares.insert(spare.record.diff_id.clone(), spare)
             }
         };
         if let Some(surplus) = surplus {
@@ -93,24 +225,18 @@ impl Store {
 
     /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
-        let (age_max, bytes_max) = (self.resume_for, u64::MAX);
-        let freed = self.discard_spares(false, age_max, bytes_max)?;
-        Ok(freed + self.discard_spares(true, age_max.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
+        let freed = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
+        Ok(freed + self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
     }
 
-    pub(super) fn remove_spare(&self, diff_id: &Digest) -> Result<(), RuntimeError> {
-        let spare = self.index().spares.remove(diff_id);
-        spare.map_or(Ok(()), |spare| self.move_to_trash(&spare.folder))
-    }
-
-    fn discard_spares(&self, for_sink: bool, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
+    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
-        let spares = index.unused_spares().filter(|spare| spare.record.for_sink == for_sink);
+        let spares = index.unused_spares().filter(|spare| spare.record.end == end);
         let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
         let mut freed = 0;
         for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
-            let Some(spare) = index.spares.remove(&diff_id) else { continue };
+            let Some(spare) = index.unfinished.spares.remove(&diff_id) else { continue };
             self.move_to_trash(&spare.folder)?;
             freed += spare.record.disk_bytes;
         }
@@ -129,10 +255,10 @@ impl Store {
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
-        let is_new =
-            !index.spares.contains_key(&spare.record.diff_id) && !index.layers.contains_key(&spare.record.diff_id);
+        let is_new = !index.unfinished.spares.contains_key(&spare.record.diff_id)
+            && !index.layers.contains_key(&spare.record.diff_id);
         if is_new {
-            index.spares.insert(spare.record.diff_id.clone(), spare);
+            index.unfinished.spares.insert(spare.record.diff_id.clone(), spare);
         }
         is_new
     }
@@ -141,9 +267,8 @@ impl Store {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
         let origin: SpareRecord = SpareRecord::read(folder).ok()?;
-        let end = if record.for_sink { LayerEnd::Sink } else { LayerEnd::Store };
-        let is_whole = self.boot() == Some(&origin.boot)
-            && record.unsettled == self.unsettled_mark(end)
+        let is_whole = self.boot.as_ref() == Some(&origin.boot)
+            && record.unsettled == self.unsettled_mark(record.end)
             && record.diff_id == origin.entry.diff_id
             && folder.join("fs").is_dir()
             && record
@@ -159,7 +284,7 @@ impl Store {
 impl Index {
     /// The spares that no running pull wants.
     pub(super) fn unused_spares(&self) -> impl Iterator<Item = &Spare> {
-        self.spares.values().filter(|spare| !self.leases.contains_key(&spare.record.diff_id))
+        self.unfinished.spares.values().filter(|spare| !self.unfinished.leases.contains_key(&spare.record.diff_id))
     }
 }
 
@@ -185,30 +310,31 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::{
-        manifest::Descriptor,
-        store::{StoreOptions, record::checksum},
-    };
+    use crate::store::StoreOptions;
 
     fn open(root: &Path) -> Arc<Store> {
         Arc::new(Store::open(root, StoreOptions::for_tests()).unwrap())
     }
 
-    fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> SinkLayer {
+    fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> StagedLayer {
         let staging = store.stage().unwrap();
         fs::create_dir(staging.path().join("fs")).unwrap();
         fs::write(staging.path().join("fs/file"), name).unwrap();
         let sum = crate::store::write_implicit(staging.path(), implicit).unwrap();
         let diff_id = Digest::of(name.as_bytes());
         let record = serde_json::json!({
-            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "for_sink": true,
+            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "end": "Sink",
             "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum },
         });
         let blob = Descriptor::new("", diff_id.clone(), 1);
         let view = store.sync_view().unwrap();
-        let layer = StagedLayer::new(staging, &blob, serde_json::from_value(record).unwrap(), view);
-        let layer = layer.unwrap().resumable(store, "registry.example/app", &Resumption::new(true)).unwrap();
-        SinkLayer::new(store, layer).unwrap()
+        let layer = StagedLayer::new(store, staging, &blob, serde_json::from_value(record).unwrap(), view);
+        layer.unwrap().resumable("registry.example/app", &Resumption::new(true)).unwrap()
+    }
+
+    fn tree(layer: &mut StagedLayer) -> Result<StagedTree, RuntimeError> {
+        let implicit = layer.implicit()?;
+        layer.tree(implicit)
     }
 
     type Spoil = fn(&Path);
@@ -221,9 +347,9 @@ mod tests {
         taken(store, name).is_some()
     }
 
-    fn taken(store: &Arc<Store>, name: &str) -> Option<SinkLayer> {
+    fn taken(store: &Arc<Store>, name: &str) -> Option<StagedLayer> {
         let wanted = SpareWanted { diff_id: &Digest::of(name.as_bytes()), repository: None, end: LayerEnd::Sink };
-        store.take_sink_spare(&wanted, &Resumption::new(true))
+        store.take_spare(&wanted, &Resumption::new(true))
     }
 
     #[test]
@@ -266,16 +392,16 @@ mod tests {
         let root = folder.path().join("staging");
         let store = open(&root);
         let mut flat = unpacked(&store, "flat", &[Vec::new()]);
-        let before = flat.tree().unwrap().folder;
+        let before = tree(&mut flat).unwrap().folder;
         drop(flat);
         assert!(!before.exists(), "a move that comes late finds nothing");
         assert!(has(&store, "flat"));
         let mut moved = taken(&store, "flat").unwrap();
-        fs::rename(moved.tree().unwrap().folder, folder.path().join("sink")).unwrap();
+        fs::rename(tree(&mut moved).unwrap().folder, folder.path().join("sink")).unwrap();
         drop(moved);
         assert!(!has(&store, "flat"));
         let mut changed = unpacked(&store, "deep", &[b"dir".to_vec()]);
-        changed.tree().unwrap();
+        tree(&mut changed).unwrap();
         // As if the process ended here.
         std::mem::forget(changed);
         let store = open_beside(store, &root);

@@ -167,7 +167,7 @@ impl DocumentWriter {
             staged.append(&bytes).map(|()| staged)
         });
         let written = written.await;
-        self.staged = Some(written.map_err(|error| RuntimeError::defect("a write ended early").caused_by(error))??);
+        self.staged = Some(written??);
         Ok(())
     }
 }

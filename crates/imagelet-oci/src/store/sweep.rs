@@ -4,31 +4,19 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
 
 use super::{
-    Store,
-    blobs::PartialKey,
-    could_not,
+    Store, could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
-    storage_error,
 };
 use crate::overlay::OverlayFolder;
 
-enum Unfinished {
-    Layer(Digest),
-    Blob(PartialKey),
-}
-
-/// Something to remove, its bytes and its time.
-type Removable = (Unfinished, u64, SystemTime);
-
 impl Store {
-    /// Removes layers and image folders that no name and no running pull needs.
+    /// Removes what no name and no running pull needs.
     ///
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed removal does
     /// not stop the others; the first error is returned, and the next sweep retries.
@@ -36,32 +24,11 @@ impl Store {
         self.check_writable()?;
         // The image that a tag meant before a pull may be removed only after the pull is durable.
         self.sync_background()?;
-        let mut errors = Vec::new();
-        {
-            let mut index = self.index();
-            for layer in index.unneeded_layers() {
-                match self.move_to_trash(&self.layer_folder(&layer)) {
-                    Ok(()) => index.forget_layer(&layer),
-                    Err(error) => errors.push(error),
-                }
-            }
-            failpoint!("sweep.layers");
-            for blob in index.unneeded_blobs() {
-                match self.move_to_trash(&self.blob_path(&blob)) {
-                    Ok(()) => drop(index.blobs.remove(&blob)),
-                    Err(error) => errors.push(error),
-                }
-            }
-            let images = index.image_folders();
-            for folder in self.unknown_folders("images", |name| images.contains(name))? {
-                errors.extend(self.move_to_trash(&folder).err());
-            }
-            failpoint!("sweep.images");
-        }
+        let discarded = self.discard_unneeded();
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
         self.trim_spares()?;
-        errors.extend(self.empty_trash().err());
-        errors.into_iter().next().map_or(Ok(()), Err)
+        let emptied = self.empty_trash();
+        discarded.and(emptied)
     }
 
     /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
@@ -74,22 +41,7 @@ impl Store {
         self.trim_spares()?;
         self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
         failpoint!("open.tmp");
-        let mut index = self.index();
-        for layer in index.unneeded_layers() {
-            index.forget_layer(&layer);
-        }
-        let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
-        self.discard_unknown("layers", |name| layers.contains(name))?;
-        failpoint!("open.layers");
-        for blob in index.unneeded_blobs() {
-            index.blobs.remove(&blob);
-        }
-        for folder in self.unknown_folders("blobs", |_| false)? {
-            self.discard_unknown_blobs(&folder, &index)?;
-        }
-        let images = index.image_folders();
-        self.discard_unknown("images", |name| images.contains(name))?;
-        failpoint!("open.images");
+        self.discard_unneeded()?;
         // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
@@ -105,6 +57,39 @@ impl Store {
         Ok(())
     }
 
+    /// Renames layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
+    /// error.
+    fn discard_unneeded(&self) -> Result<(), RuntimeError> {
+        let mut index = self.index();
+        for layer in index.unneeded_layers() {
+            index.layers.remove(&layer);
+            index.marked.remove(&layer);
+        }
+        for blob in index.unneeded_blobs() {
+            index.blobs.remove(&blob);
+        }
+        let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
+        let mut unknown = self.unknown_folders("layers", |name| layers.contains(name))?;
+        let blobs: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
+        for folder in self.unknown_folders("blobs", |_| false)? {
+            let files =
+                fs::read_dir(&folder).map(|files| files.filter_map(Result::ok).map(|file| file.path()).collect());
+            unknown.extend(files.unwrap_or_else(|_| vec![folder]).into_iter().filter(|path| !blobs.contains(path)));
+        }
+        let images = index.image_folders();
+        unknown.extend(self.unknown_folders("images", |name| images.contains(name))?);
+        let moved: Vec<_> = unknown.iter().map(|path| self.move_to_trash(path)).collect();
+        failpoint!("store.discarded");
+        moved.into_iter().collect()
+    }
+
+    /// Empties the trash where a failure is only logged.
+    pub(crate) fn try_empty_trash(&self) {
+        if let Err(error) = self.empty_trash() {
+            tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
+        }
+    }
+
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("no thread panics while it holds the lock");
         let mut errors = Vec::new();
@@ -116,10 +101,6 @@ impl Store {
         errors.into_iter().next().map_or(Ok(()), Err)
     }
 
-    fn discard_unknown(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
-        self.unknown_folders(folder, known)?.iter().try_for_each(|folder| self.move_to_trash(folder))
-    }
-
     pub(crate) fn unfinished_bytes(&self) -> u64 {
         self.partial_bytes() + self.staged_bytes()
     }
@@ -127,19 +108,24 @@ impl Store {
     /// Removes what no running pull uses, the oldest first, until `wanted` bytes are free. Returns the bytes freed.
     pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
-        let layer =
-            |spare: &Spare| (Unfinished::Layer(spare.record.diff_id.clone()), spare.record.disk_bytes, spare.since);
-        let mut removable: Vec<Removable> = self.index().unused_spares().map(layer).collect();
-        let blobs = self.unused_partials().into_iter();
-        removable.extend(blobs.map(|(blob, bytes, since)| (Unfinished::Blob(blob), bytes, since)));
+        let mut index = self.index();
+        let spare = |spare: &Spare| {
+            (spare.since, spare.record.disk_bytes, spare.folder.clone(), Some(spare.record.diff_id.clone()))
+        };
+        let mut unfinished: Vec<_> = index.unused_spares().map(spare).collect();
+        let partials = self.partials().into_iter().filter(|partial| !partial.is_written(&index));
+        unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
+        unfinished.sort_by_key(|(since, ..)| *since);
         let mut freed = 0;
-        for (what, bytes, _) in oldest(removable, wanted) {
-            match what {
-                Unfinished::Layer(layer) => self.remove_spare(&layer)?,
-                Unfinished::Blob(blob) => self.discard_partial(&blob),
+        for (_, bytes, path, spare) in unfinished {
+            if freed >= wanted {
+                break;
             }
+            self.move_to_trash(&path)?;
+            spare.map(|layer| index.unfinished.spares.remove(&layer));
             freed += bytes;
         }
+        drop(index);
         if freed > 0 {
             self.empty_trash()?;
         }
@@ -161,9 +147,7 @@ impl Store {
     pub(super) fn move_to_trash(&self, path: &Path) -> Result<(), RuntimeError> {
         failpoint!("trash.before");
         match fs::rename(path, self.fresh_path("trash")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(storage_error(format!("could not move `{}` to the trash", path.display()), error))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(could_not("move to the trash", path)(error)),
             _ => {
                 failpoint!("trash.moved");
                 Ok(())
@@ -196,35 +180,28 @@ fn is_ours(folder: &str, name: &str) -> bool {
     }
 }
 
-/// The oldest whose sizes add up to `wanted`, or all.
-fn oldest(mut removable: Vec<Removable>, wanted: u64) -> Vec<Removable> {
-    removable.sort_by_key(|(.., since)| *since);
-    let mut freed = 0_u64;
-    let is_needed = |(_, bytes, _): &Removable| {
-        let is_needed = freed < wanted;
-        freed = freed.saturating_add(*bytes);
-        is_needed
-    };
-    removable.into_iter().take_while(is_needed).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
+    use crate::store::{PartialKey, StoreOptions};
 
     #[test]
     fn the_oldest_go_first_and_no_more_than_is_wanted() {
-        let ago = |minutes| SystemTime::UNIX_EPOCH + Duration::from_hours(10) - Duration::from_mins(minutes);
-        let layer = |name: &str, bytes, minutes| -> Removable {
-            (Unfinished::Layer(Digest::of(name.as_bytes())), bytes, ago(minutes))
-        };
-        for (wanted, removed) in [(0, 0), (1, 1), (5, 1), (6, 2), (9, 3), (u64::MAX, 3)] {
-            let all = vec![layer("young", 7, 1), layer("old", 5, 9), layer("middle", 3, 5)];
-            let gone = oldest(all, wanted);
-            assert_eq!(gone.len(), removed, "{wanted}");
-            assert!(gone.iter().map(|(.., since)| *since).eq([ago(9), ago(5), ago(1)].into_iter().take(removed)));
+        let ago = |minutes| SystemTime::now() - Duration::from_mins(minutes);
+        for (wanted, left) in [(0, 3), (1, 2), (5, 2), (6, 1), (9, 0), (u64::MAX, 0)] {
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap();
+            let partials = [("young", 7, 1), ("old", 5, 9), ("middle", 3, 5)].map(|(name, bytes, minutes)| {
+                let path = store.partial_path(&PartialKey::new(&Digest::of(name.as_bytes()), None));
+                fs::write(&path, vec![0; bytes]).unwrap();
+                fs::File::open(&path).unwrap().set_modified(ago(minutes)).unwrap();
+                path
+            });
+            store.free_unfinished(wanted).unwrap();
+            let [young, old, middle] = partials.map(|path| path.exists());
+            assert_eq!([young, middle, old], [left > 0, left > 1, left > 2], "{wanted}");
         }
     }
 }

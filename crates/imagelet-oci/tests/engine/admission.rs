@@ -363,7 +363,7 @@ async fn for_a_pull_that_turns_out_not_to_fit_nothing_is_removed_and_for_one_tha
     assert_eq!(refused.kind(), RuntimeErrorKind::DiskFull);
     assert!(refused.chain().contains("not enough free space"), "{}", refused.chain());
     assert_eq!(cached.left(), 3, "{:?}", cached.asked());
-    assert_eq!(settled(&disk.config().root).await, Vec::<String>::new());
+    assert_eq!(settled(&disk.config().place.root).await, Vec::<String>::new());
 
     pull(&engine, &registry.name("fits:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(cached.left(), 2, "{:?}", cached.asked());

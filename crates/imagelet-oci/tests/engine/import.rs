@@ -242,7 +242,7 @@ async fn a_layer_twice_in_an_image_is_taken_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_imports_at_once_bring_what_they_share_once() {
     for layers_in_flight in [1, 4] {
-        let bed = Bed::new(|config| config.layers_in_flight = layers_in_flight).await;
+        let bed = Bed::new(|config| config.limits.layers_in_flight = layers_in_flight).await;
         let base: Vec<Layer> = (0..8)
             .map(|number| Layer::new().file(&format!("base-{number}"), &vec![number; 300_000 >> number]).gzip())
             .collect();
@@ -261,7 +261,7 @@ async fn two_imports_at_once_bring_what_they_share_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_that_waits_for_another_one_does_not_keep_its_own_layers_from_coming() {
-    let bed = Bed::new(|config| config.layers_in_flight = 2).await;
+    let bed = Bed::new(|config| config.limits.layers_in_flight = 2).await;
     let slow = Layer::new().file("slow", &vec![1; 2_000_000]).plain();
     let base: Vec<Layer> =
         (0..4).map(|number| Layer::new().file(&format!("base-{number}"), &vec![number; 1_000_000]).plain()).collect();

@@ -77,11 +77,8 @@ async fn layers_that_wait_for_memory_let_the_one_that_has_it_continue_at_the_sam
     let progress_timeout = Duration::from_secs(2);
     let connections_per_host = NonZeroUsize::new(2).expect("not zero");
     let registry_config = RegistryConfig { connections_per_host, progress_timeout, ..RegistryConfig::default() };
-    let config = EngineConfig {
-        registry: registry_config,
-        unpack_memory: UNPACK_MEMORY_MIN,
-        ..EngineConfig::new(folder.path())
-    };
+    let mut config = EngineConfig { registry: registry_config, ..EngineConfig::new(folder.path()) };
+    config.limits.memory = UNPACK_MEMORY_MIN;
     let engine = open_as(config).await;
     let (unpacks, mut unpacking) = tokio::sync::mpsc::unbounded_channel();
     let progress: Progress = Arc::new(move |event| {

@@ -27,12 +27,11 @@ const HOSTS_TOML: &str = include_str!("../../src/registry/tests/hosts_toml.rs");
 const FAILOVER: &str = include_str!("../../src/registry/tests/failover.rs");
 const SILENCE: &str = include_str!("../../src/registry/tests/silence.rs");
 const PARALLEL: &str = include_str!("../../src/registry/blob/parallel/tests.rs");
-const PROXY_CHOICE: &str = include_str!("../../src/registry/connection/proxy/choose.rs");
+const PROXY_CHOICE: &str = include_str!("../../src/registry/connection/proxy/mod.rs");
 const CERTS_D: &str = include_str!("../../src/registry/hosts/certs_d.rs");
 const REGISTRIES_CONF: &str = include_str!("../../src/registry/hosts/registries_conf.rs");
 const REGISTRIES_YAML: &str = include_str!("../../src/registry/hosts/registries_yaml.rs");
 const RATE_LIMIT: &str = include_str!("../../src/registry/rate_limit.rs");
-const RETRY_BUDGET: &str = include_str!("../../src/registry/retry_budget.rs");
 const ATTEMPTS: &str = include_str!("../../src/registry/attempts.rs");
 const MANIFEST: &str = include_str!("../../src/manifest/tests.rs");
 const SIGNATURE: &str = include_str!("../../src/signature/tests.rs");
@@ -114,7 +113,7 @@ const PROMISES: &[(&str, &str, &str)] = &[
         ACCESS,
         "a_tag_that_is_here_costs_a_head_and_a_get_only_where_that_does_not_answer_or_the_tag_has_moved",
     ),
-    ("one budget of retries", RETRY_BUDGET, "requests_that_retry_at_the_same_time_spend_the_budget_once"),
+    ("one budget of retries", ATTEMPTS, "requests_that_retry_at_the_same_time_spend_the_budget_once"),
     ("jitter", ATTEMPTS, "waits_double_up_to_a_bound_and_begin_anew_after_progress"),
     ("a cap of the bandwidth", RELOAD, "a_bandwidth_holds_for_running_pulls_and_a_reload_changes_it"),
     ("connections of a host", PARALLEL, "a_host_never_has_more_connections_than_its_bound_and_every_pull_goes_on"),

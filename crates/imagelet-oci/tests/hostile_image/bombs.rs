@@ -209,7 +209,7 @@ fn the_largest_windows_of_four_layers_are_held_one_at_a_time() {
         let image = Image::of((0..4).map(|number| zeros_behind(27, &format!("window-{number}"), 150 * MIB)));
         let mut bench = Bench::with(|config| {
             config.limits.expansion_free = 1 << 30;
-            config.unpack_memory = 384 << 20;
+            config.limits.memory = 384 << 20;
         })
         .await;
         let ((), peak) = child::peak_of(bench.hold(vec![Case::new("B046", "four windows", image)])).await;

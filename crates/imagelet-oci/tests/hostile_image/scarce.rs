@@ -197,7 +197,7 @@ fn images_that_want_all_memory_are_refused_one_beside_the_other_and_the_process_
         |images| async move {
             let mut bench = Bench::on(scratch_on_disk(), |config| {
                 config.limits.expansion_free = 4 << 30;
-                config.unpack_memory = UNPACK_MEMORY_MIN;
+                config.limits.memory = UNPACK_MEMORY_MIN;
             })
             .await;
             let names: Vec<String> = images

@@ -16,7 +16,7 @@ use imagelet_core::{
         RuntimeErrorKind,
     },
 };
-use imagelet_oci::{Access, Engine, EngineConfig, EngineImporter, ImportError, ImportStage};
+use imagelet_oci::{Access, Engine, EngineConfig, EngineImporter, ImportError, ImportStage, StorePlace};
 
 use super::{
     service::ImportSite,
@@ -114,7 +114,8 @@ impl ImportSite for RuntimeSite {
         };
         let containerd = Containerd::connect(config).await?;
         let (root, access) = (containerd.staging(), Access::Write { or_create: true });
-        let mut config = EngineConfig { root, access, lock_wait: LOCK_WAIT, ..self.engine.clone() };
+        let place = StorePlace { root, access, lock_wait: LOCK_WAIT };
+        let mut config = EngineConfig { place, ..self.engine.clone() };
         if let RegistrySettings::Reported { folders, .. } = &runtime.configuration.registries {
             config.registry.hosts_dirs.clone_from(folders);
         }

@@ -115,7 +115,7 @@ fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
 }
 
 async fn open(settings: Settings, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
-    let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.root == environment.store_default());
+    let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
     let is_named = global.store.is_some() || !is_at_default;
     let wanted =
         StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(STORE_LOCK_WAIT) };

@@ -2,7 +2,7 @@
 //!
 //! Only the node's own configuration can name a helper. A pull secret's helper never runs: a pod chooses no program.
 
-use std::{ffi::OsStr, io, path::PathBuf, time::Duration};
+use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
 use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
@@ -34,18 +34,10 @@ pub(crate) struct CredentialHelpers {
 /// A helper failed. Its text shows no secret.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelperError {
-    #[error("`{}` names no credential helper", printable_start(.0, NAME_LENGTH_MAX))]
-    Name(String),
     #[error("the credential helper `{program}` is in no folder of the PATH of imagelet (`{path}`)")]
     Missing { program: String, path: String },
-    #[error("the credential helper `{program}` is not run: {}", .source.to_string().replace('\n', "; "))]
-    Refused { program: String, source: io::Error },
-    #[error("the credential helper `{program}` did not answer within {} s", .limit.as_secs_f32())]
-    TimedOut { program: String, limit: Duration },
-    #[error("the credential helper `{program}` failed: {error}{said}")]
-    Failed { program: String, error: String, said: String },
-    #[error("the credential helper `{program}` answered with no JSON object of `Username` and `Secret`")]
-    Answer { program: String },
+    #[error("{0}")]
+    Failed(String),
 }
 
 impl CredentialHelpers {
@@ -57,7 +49,7 @@ impl CredentialHelpers {
     /// The helper's credential for a server; `None` where it has none. Dropping the future ends the helper.
     pub(crate) async fn ask(&self, name: &str, server: &str) -> Result<Option<Credential>, HelperError> {
         let (program, answer) = self.run(name, "get", server.as_bytes(), None).await?;
-        credential(program, answer)
+        credential(&program, answer)
     }
 
     pub(crate) async fn store(
@@ -86,7 +78,7 @@ impl CredentialHelpers {
         secret: Option<&Secret>,
     ) -> Result<(String, Option<Answer>), HelperError> {
         if !is_name(name) {
-            return Err(HelperError::Name(name.to_owned()));
+            return Err(no_helper(name));
         }
         let program = format!("docker-credential-{name}");
         let folders = self.environment.0.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
@@ -104,6 +96,10 @@ impl CredentialHelpers {
     }
 }
 
+fn no_helper(name: &str) -> HelperError {
+    HelperError::Failed(format!("`{}` names no credential helper", printable_start(name, NAME_LENGTH_MAX)))
+}
+
 fn is_name(name: &str) -> bool {
     (1..=NAME_LENGTH_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
@@ -113,8 +109,10 @@ fn is_name(name: &str) -> bool {
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {
-            let refused = |source| HelperError::Refused { program: program.to_owned(), source };
-            trusted_files::check_program(&path).map_err(refused)?;
+            trusted_files::check_program(&path).map_err(|error| {
+                let error = error.to_string().replace('\n', "; ");
+                HelperError::Failed(format!("the credential helper `{program}` is not run: {error}"))
+            })?;
             return Ok(path);
         }
     }
@@ -141,20 +139,20 @@ fn finish(
     secret: Option<&Secret>,
 ) -> Result<Option<Answer>, HelperError> {
     let answer = Zeroizing::new(output.stdout);
-    let program = program.to_owned();
-    match output.result {
-        Ok(()) => Ok(Some(answer)),
-        Err(_) if answer.trim_ascii() == NOT_FOUND.as_bytes() => Ok(None),
-        Err(RunError::TimedOut) => Err(HelperError::TimedOut { program, limit }),
+    let text = match output.result {
+        Ok(()) => return Ok(Some(answer)),
+        Err(_) if answer.trim_ascii() == NOT_FOUND.as_bytes() => return Ok(None),
+        Err(RunError::TimedOut) => format!("did not answer within {} s", limit.as_secs_f32()),
         Err(error) => {
             let known = texts_of(&answer);
             let complaint = Zeroizing::new([&answer[..], &output.stderr].join(&b' '));
             let text = redact(&complaint, known.iter().chain(secret).map(Secret::expose));
             let line = one_line(text.trim());
             let said = if line.is_empty() { line } else { format!(": {line}") };
-            Err(HelperError::Failed { program, error: error.to_string(), said })
+            format!("failed: {error}{said}")
         }
-    }
+    };
+    Err(HelperError::Failed(format!("the credential helper `{program}` {text}")))
 }
 
 #[derive(serde::Deserialize)]
@@ -165,10 +163,12 @@ struct HelperCredential {
     secret: Zeroizing<String>,
 }
 
-fn credential(program: String, answer: Option<Answer>) -> Result<Option<Credential>, HelperError> {
+fn credential(program: &str, answer: Option<Answer>) -> Result<Option<Credential>, HelperError> {
     let Some(answer) = answer else { return Ok(None) };
-    let HelperCredential { username, secret } =
-        serde_json::from_slice(&answer).map_err(|_| HelperError::Answer { program })?;
+    let HelperCredential { username, secret } = serde_json::from_slice(&answer).map_err(|_| {
+        let wanted = "answered with no JSON object of `Username` and `Secret`";
+        HelperError::Failed(format!("the credential helper `{program}` {wanted}"))
+    })?;
     let secret = Secret::new(secret.as_str());
     Ok(match username.as_str() {
         _ if secret.expose().is_empty() => None,
@@ -183,7 +183,7 @@ pub fn helper_answer(stdout: &[u8], stderr: &[u8], succeeds: bool) -> Result<Opt
     let result = if succeeds { Ok(()) } else { Err(RunError::TooLong) };
     let output = Output { stdout: stdout.to_vec(), stderr: stderr.to_vec(), result };
     let answer = finish("docker-credential-x", Duration::from_secs(1), output, None);
-    answer.and_then(|answer| credential("docker-credential-x".to_owned(), answer)).map_err(|error| error.to_string())
+    answer.and_then(|answer| credential("docker-credential-x", answer)).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -197,9 +197,7 @@ mod tests {
         let result = if code == 0 { Ok(()) } else { Err(RunError::Failed(status)) };
         let output = Output { stdout: stdout.into(), stderr: stderr.into(), result };
         let answer = finish("docker-credential-x", Duration::from_secs(1), output, None);
-        answer
-            .and_then(|answer| credential("docker-credential-x".to_owned(), answer))
-            .map_err(|error| error.to_string())
+        answer.and_then(|answer| credential("docker-credential-x", answer)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -241,7 +239,7 @@ mod tests {
         };
         assert!(confirmed("credentials not found in native keychain\n"));
         assert!(!confirmed("locked"));
-        let refused = HelperError::Name("a\tb\u{1b}[1m\u{202e}".to_owned()).to_string();
+        let refused = no_helper("a\tb\u{1b}[1m\u{202e}").to_string();
         assert!(refused.contains("`a?b?[1m?`"), "{refused}");
     }
 

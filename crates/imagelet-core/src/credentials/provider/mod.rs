@@ -45,6 +45,7 @@ use self::{
     plugin::{Provider, ProviderError},
 };
 use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig, Keyring, Provided, TokenSource};
+use crate::text::PlainError;
 use crate::{metrics::Metrics, trusted_files};
 
 /// Most parallel plugin runs; the kubelet has no bound.
@@ -61,11 +62,6 @@ pub struct ProviderOptions {
     /// The variables of each plugin, beside those of its configuration.
     pub environment: Variables,
 }
-
-/// Providers cannot be used: in the kubelet's words, without a secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ProvidersError(String);
 
 /// The node's providers. Any number of parallel lookups; reconfigurable while in use.
 #[derive(Debug)]
@@ -96,11 +92,11 @@ impl Providers {
     ///
     /// Running lookups keep the old providers. An unchanged configuration keeps its cache.
     /// After an error the active providers stay.
-    pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), ProvidersError> {
+    pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), PlainError> {
         let set = match options {
             None => ProviderSet::default(),
             Some(options) => {
-                let config = ProviderConfig::read(&options.config).map_err(ProvidersError)?;
+                let config = ProviderConfig::read(&options.config).map_err(PlainError)?;
                 if self.set().made_of.as_ref() == Some(&(config.clone(), options.clone())) {
                     return inspect(&config, options);
                 }
@@ -119,9 +115,9 @@ impl Providers {
         self.set().providers.iter().map(|provider| provider.entry.name.clone()).collect()
     }
 
-    fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, ProvidersError> {
+    fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, PlainError> {
         validate::check(&config, true)
-            .map_err(|findings| ProvidersError(format!("failed to validate credential provider config: {findings}")))?;
+            .map_err(|findings| PlainError(format!("failed to validate credential provider config: {findings}")))?;
         inspect(&config, options)?;
         let providers = config.providers.iter().map(|entry| {
             let plugin = Plugin {
@@ -150,10 +146,10 @@ impl Providers {
 }
 
 /// Checks that every executable exists and only root and this user may change it.
-fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
+fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), PlainError> {
     let folder = &options.binaries;
     let failed = |what: &str, path: &Path, error: &io::Error| {
-        ProvidersError(match error.kind() {
+        PlainError(match error.kind() {
             io::ErrorKind::NotFound => format!("plugin binary {what} {} did not exist", path.display()),
             _ => format!("error inspecting binary {what} {}: {}", path.display(), go_text(error)),
         })

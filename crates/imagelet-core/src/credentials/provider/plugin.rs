@@ -17,15 +17,16 @@ use super::{
     config::{ProviderEntry, TokenAttributes},
     exec::{Output, Plugin},
     meters,
-    plugin_protocol::{CacheKeyType, Request, Response, ResponseError},
+    plugin_protocol::{CacheKeyType, REQUEST_KIND, Request, Response, ResponseError},
     redact::{redact, texts_of},
 };
 use crate::{
     credentials::{
         CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
-        TokenSourceError, registry_match::matches,
+        registry_match::matches,
     },
     metrics::Metrics,
+    text::PlainError,
 };
 
 /// The part of an invalid cache key type or version that is shown.
@@ -67,9 +68,9 @@ pub(super) enum ProviderError {
     )]
     TokenReturned,
     #[error("failed to get service account: {0}")]
-    ServiceAccount(TokenSourceError),
+    ServiceAccount(PlainError),
     #[error("failed to get service account token: {0}")]
-    Token(TokenSourceError),
+    Token(PlainError),
 }
 
 impl ProviderError {
@@ -215,15 +216,16 @@ impl Provider {
 
     async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
+            kind: REQUEST_KIND,
             api_version: &self.entry.api_version,
             image: repository,
-            token: account.map(|account| &account.token),
+            token: account.map(|account| account.token.expose()),
             annotations: account.map(|account| &account.annotations),
         };
         let output = {
             let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
             let began = Instant::now();
-            let output = self.plugin.run(&request.encode()).await;
+            let output = self.plugin.run(request.encode().as_bytes()).await;
             self.metrics.observe(&meters::DURATION, &[&self.entry.name], began.elapsed().as_secs_f64());
             output
         };

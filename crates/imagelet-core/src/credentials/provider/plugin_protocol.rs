@@ -2,21 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use zeroize::Zeroizing;
 
 use super::super::{DockerConfig, DockerEntry, Secret};
 use crate::text::{GoDuration, Object, json_error, json_text, nullable, unique_map};
 
-const REQUEST_KIND: &str = "CredentialProviderRequest";
+pub(super) const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
 const GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Request<'a> {
+    pub(super) kind: &'static str,
     pub(super) api_version: &'a str,
     pub(super) image: &'a str,
-    pub(super) token: Option<&'a Secret>,
+    #[serde(rename = "serviceAccountToken", skip_serializing_if = "Option::is_none")]
+    pub(super) token: Option<&'a str>,
+    #[serde(rename = "serviceAccountAnnotations", skip_serializing_if = "Option::is_none")]
     pub(super) annotations: Option<&'a BTreeMap<String, String>>,
 }
 
@@ -52,25 +56,15 @@ pub(super) enum ResponseError {
 }
 
 impl Request<'_> {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut line = format!(
-            "{{\"kind\":\"{REQUEST_KIND}\",\"apiVersion\":{},\"image\":{}",
-            *json_text(self.api_version),
-            *json_text(self.image)
-        );
-        if let Some(token) = self.token {
-            line.push_str(",\"serviceAccountToken\":");
-            line.push_str(&json_text(token.expose()));
-        }
-        if let Some(annotations) = self.annotations.filter(|annotations| !annotations.is_empty()) {
-            let members: Vec<String> =
-                annotations.iter().map(|(name, value)| format!("{}:{}", *json_text(name), *json_text(value))).collect();
-            line.push_str(",\"serviceAccountAnnotations\":{");
-            line.push_str(&members.join(","));
-            line.push('}');
-        }
-        line.push_str("}\n");
-        line.into_bytes()
+    /// One line.
+    pub(super) fn encode(&self) -> Zeroizing<String> {
+        let annotations = self.annotations.filter(|annotations| !annotations.is_empty());
+        let request = Self { annotations, ..*self };
+        let of_annotations = annotations.into_iter().flatten().map(|(name, value)| name.len() + value.len() + 6);
+        let texts = [self.api_version, self.image, self.token.unwrap_or_default()].map(str::len);
+        let mut line = json_text(&request, 128 + texts.into_iter().chain(of_annotations).sum::<usize>());
+        line.push('\n');
+        line
     }
 }
 
@@ -185,12 +179,13 @@ mod tests {
             let annotations: Option<BTreeMap<String, String>> =
                 serde_json::from_value(input["service_account_annotations"].clone()).unwrap();
             let request = Request {
+                kind: REQUEST_KIND,
                 api_version: input["apiVersion"].as_str().expect("a version"),
                 image: input["image"].as_str().expect("an image"),
-                token: token.as_ref(),
+                token: token.as_ref().map(Secret::expose),
                 annotations: annotations.as_ref(),
             };
-            assert_eq!(String::from_utf8(request.encode()).unwrap(), line, "{}", case["name"]);
+            assert_eq!(*request.encode(), line, "{}", case["name"]);
             cases += 1;
         }
         assert_eq!(cases, 4);
@@ -251,14 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn neither_question_nor_answer_prints_its_secrets() {
-        let token = Secret::new("hunter2");
-        let request = Request { token: Some(&token), ..Request::default() };
+    fn an_answer_does_not_print_its_secrets() {
         let output = format!(
             "{{\"kind\":\"CredentialProviderResponse\",\"apiVersion\":\"{V1}\",\"auth\":{{\"a.io\":{{\"password\":\"hunter2\"}}}}}}"
         );
         let response = Response::decode(output.as_bytes(), V1).unwrap();
         assert_eq!(response.passwords().len(), 1);
-        assert!(!format!("{request:?} {response:?}").contains("hunter2"));
+        assert!(!format!("{response:?}").contains("hunter2"));
     }
 }

@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::credentials::{
-    CredentialKind, CredentialSource, IssuedToken, Secret, ServiceAccount, Standalone, TokenRequest, TokenSourceError,
+    CredentialKind, CredentialSource, IssuedToken, Secret, ServiceAccount, Standalone, TokenRequest,
 };
+use crate::text::PlainError;
 
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 
@@ -33,21 +34,21 @@ struct Cluster {
 
 #[async_trait]
 impl TokenSource for Cluster {
-    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError> {
         assert_eq!(namespace, "ns");
         let annotations: &[(&str, &str)] = match name {
             "mysa" | "notoken" => &[("d.io/id", "1"), ("d.io/opt", "2"), ("other", "x")],
             "noann" => &[],
-            _ => return Err(TokenSourceError::new("sa not found")),
+            _ => return Err(PlainError::new("sa not found")),
         };
         let annotations = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         Ok(ServiceAccount { uid: format!("uid-{name}"), annotations: annotations.collect() })
     }
 
-    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
         self.asked.lock().unwrap().push(request.clone());
         if request.service_account == "notoken" {
-            return Err(TokenSourceError::new("token boom"));
+            return Err(PlainError::new("token boom"));
         }
         let mut token = format!("tok-{}", request.service_account);
         if self.renews {
@@ -102,7 +103,7 @@ impl Bed {
         }
     }
 
-    fn configure(&self, providers: &Value) -> Result<(), ProvidersError> {
+    fn configure(&self, providers: &Value) -> Result<(), PlainError> {
         let config = json!({
             "kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": providers
         });

@@ -36,7 +36,7 @@ impl LabelCache {
         };
         let present: HashSet<&ImageId> = snapshot.entries.iter().map(|entry| &entry.image.id).collect();
         labels.retain(|id, _| present.contains(id));
-        let entries = snapshot.entries.iter().filter(|it| it.in_use_by.is_empty() && it.pinned_by.is_empty());
+        let entries = snapshot.entries.iter().filter(|it| it.usage.used_by.is_empty() && it.pinned_by.is_empty());
         let unknown = entries.map(|entry| &entry.image).filter(|image| !labels.contains_key(&image.id));
         let spec = |image: &Image| ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         let unknown: BTreeMap<ImageId, ImageSpec> = unknown.map(|image| (image.id.clone(), spec(image))).collect();

@@ -47,7 +47,8 @@ pub(crate) fn held_by_rules(
         }
     }
     if rules.only_owned {
-        for (entry, held) in entries.iter().zip(&mut held).filter(|(entry, _)| entry.origin == ImageOrigin::Found) {
+        for (entry, held) in entries.iter().zip(&mut held).filter(|(entry, _)| entry.usage.origin == ImageOrigin::Found)
+        {
             let _ = (entry, held.get_or_insert(Reason::NotOwned));
         }
     }
@@ -55,7 +56,7 @@ pub(crate) fn held_by_rules(
 }
 
 fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
-    let since = entry.last_used.max(Some(entry.first_seen));
+    let since = entry.usage.times.last_used.max(entry.usage.times.first_seen);
     rule.unused_max.is_none_or(|max| {
         // A time in the future counts as now.
         since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed <= max))
@@ -77,7 +78,7 @@ fn covers(
         }
         KeepScope::Namespace(namespaces) => {
             let namespace =
-                entry.last_user.as_deref().and_then(|user| user.split_once('/')).map(|(namespace, _)| namespace);
+                entry.usage.user.as_deref().and_then(|user| user.split_once('/')).map(|(namespace, _)| namespace);
             namespace.is_some_and(|namespace| namespaces.matches(namespace))
         }
         KeepScope::Image(pattern) => pattern.covers(entry.image.id.as_str(), &entry.image.tags, &entry.image.digests),
@@ -95,7 +96,7 @@ fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
         let image = *positions.entry(&entry.image.id).or_insert(at);
         for name in &entry.image.tags {
             if let Some((repository, text)) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
-                let tag = Tag { text, first_seen: entry.first_seen, image };
+                let tag = Tag { text, first_seen: entry.first_seen(), image };
                 repositories.entry(repository).or_default().push(tag);
             }
         }
@@ -168,7 +169,9 @@ mod tests {
         let (tags, digests) = (node.tags.clone(), node.digests.clone());
         let image = Image { tags, digests, ..tests::image(node.id.as_str(), node.handler, 1) };
         let (last_used, last_user) = (node.last_used.map(at), node.last_user.map(str::to_owned));
-        Arc::new(ImageEntry { last_used, last_user, ..tests::unused(image, at(node.first_seen)) })
+        let mut entry = tests::unused(image, at(node.first_seen));
+        (entry.usage.times.last_used, entry.usage.user) = (last_used, last_user);
+        Arc::new(entry)
     }
 
     /// For each image, the number of the matching rule, with `?` for unknown labels.

@@ -11,7 +11,7 @@ use crate::{
     image::Glob,
     inventory::{PinError, PinPattern},
     runtime::error_chain,
-    text::duration_text,
+    text::{PlainError, duration_text},
 };
 
 /// Limit of rules; each image is matched against each rule.
@@ -73,10 +73,6 @@ pub struct KeepRuleText {
     pub unused_max: Option<Duration>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct KeepRuleError(String);
-
 impl KeepRule {
     /// The pattern of a rule without an idle limit, which acts as a pin.
     pub fn pin(&self) -> Option<&PinPattern> {
@@ -88,11 +84,11 @@ impl KeepRule {
 }
 
 impl TryFrom<KeepRuleText> for KeepRule {
-    type Error = KeepRuleError;
+    type Error = PlainError;
 
-    fn try_from(text: KeepRuleText) -> Result<Self, KeepRuleError> {
+    fn try_from(text: KeepRuleText) -> Result<Self, PlainError> {
         let KeepRuleText { repository, last_tags, label, namespace, image, unused_max } = text;
-        let refused = |text: &str| Err(KeepRuleError(text.to_owned()));
+        let refused = |text: &str| Err(PlainError(text.to_owned()));
         if unused_max.is_some_and(|max| max.is_zero()) {
             return refused("a rule that keeps for no time keeps nothing");
         }
@@ -103,7 +99,7 @@ impl TryFrom<KeepRuleText> for KeepRule {
             (Some(repository), Some(count), None, None, None) => {
                 let number = u32::try_from(count).ok().filter(|count| *count <= LAST_TAGS_MAX);
                 let number = number.and_then(NonZeroU32::new).ok_or_else(|| {
-                    KeepRuleError(format!("lastTags {count} must be between 1 and {LAST_TAGS_MAX}, inclusive"))
+                    PlainError(format!("lastTags {count} must be between 1 and {LAST_TAGS_MAX}, inclusive"))
                 })?;
                 KeepScope::LastTags { repository: glob("repository", &repository)?, count: number }
             }
@@ -118,7 +114,7 @@ impl TryFrom<KeepRuleText> for KeepRule {
             (None, None, None, Some(namespace), None) => KeepScope::Namespace(glob("namespace", &namespace)?),
             (None, None, None, None, Some(image)) => {
                 let parsed = image.parse();
-                let refused = |error: PinError| KeepRuleError(format!("image `{image}`: {}", error_chain(&error)));
+                let refused = |error: PinError| PlainError(format!("image `{image}`: {}", error_chain(&error)));
                 KeepScope::Image(parsed.map_err(refused)?)
             }
             _ => return refused("a rule has exactly one of `repository`, `label`, `namespace` and `image`"),
@@ -148,8 +144,8 @@ fn labels_read(rules: &[KeepRule]) -> BTreeSet<&str> {
     labels.collect()
 }
 
-fn glob(key: &'static str, text: &str) -> Result<Glob, KeepRuleError> {
-    Glob::new(text).map_err(|error| KeepRuleError(format!("{key} `{text}`: {error}")))
+fn glob(key: &'static str, text: &str) -> Result<Glob, PlainError> {
+    Glob::new(text).map_err(|error| PlainError(format!("{key} `{text}`: {error}")))
 }
 
 #[cfg(test)]

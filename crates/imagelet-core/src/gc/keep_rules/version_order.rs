@@ -17,7 +17,7 @@ pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     for Tag { text, first_seen, image } in tags {
         // Latest first; equal times by text, larger first.
         let sight = (Reverse((first_seen, parts(text), text)), image);
-        match Version::parse(text) {
+        match version(text) {
             Some(version) => versions.push((Reverse(version), sight)),
             None => others.push(sight),
         }
@@ -39,62 +39,41 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
     found
 }
 
+/// Numbers with dots; whether it is a release, which is later than its pre-releases; and the parts of a pre-release.
+type Version<'a> = (Vec<Number<'a>>, bool, Vec<Part<'a>>);
+
 /// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after
 /// a `v`: it may be a year, a build, or the digits of a commit.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Version<'a> {
-    numbers: Vec<Number<'a>>,
-    /// Semantic versioning: a release is later than its pre-releases, and a word is later than a number.
-    is_release: bool,
-    pre: Vec<Part<'a>>,
-}
-
-impl<'a> Version<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let bare = text.strip_prefix(['v', 'V']);
-        let text = bare.unwrap_or(text);
-        let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
-        let numbers: Vec<Number<'a>> = core.split('.').map(Number::parse).collect::<Option<_>>()?;
-        let is_version = numbers.len() > 1 || bare.is_some();
-        let (is_release, pre) = (pre.is_none(), pre.into_iter().flat_map(|pre| pre.split('.')).map(part).collect());
-        is_version.then_some(Self { numbers, is_release, pre })
-    }
+fn version(text: &str) -> Option<Version<'_>> {
+    let bare = text.strip_prefix(['v', 'V']);
+    let text = bare.unwrap_or(text);
+    let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
+    let numbers: Vec<Number<'_>> = core.split('.').map(number).collect::<Option<_>>()?;
+    let is_version = numbers.len() > 1 || bare.is_some();
+    is_version.then(|| (numbers, pre.is_none(), pre.into_iter().flat_map(|pre| pre.split('.')).map(part).collect()))
 }
 
 /// Digits of any length, compared by value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Number<'a> {
-    length: usize,
-    digits: &'a str,
-}
+type Number<'a> = (usize, &'a str);
 
-impl<'a> Number<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let digits = text.trim_start_matches('0');
-        is_number.then_some(Self { length: digits.len(), digits })
-    }
+fn number(text: &str) -> Option<Number<'_>> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let digits = text.trim_start_matches('0');
+    is_number.then_some((digits.len(), digits))
 }
 
 /// Numbers by value and before words; words alphabetically.
 type Part<'a> = (bool, Option<Number<'a>>, &'a str);
 
 fn part(text: &str) -> Part<'_> {
-    match Number::parse(text) {
-        Some(number) => (false, Some(number), ""),
-        None => (true, None, text),
-    }
+    number(text).map_or((true, None, text), |number| (false, Some(number), ""))
 }
 
 /// Runs of digits are numbers, so that `build-10` is larger than `build-9`.
 fn parts(text: &str) -> Vec<Part<'_>> {
-    let runs = text.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).scan(0, |begin, run| {
-        let start = *begin;
-        *begin += run.len();
-        // A digit is one byte, so the cut is a character boundary.
-        text.get(start..*begin)
-    });
-    runs.map(part).collect()
+    // A digit is one byte, so the cuts are character boundaries.
+    let runs = text.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+    runs.filter_map(|run| str::from_utf8(run).ok()).map(part).collect()
 }
 
 #[cfg(test)]
@@ -162,10 +141,10 @@ mod tests {
     #[test]
     fn what_only_looks_like_a_version_is_none() {
         for text in ["latest", "2024", "1.x", "1.2.3alpine", "v", "1.", ".1", "1..2", "-1.2", "1.2_3", "vv1", "é.1"] {
-            assert_eq!(Version::parse(text), None, "{text}");
+            assert_eq!(version(text), None, "{text}");
         }
         for text in ["1.2", "v1", "V1.2.3", "1.2.3-", "1.2-é", "0.0"] {
-            assert!(Version::parse(text).is_some(), "{text}");
+            assert!(version(text).is_some(), "{text}");
         }
     }
 

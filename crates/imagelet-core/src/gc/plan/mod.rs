@@ -10,7 +10,6 @@ mod unreachable_goal;
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -21,30 +20,26 @@ pub(super) use self::{
     unreachable_goal::{ReportedShortfall, message, size_text},
 };
 use super::{
-    policy::{GcGoal, GcPolicy},
+    policy::{GcGoal, GcRequest},
     reason::{GcPhase, Idle, Reason},
 };
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
-    inventory::ImageEntry,
+    inventory::{ImageEntry, Snapshot},
     runtime::{Certainty, Freed, LayerGraph},
 };
 
 /// Everything a plan depends on. Equal inputs give equal plans.
 #[derive(Clone, Debug)]
 pub(super) struct PlanInput<'a> {
-    pub(super) policy: GcPolicy,
-    pub(super) goal: GcGoal,
+    pub(super) request: &'a GcRequest,
     pub(super) now: SystemTime,
-    /// Start of gapless usage data.
-    pub(super) watched_since: SystemTime,
+    pub(super) snapshot: &'a Snapshot,
     /// The disk at the start of the collection; `None`: not measured.
     pub(super) disk: Option<DiskUse>,
-    /// Freed for space before this plan; not included in `disk`.
-    pub(super) freed: Freed,
-    pub(super) aged: Freed,
-    pub(super) entries: &'a [Arc<ImageEntry>],
+    /// Not included in `disk`.
+    pub(super) done: Done,
     /// The keep-rule reason by index; empty without rules.
     pub(super) ruled: &'a [Option<Reason>],
     /// Shared layers; `None`: unknown.
@@ -53,18 +48,25 @@ pub(super) struct PlanInput<'a> {
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
+/// What a collection has freed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    pub(super) space: Freed,
+    pub(super) age: Freed,
+}
+
 impl PlanInput<'_> {
     pub(super) fn id(&self, place: usize) -> &ImageId {
-        &self.entries[place].image.id
+        &self.snapshot.entries[place].image.id
     }
 
     pub(super) fn size(&self, place: usize) -> ByteSize {
-        self.entries[place].image.size
+        self.snapshot.entries[place].image.size
     }
 
     pub(super) fn idle(&self, place: usize) -> Idle {
-        let entry = &self.entries[place];
-        Idle::of(entry.last_used, entry.first_seen, self.now)
+        let entry = &self.snapshot.entries[place];
+        Idle::of(entry.usage.times.last_used, entry.first_seen(), self.now)
     }
 }
 
@@ -94,17 +96,18 @@ pub(super) struct Step {
 
 pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut kept: Vec<Option<Reason>> =
-        input.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
+        input.snapshot.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
     // Entries are ordered by key, which a stable sort preserves among equals.
-    let is_first = |place: &usize| input.policy.rules.idle_since_sight && input.entries[*place].prefetched;
+    let is_first =
+        |place: &usize| input.request.policy.rules.idle_since_sight && input.snapshot.entries[*place].usage.prefetched;
     free.sort_by_key(|place| {
-        let entry = &input.entries[*place];
-        (!is_first(place), entry.last_used, entry.first_seen)
+        let entry = &input.snapshot.entries[*place];
+        (!is_first(place), entry.usage.times.last_used, entry.usage.times.first_seen)
     });
     let (old, free): (Vec<usize>, Vec<usize>) =
-        free.into_iter().partition(|place| is_old(&input.entries[*place], input));
-    let age_max = input.policy.age_max.unwrap_or_default();
+        free.into_iter().partition(|place| is_old(&input.snapshot.entries[*place], input));
+    let age_max = input.request.policy.age_max.unwrap_or_default();
     let by_age = |(place, frees)| {
         let reason = Reason::Old { idle: input.idle(place), age_max };
         Step { place, phase: GcPhase::Age, reason, frees }
@@ -113,10 +116,10 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let aged = sum(&steps);
 
     let wanted = wanted(input, aged);
-    let is_space_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
+    let is_space_wanted = wanted.is_some() || input.request.goal == GcGoal::AllUnused;
     let mut candidates = Vec::with_capacity(free.len());
     for place in free {
-        let fresh = too_fresh(&input.entries[place], input);
+        let fresh = too_fresh(&input.snapshot.entries[place], input);
         if fresh.is_none() {
             candidates.push(place);
         }
@@ -124,7 +127,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     }
     let selection = select::select(input, &old, &candidates, wanted);
     let Selection { chosen, reserve, possible, is_short, is_out_of_reach } = selection;
-    let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
+    let phase = if input.request.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
     let for_space = |(place, frees): (usize, Freed)| {
         let idle = input.idle(place);
         let reason = match phase {
@@ -142,11 +145,12 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         unreachable_goal::shortfall(input, places, removed, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
-        let relief = input.policy.relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
+        let relief =
+            input.request.policy.pressure_relief.filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
         for place in candidates {
-            let recent = relief.filter(|_| !is_idle(&input.entries[place], input));
+            let recent = relief.filter(|_| !is_idle(&input.snapshot.entries[place], input));
             let recent = recent.map(|it| Reason::Recent { idle: input.idle(place), idle_min: it.idle_min });
-            kept[place] = Some(recent.unwrap_or(Reason::InVain));
+            kept[place] = Some(recent.unwrap_or(Reason::NotEnough));
         }
     }
     for step in &steps {
@@ -173,8 +177,8 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     {
         return Some(reason.clone());
     }
-    if !entry.in_use_by.is_empty() {
-        return Some(Reason::InUse(entry.in_use_by.clone()));
+    if !entry.usage.used_by.is_empty() {
+        return Some(Reason::InUse(entry.usage.used_by.clone()));
     }
     if !entry.pinned_by.is_empty() {
         return Some(Reason::Pinned(entry.pinned_by.clone()));
@@ -185,7 +189,7 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     if let Some(until) = entry.leased_until {
         return Some(Reason::awaited(until));
     }
-    if entry.released_at.is_some() {
+    if entry.usage.times.released_at.is_some() {
         return Some(Reason::Released);
     }
     if entry.image.id.as_bytes().is_empty() {
@@ -195,31 +199,34 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
 }
 
 fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
-    let age_min = input.policy.age_min;
-    if entry.last_used >= Some(input.now) {
+    let age_min = input.request.policy.age_min;
+    if entry.usage.times.last_used >= Some(input.now) {
         return Some(Reason::JustUsed);
     }
-    if is_younger(Some(entry.first_seen), age_min, input.now) {
+    if is_younger(entry.usage.times.first_seen, age_min, input.now) {
         return Some(Reason::Young(age_min));
     }
-    is_younger(entry.leased_at, age_min, input.now).then_some(Reason::Leased(age_min))
+    is_younger(entry.usage.times.requested_at, age_min, input.now).then_some(Reason::Leased(age_min))
 }
 
 /// Whether the image was idle long enough to be removed although the goal is out of reach.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
-    let since = entry.last_used.max(Some(entry.first_seen)).max(entry.leased_at);
-    input.policy.relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
+    let since = entry.usage.times.last_used.max(entry.usage.times.first_seen).max(entry.usage.times.requested_at);
+    input.request.policy.pressure_relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
 }
 
 fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
-    let Some(age_max) = input.policy.age_max.filter(|_| input.goal == GcGoal::Threshold) else { return false };
-    if !is_older(Some(input.watched_since), age_max, input.now) {
+    let Some(age_max) = input.request.policy.age_max.filter(|_| input.request.goal == GcGoal::Threshold) else {
+        return false;
+    };
+    if !is_older(Some(input.snapshot.watched_since), age_max, input.now) {
         return false;
     }
-    if !input.policy.rules.idle_since_sight {
-        return is_older(entry.last_used, age_max, input.now);
+    if !input.request.policy.rules.idle_since_sight {
+        return is_older(entry.usage.times.last_used, age_max, input.now);
     }
-    is_older(entry.last_used.max(Some(entry.first_seen)), age_max, input.now) && too_fresh(entry, input).is_none()
+    is_older(entry.usage.times.last_used.max(entry.usage.times.first_seen), age_max, input.now)
+        && too_fresh(entry, input).is_none()
 }
 
 /// `now - since > age`; an absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
@@ -237,9 +244,9 @@ fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool
 /// low threshold of zero is always out of reach and means: as far as possible. Reservations of running pulls are added
 /// to the goal.
 fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
-    let aged = input.aged.plus(aged);
-    let policy = &input.policy;
-    let (all, least, relief) = match input.goal {
+    let aged = input.done.age.plus(aged);
+    let policy = &input.request.policy;
+    let (all, least, relief) = match input.request.goal {
         GcGoal::AllUnused => return None,
         GcGoal::Free(bytes) => {
             let wanted = Freed { bytes, inodes: 0 }.less(aged);
@@ -252,7 +259,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
                 return None;
             }
             if !policy.is_planned() {
-                let all = Freed { bytes: ByteSize(bytes?.0), inodes: 0 }.less(input.freed);
+                let all = Freed { bytes: ByteSize(bytes?.0), inodes: 0 }.less(input.done.space);
                 // With equal thresholds the kubelet removes one image although nothing is wanted.
                 return Some(Wanted { all, least: all, relief: None });
             }
@@ -265,7 +272,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
             (of(all_bytes, all_inodes).plus(reserved), least, policy.relief_wanted(&disk))
         }
     };
-    let missing = |of: Freed| of.less(input.freed);
+    let missing = |of: Freed| of.less(input.done.space);
     let wanted = Wanted { all: missing(all), least: missing(least), relief: relief.map(missing) };
     Some(wanted).filter(|wanted| !wanted.all.is_none())
 }

@@ -44,14 +44,14 @@ pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let candidates = || places.iter().map(|place| input.id(*place)).collect();
     let fetched = input.layers.map(|graph| shared_out(graph, candidates())).unwrap_or_default();
     let cost = |place: &usize| {
-        let entry = &input.entries[*place];
-        if entry.prefetched {
+        let entry = &input.snapshot.entries[*place];
+        if entry.usage.prefetched {
             return 1;
         }
         let bytes = fetched.get(&entry.image.id).copied().unwrap_or(entry.image.size.0 as f64);
-        let since = entry.last_used.unwrap_or(entry.first_seen);
+        let since = entry.usage.times.last_used.unwrap_or(entry.first_seen());
         let idle = input.now.duration_since(since).unwrap_or_default();
-        let expected = uses_per_day(&entry.history, idle) * bytes * slowness(entry.pulled);
+        let expected = uses_per_day(&entry.usage.history, idle) * bytes * slowness(entry.usage.pulled);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
         let expected = expected.clamp(1.0, 1e18) as u64;
         expected

@@ -36,16 +36,16 @@ pub(crate) fn shortfall(
     missing: Freed,
 ) -> Shortfall {
     let mut shortfall = Shortfall { missing, ..Shortfall::default() };
-    let hold = |entry: &ImageEntry| match (entry.in_use_by.is_empty(), entry.pinned_by.is_empty()) {
+    let hold = |entry: &ImageEntry| match (entry.usage.used_by.is_empty(), entry.pinned_by.is_empty()) {
         (false, _) => Hold::InUse,
         (_, false) => Hold::Pinned,
         _ => Hold::Kept,
     };
-    let mut of_entry: Vec<Hold> = input.entries.iter().map(|entry| hold(entry)).collect();
+    let mut of_entry: Vec<Hold> = input.snapshot.entries.iter().map(|entry| hold(entry)).collect();
     candidates.for_each(|place| of_entry[place] = Hold::Free);
     removed.for_each(|place| of_entry[place] = Hold::Removed);
     let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
-    for (entry, hold) in input.entries.iter().zip(of_entry) {
+    for (entry, hold) in input.snapshot.entries.iter().zip(of_entry) {
         if input.layers.is_some() {
             let known = holds.entry(&entry.image.id).or_insert(hold);
             *known = hold.max(*known);
@@ -73,7 +73,7 @@ pub(crate) fn shortfall(
         }
     }
     let images = shortfall.in_use + shortfall.pinned + shortfall.kept + shortfall.shared + shortfall.free;
-    let freed = input.aged.plus(input.freed).plus(freed);
+    let freed = input.done.age.plus(input.done.space).plus(freed);
     let used = input.disk.as_ref().map_or(ByteSize::ZERO, DiskUse::used).saturating_sub(freed.bytes);
     shortfall.others = used.saturating_sub(images);
     shortfall

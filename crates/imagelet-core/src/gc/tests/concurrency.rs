@@ -168,7 +168,7 @@ async fn what_only_a_stale_plan_would_take_stays_once_its_first_image_came_into_
         [format!("remove {top}"), format!("remove {own}")],
         "without the base {middle} frees 20"
     );
-    assert_eq!((report.freed.bytes, report.measured), (ByteSize(110), Some(ByteSize(110))));
+    assert_eq!((report.sizes.freed.bytes, report.sizes.measured), (ByteSize(110), Some(ByteSize(110))));
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn room_that_did_not_come_free_is_not_counted_where_the_base_of_old_images
     let report = node.gc.run(&request, at(10_000)).await.unwrap();
     let removed: Vec<String> = [&middle, &top, &own].iter().map(|id| format!("remove {id}")).collect();
     assert_eq!(node.removals(), removed, "30 bytes came free by age, so room is still wanted");
-    assert_eq!((report.freed.bytes, report.measured), (ByteSize(130), Some(ByteSize(130))));
+    assert_eq!((report.sizes.freed.bytes, report.sizes.measured), (ByteSize(130), Some(ByteSize(130))));
 }
 
 /// A disk whose first measurement reports its start and waits for its release.

@@ -40,10 +40,10 @@ async fn what_goes_frees_what_was_planned_where_images_stand_on_one_another() {
         for (wanted, planned, gone) in [(5, 100, 1), (101, 110, 2), (131, 630, 3), (700, 730, 4)] {
             let (node, _) = stacked(0).await;
             let report = collect(&node, order, GcGoal::Free(ByteSize(wanted))).await;
-            let freed = report.freed.bytes.0;
-            assert_eq!(report.measured, Some(ByteSize(freed)), "{order:?} {wanted}");
+            let freed = report.sizes.freed.bytes.0;
+            assert_eq!(report.sizes.measured, Some(ByteSize(freed)), "{order:?} {wanted}");
             assert!(freed >= wanted, "{order:?} {wanted}: {freed}");
-            assert_eq!(report.certainty, Certainty::Exact);
+            assert_eq!(report.sizes.certainty, Certainty::Exact);
             if order == GcOrder::Cost && wanted > 5 {
                 assert_eq!((freed, report.removed().count()), (planned, gone));
             }
@@ -58,22 +58,22 @@ async fn the_base_of_an_image_in_use_does_not_go_although_it_is_listed_as_large(
     let report = collect(&node, GcOrder::Lru, GcGoal::Free(ByteSize(105))).await;
     assert_eq!(node.removals(), [format!("remove {top}"), format!("remove {own}")]);
     assert_eq!(reason(&report, &base), "not needed");
-    assert_eq!((report.freed.bytes, report.measured), (ByteSize(110), Some(ByteSize(110))));
+    assert_eq!((report.sizes.freed.bytes, report.sizes.measured), (ByteSize(110), Some(ByteSize(110))));
 
     let (node, [_, middle, ..]) = stacked(0).await;
     node.fake.run("web", "app", "middle:1", &middle, ContainerState::Running);
     let report = collect(&node, GcOrder::Cost, GcGoal::Free(ByteSize(111))).await;
-    assert_eq!((node.removals(), report.could_free), (Vec::new(), ByteSize(110)));
+    assert_eq!((node.removals(), report.sizes.could_free), (Vec::new(), ByteSize(110)));
 }
 
 #[tokio::test]
 async fn what_could_go_is_known_although_no_room_is_wanted() {
     let (node, [_, middle, ..]) = stacked(0).await;
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
-    assert_eq!((report.goal_bytes, report.could_free), (None, ByteSize(730)));
+    assert_eq!((report.sizes.goal, report.sizes.could_free), (None, ByteSize(730)));
     node.fake.run("web", "app", "middle:1", &middle, ContainerState::Running);
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
-    assert_eq!((node.removals(), report.could_free), (Vec::new(), ByteSize(110)));
+    assert_eq!((node.removals(), report.sizes.could_free), (Vec::new(), ByteSize(110)));
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn room_that_pulls_were_promised_is_not_taken_for_the_goal() {
         }
         node.fake.set_reserved(Freed { bytes: ByteSize(reserved), inodes: 0 });
         let report = node.collect(GcGoal::Threshold).await;
-        assert_eq!(report.goal_bytes, Some(ByteSize(120 + reserved)));
+        assert_eq!(report.sizes.goal, Some(ByteSize(120 + reserved)));
         assert_eq!(node.removals().len(), gone);
     }
 }
@@ -131,7 +131,7 @@ async fn what_comes_between_is_planned_around_and_nothing_goes_in_vain() {
     let report = collect(&node, GcOrder::Cost, GcGoal::Free(ByteSize(630))).await;
     let removals = node.removals();
     assert!(!removals.contains(&format!("remove {base}")) && !removals.contains(&format!("remove {own}")));
-    assert_eq!(report.measured, Some(report.freed.bytes).filter(|freed| *freed > ByteSize::ZERO));
+    assert_eq!(report.sizes.measured, Some(report.sizes.freed.bytes).filter(|freed| *freed > ByteSize::ZERO));
     assert!(removals.len() <= 2, "{removals:?} {middle} {top}");
 }
 
@@ -143,7 +143,7 @@ async fn inodes_are_a_second_watermark() {
     // Each layer of the fake is one inode: removing two of the four reduces 20 to 18.
     let node = stacked(0).await.0.with_inodes(20, 0);
     let report = node.gc.run(&request(true), at(10_000)).await.unwrap();
-    assert_eq!((report.chosen().count(), report.freed.inodes, report.goal_bytes), (2, 2, Some(ByteSize::ZERO)));
+    assert_eq!((report.chosen().count(), report.sizes.freed.inodes, report.sizes.goal), (2, 2, Some(ByteSize::ZERO)));
     assert!(report.failures.is_empty(), "{:?}", report.failures);
     let node = node.with_inodes(400, 0);
     let report = node.gc.run(&request(false), at(10_000)).await.unwrap();

@@ -20,7 +20,7 @@ use super::*;
 use crate::{
     disks::DiskUse,
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
-    inventory::{ImageEntry, ImageOrigin, UseHistory},
+    inventory::{ImageEntry, ImageOrigin, ImageUsage, UseTimes},
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
     testing::{FakeRuntime, WaySettings as _, in_order},
 };
@@ -61,22 +61,9 @@ pub(crate) fn image(id: &str, handler: &str, bytes: u64) -> Image {
 
 /// The inventory's entry of an image that was never used and has no keep reason.
 pub(crate) fn unused(image: Image, first_seen: SystemTime) -> ImageEntry {
-    ImageEntry {
-        image: Arc::new(image),
-        first_seen,
-        last_used: None,
-        leased_at: None,
-        leased_until: None,
-        awaited_by: Vec::new(),
-        released_at: None,
-        in_use_by: Vec::new(),
-        pinned_by: Vec::new(),
-        last_user: None,
-        pulled: None,
-        origin: ImageOrigin::Pulled,
-        prefetched: false,
-        history: UseHistory::default(),
-    }
+    let times = UseTimes { first_seen: Some(first_seen), ..UseTimes::default() };
+    let usage = ImageUsage { times, origin: ImageOrigin::Pulled, ..ImageUsage::default() };
+    ImageEntry { image: Arc::new(image), usage, leased_until: None, awaited_by: Vec::new(), pinned_by: Vec::new() }
 }
 
 fn at(seconds: u64) -> SystemTime {
@@ -197,8 +184,8 @@ async fn the_longest_idle_go_until_the_low_threshold_is_met() {
     let (a, b, c) = (node.idle("a:1", 250, 30).await, node.idle("b:1", 250, 10).await, node.idle("c:1", 150, 20).await);
     let report = node.collect(GcGoal::Threshold).await;
     assert_eq!(node.removals(), [format!("remove {b}")]);
-    assert_eq!(report.goal_bytes, Some(ByteSize(150)));
-    assert_eq!((report.claimed, report.measured), (ByteSize(250), Some(ByteSize(250))));
+    assert_eq!(report.sizes.goal, Some(ByteSize(150)));
+    assert_eq!((report.sizes.claimed, report.sizes.measured), (ByteSize(250), Some(ByteSize(250))));
     assert_eq!((report.disk_before.used_percent(), report.disk_after.as_ref().unwrap().used_percent()), (95, 70));
     assert_eq!((reason(&report, &a), reason(&report, &c)), ("not needed".to_owned(), "not needed".to_owned()));
     assert_eq!(report.present.as_ref().unwrap().len(), 2);
@@ -234,7 +221,7 @@ async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
     node.fake.run("web", "app", "run:1", &used, ContainerState::Running);
     let report = node.collect(GcGoal::Threshold).await;
     assert_eq!(node.removals(), [""; 0]);
-    assert_eq!(reason(&report, &free), Reason::InVain.to_string());
+    assert_eq!(reason(&report, &free), Reason::NotEnough.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
     assert!(report.events[0].message.contains("(100% of 1kB used). 110B must go"), "{}", report.events[0].message);
     let GcError::OutOfReach { shortfall, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
@@ -278,7 +265,7 @@ async fn a_failed_removal_is_reported_and_the_next_image_is_removed() {
     let report = node.collect(GcGoal::Threshold).await;
     assert_eq!(node.removals(), [format!("remove {a}"), format!("remove {b}")]);
     assert_eq!(report.decisions[0].outcome, GcOutcome::Failed("busy".to_owned()));
-    assert_eq!((&report.decisions[1].outcome, report.claimed), (&GcOutcome::Removed, ByteSize(250)));
+    assert_eq!((&report.decisions[1].outcome, report.sizes.claimed), (&GcOutcome::Removed, ByteSize(250)));
     let failure = "150B wanted, 250B freed, and these removals failed: busy";
     assert_eq!(report.failure().as_deref(), Some(failure));
     assert_eq!(report.events, []);
@@ -312,7 +299,7 @@ async fn a_dry_run_touches_nothing() {
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     let report = node.gc.run(&request, at(10_000)).await.unwrap();
     assert_eq!(node.removals(), [""; 0]);
-    assert_eq!((report.removed().count(), report.claimed, report.measured), (0, ByteSize(200), None));
+    assert_eq!((report.removed().count(), report.sizes.claimed, report.sizes.measured), (0, ByteSize(200), None));
     assert_eq!(reason(&report, &a), "room is wanted: last used 2h46m30s ago");
     assert_eq!(reason(&report, &b), "not needed");
 }
@@ -333,8 +320,8 @@ async fn only_as_much_goes_as_was_asked_for() {
     node.idle("a:1", 100, 10).await;
     node.idle("b:1", 100, 20).await;
     node.idle("c:1", 100, 30).await;
-    assert_eq!(node.collect(GcGoal::Free(ByteSize(150))).await.claimed, ByteSize(200));
-    assert_eq!(node.collect(GcGoal::Free(ByteSize(0))).await.claimed, ByteSize::ZERO);
+    assert_eq!(node.collect(GcGoal::Free(ByteSize(150))).await.sizes.claimed, ByteSize(200));
+    assert_eq!(node.collect(GcGoal::Free(ByteSize(0))).await.sizes.claimed, ByteSize::ZERO);
     assert_eq!(node.left().await, ["docker.io/library/c:1"]);
 }
 

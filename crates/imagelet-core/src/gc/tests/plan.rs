@@ -10,7 +10,7 @@ use crate::{
         tests::{image, unused},
     },
     image::{Image, ImageId, Percent},
-    inventory::PullCost,
+    inventory::{ImageUsage, PullCost, Snapshot},
     runtime::{LayerFacts, LayerGraph},
     testing::in_order,
 };
@@ -26,11 +26,15 @@ fn now() -> SystemTime {
 
 /// An image without a keep reason: first seen and last used long ago.
 fn idle() -> ImageEntry {
-    ImageEntry {
-        image: named("sha256:a", "", 100),
-        last_used: Some(now() - LONG),
-        ..unused(image("", "", 0), now() - LONG)
-    }
+    let mut idle = unused(image("", "", 0), now() - LONG);
+    (idle.image, idle.usage.times.last_used) = (named("sha256:a", "", 100), Some(now() - LONG));
+    idle
+}
+
+/// An image with changed uses.
+fn with(mut entry: ImageEntry, change: impl FnOnce(&mut ImageUsage)) -> ImageEntry {
+    change(&mut entry.usage);
+    entry
 }
 
 fn named(id: &str, handler: &str, bytes: u64) -> Arc<Image> {
@@ -62,15 +66,20 @@ fn input(goal: GcGoal, entries: Vec<ImageEntry>) -> Case {
 fn planned(case: &Case) -> (Plan, Vec<Arc<ImageEntry>>) {
     let mut entries: Vec<Arc<ImageEntry>> = case.entries.iter().cloned().map(Arc::new).collect();
     entries.sort_by_key(|entry| entry.key());
-    let plan = plan(&PlanInput {
-        policy: case.policy,
-        goal: case.goal,
-        now: now(),
+    let request = GcRequest { policy: case.policy, goal: case.goal, dry_run: false };
+    let snapshot = Snapshot {
+        taken_at: now(),
+        entries: entries.clone(),
         watched_since: case.watched_since,
+        containers: 0,
+        containers_vanished: false,
+    };
+    let plan = plan(&PlanInput {
+        request: &request,
+        now: now(),
+        snapshot: &snapshot,
         disk: Some(case.disk.clone()),
-        freed: Freed::default(),
-        aged: Freed::default(),
-        entries: &entries,
+        done: Done::default(),
         ruled: &[],
         layers: case.layers.as_ref(),
         spared: &BTreeMap::new(),
@@ -103,8 +112,9 @@ fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
         let input = input(GcGoal::Threshold, vec![image]);
         kept(&Case { policy: in_order(order, input.policy), ..input })
     };
-    let never_used = |seen: Duration| ImageEntry { first_seen: now() - seen, last_used: None, ..idle() };
-    let requested = ImageEntry { leased_at: Some(now() - MINUTE), ..idle() };
+    let never_used =
+        |seen: Duration| with(idle(), |it| (it.times.first_seen, it.times.last_used) = (Some(now() - seen), None));
+    let requested = with(idle(), |it| it.times.requested_at = Some(now() - MINUTE));
     let since_yesterday = never_used(Duration::from_hours(23));
     for order in [GcOrder::Lru, GcOrder::Cost] {
         for image in [never_used(MINUTE), requested.clone(), since_yesterday.clone()] {
@@ -125,14 +135,11 @@ fn a_fresh_image_stays_whatever_its_age_except_in_the_kubelets_order() {
 fn a_prefetched_image_that_nothing_used_goes_first_except_in_the_kubelets_order() {
     let (older, prefetched) = ("sha256:older", "sha256:prefetched");
     for (order, first) in [(GcOrder::Lru, prefetched), (GcOrder::Cost, prefetched), (GcOrder::ListedSizes, older)] {
-        let older = ImageEntry { image: named(older, "", 100), last_used: None, ..idle() };
-        let young = ImageEntry {
-            image: named(prefetched, "", 100),
-            first_seen: now() - Duration::from_hours(2),
-            last_used: None,
-            prefetched: true,
-            ..idle()
-        };
+        let older = with(ImageEntry { image: named(older, "", 100), ..idle() }, |it| it.times.last_used = None);
+        let young = with(ImageEntry { image: named(prefetched, "", 100), ..idle() }, |it| {
+            (it.times.first_seen, it.times.last_used) = (Some(now() - Duration::from_hours(2)), None);
+            it.prefetched = true;
+        });
         // At 90 percent, where 100 bytes are wanted.
         let case = input(GcGoal::Threshold, vec![older, young]);
         let disk = DiskUse::of(ByteSize(1000), ByteSize(100));
@@ -156,7 +163,7 @@ fn gone_for(wanted: u64, images: Vec<ImageEntry>, layers: Option<LayerGraph>) ->
 fn the_image_of_a_fast_registry_goes_before_one_of_a_slow_registry() {
     let pulled_in = |id: &str, seconds: u64| {
         let cost = PullCost { bytes: ByteSize(100 << 20), duration: Duration::from_secs(seconds), at: now() - LONG };
-        ImageEntry { image: named(id, "", 100 << 20), pulled: Some(cost), ..idle() }
+        with(ImageEntry { image: named(id, "", 100 << 20), ..idle() }, |it| it.pulled = Some(cost))
     };
     for [fast, slow] in [["sha256:a", "sha256:b"], ["sha256:b", "sha256:a"]] {
         assert_eq!(gone_for(1 << 20, vec![pulled_in(fast, 4), pulled_in(slow, 20)], None), [fast]);
@@ -174,7 +181,7 @@ fn a_large_image_of_layers_that_stay_goes_before_a_smaller_one_of_its_own_layers
     };
     let [based, own, used] = [("sha256:based", 100), ("sha256:own", 50), ("sha256:used", 90)]
         .map(|(id, mebibytes)| ImageEntry { image: named(id, "", mebibytes << 20), ..idle() });
-    let used = ImageEntry { in_use_by: vec!["web".to_owned()], ..used };
+    let used = with(used, |it| it.used_by = vec!["web".to_owned()]);
     let layers = LayerGraph {
         layers: vec![layer(90), layer(10), layer(50)],
         images: [(&based, vec![0, 1]), (&own, vec![2]), (&used, vec![0])]
@@ -189,12 +196,12 @@ fn a_large_image_of_layers_that_stay_goes_before_a_smaller_one_of_its_own_layers
 fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_shall_go() {
     let until = now() + MINUTE;
     for (image, reason) in [
-        (ImageEntry { last_used: Some(now()), ..idle() }, Some(Reason::JustUsed)),
-        (ImageEntry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young(AGE_MIN))),
-        (ImageEntry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased(AGE_MIN))),
+        (with(idle(), |it| it.times.last_used = Some(now())), Some(Reason::JustUsed)),
+        (with(idle(), |it| it.times.first_seen = Some(now() - MINUTE)), Some(Reason::Young(AGE_MIN))),
+        (with(idle(), |it| it.times.requested_at = Some(now() - MINUTE)), Some(Reason::Leased(AGE_MIN))),
         (ImageEntry { leased_until: Some(until), ..idle() }, Some(Reason::awaited(until))),
-        (ImageEntry { released_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Released)),
-        (ImageEntry { leased_at: Some(now() - LONG), ..idle() }, None),
+        (with(idle(), |it| it.times.released_at = Some(now() - MINUTE)), Some(Reason::Released)),
+        (with(idle(), |it| it.times.requested_at = Some(now() - LONG)), None),
         (idle(), None),
     ] {
         assert_eq!(kept(&input(GcGoal::AllUnused, vec![image.clone()])), reason, "{image:?}");
@@ -244,10 +251,11 @@ fn shortfall_of(images: Vec<ImageEntry>, held: bool) -> Shortfall {
 
 #[test]
 fn space_that_one_handler_uses_is_not_reported_as_free_for_the_other() {
-    let used = ImageEntry { in_use_by: vec!["web".to_owned()], ..idle() };
+    let used = with(idle(), |it| it.used_by = vec!["web".to_owned()]);
     let free = ImageEntry { image: named("sha256:a", "kata", 100), ..idle() };
     let first_used = shortfall_of(vec![used, free], false);
-    let used = ImageEntry { image: named("sha256:a", "kata", 100), in_use_by: vec!["web".to_owned()], ..idle() };
+    let used =
+        with(ImageEntry { image: named("sha256:a", "kata", 100), ..idle() }, |it| it.used_by = vec!["web".to_owned()]);
     let last_used = shortfall_of(vec![idle(), used], false);
     for shortfall in [first_used, last_used] {
         assert_eq!((shortfall.in_use, shortfall.free), (ByteSize(100), ByteSize(0)));
@@ -284,7 +292,9 @@ fn a_disk_of_unknown_size_makes_no_image_go() {
 /// An image with a layer of this size, idle for this many minutes.
 fn idle_for(name: &str, minutes: u64, bytes: u64) -> ImageEntry {
     let since = now() - Duration::from_mins(minutes);
-    ImageEntry { image: named(name, "", bytes), first_seen: since, last_used: Some(since), ..idle() }
+    with(ImageEntry { image: named(name, "", bytes), ..idle() }, |it| {
+        (it.times.first_seen, it.times.last_used) = (Some(since), Some(since));
+    })
 }
 
 /// The removals among images idle for 10, 59, 61 and 600 minutes, each of 50 bytes, on a disk of 1000 bytes, and why
@@ -295,7 +305,7 @@ fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'sta
     let mut input = input(GcGoal::Threshold, images);
     let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
     // At least 410 bytes must be free; the images have 200.
-    input.policy = GcPolicy { relief: Some(marks), ..GcPolicy::new(60, 50, AGE_MIN, None).unwrap() };
+    input.policy = GcPolicy { pressure_relief: Some(marks), ..GcPolicy::new(60, 50, AGE_MIN, None).unwrap() };
     input.disk = DiskUse::of(ByteSize(1000), ByteSize(available));
     change(&mut input);
     let (plan, entries) = planned(&input);
@@ -350,24 +360,24 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
         // 140 bytes must be freed to get below 85 percent: one more is removed.
         let lower = |input: &mut Case| {
-            let relief = input.policy.relief;
-            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
+            let relief = input.policy.pressure_relief;
+            input.policy.pressure_relief = relief.map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
         };
         let (gone, kept, _) = planned(20, &lower);
         assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
         // More than all of them: all are removed.
         let (gone, kept, shortfall) = planned(0, &|input: &mut Case| {
             lower(input);
-            let relief = input.policy.relief;
-            input.policy.relief = relief.map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it });
+            let relief = input.policy.pressure_relief;
+            input.policy.pressure_relief = relief.map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it });
         });
         assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
         assert_eq!(shortfall.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
         // The kubelet's algorithm has no such marks; a goal in bytes is all or nothing.
-        let without = |input: &mut Case| input.policy.relief = None;
-        assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
+        let without = |input: &mut Case| input.policy.pressure_relief = None;
+        assert_eq!(planned(0, &without).1, ["not_enough"; 4], "{case}");
         let asked = |input: &mut Case| input.goal = GcGoal::Free(ByteSize(201));
-        assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
+        assert_eq!(planned(0, &asked).1, ["not_enough"; 4], "{case}");
         // With a reachable goal the marks have no effect.
         assert_eq!(planned(250, &asis).0.len(), 4, "{case}: the low threshold alone is out of reach");
     }
@@ -376,10 +386,10 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
 #[test]
 fn what_nobody_may_take_stays_however_full_the_disk_is() {
     let until = now() + MINUTE;
-    let young = ImageEntry { first_seen: now() - MINUTE, ..idle_for("young", 600, 50) };
-    let asked = ImageEntry { leased_at: Some(now() - Duration::from_mins(30)), ..idle_for("asked", 600, 50) };
+    let young = with(idle_for("young", 600, 50), |it| it.times.first_seen = Some(now() - MINUTE));
+    let asked = with(idle_for("asked", 600, 50), |it| it.times.requested_at = Some(now() - Duration::from_mins(30)));
     let images = vec![
-        ImageEntry { in_use_by: vec!["web".to_owned()], ..idle_for("used", 600, 50) },
+        with(idle_for("used", 600, 50), |it| it.used_by = vec!["web".to_owned()]),
         ImageEntry { pinned_by: vec!["x".to_owned()], ..idle_for("pinned", 600, 50) },
         ImageEntry { leased_until: Some(until), ..idle_for("leased", 600, 50) },
         young,
@@ -413,10 +423,11 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
 
 #[test]
 fn an_image_of_two_handlers_is_as_idle_as_the_one_that_used_it_last() {
-    let twin =
-        ImageEntry { image: named("600", "kata", 50), last_used: Some(now() - MINUTE), ..idle_for("600", 600, 50) };
+    let twin = with(ImageEntry { image: named("600", "kata", 50), ..idle_for("600", 600, 50) }, |it| {
+        it.times.last_used = Some(now() - MINUTE);
+    });
     let (gone, kept, _) = relief(100, |input| {
         input.entries.push(twin.clone());
     });
-    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "in_vain", "recent"]));
+    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "not_enough", "recent"]));
 }

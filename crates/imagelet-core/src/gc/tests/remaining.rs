@@ -33,7 +33,7 @@ async fn an_image_that_is_still_there_after_its_removal_is_not_removed_and_is_sp
         let why = reason(&first, &stays);
         assert_eq!(why, format!("cannot be removed: the runtime accepted its removal and still lists it as `{LEFT}`"));
         assert_eq!(first.removed().map(|it| it.entry.image.id.clone()).collect::<Vec<_>>(), [goes], "{way:?}");
-        assert_eq!(first.claimed, ByteSize(250), "{way:?}");
+        assert_eq!(first.sizes.claimed, ByteSize(250), "{way:?}");
         assert!(first.failures.is_empty(), "{way:?}: {:?}", first.failures);
         assert_eq!(node.removals().len(), 2, "{way:?}");
 
@@ -63,7 +63,7 @@ async fn another_image_goes_where_the_chosen_one_is_still_there() {
     node.fake.keep_after_removal(&stays, &[LEFT]);
     let report = node.collect(GcGoal::Free(ByteSize(200))).await;
     assert_eq!(node.removals(), [format!("remove {stays}"), format!("remove {goes}")]);
-    assert_eq!((report.freed.bytes, report.measured), (ByteSize(250), Some(ByteSize(250))));
+    assert_eq!((report.sizes.freed.bytes, report.sizes.measured), (ByteSize(250), Some(ByteSize(250))));
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn a_removal_that_nothing_confirms_failed() {
         let report = node.collect(GcGoal::AllUnused).await;
         assert_eq!(outcome(&report, &id).0, &expected, "{looks}");
         let claimed = if looks == 1 { 100 } else { 0 };
-        assert_eq!((report.claimed, report.failures.len()), (ByteSize(claimed), looks - 1), "{looks}");
+        assert_eq!((report.sizes.claimed, report.failures.len()), (ByteSize(claimed), looks - 1), "{looks}");
     }
 }
 
@@ -279,6 +279,6 @@ async fn parts_on_another_disk_than_the_measured_one_free_nothing_there() {
         let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
         let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: true };
         let report = gc.run(&request, at(10_000)).await.unwrap();
-        assert_eq!(report.freed.bytes, ByteSize(expected), "{measured:?} {blobs:?} {snapshots:?}");
+        assert_eq!(report.sizes.freed.bytes, ByteSize(expected), "{measured:?} {blobs:?} {snapshots:?}");
     }
 }

@@ -221,7 +221,7 @@ async fn every_vector_of_room_holds_in_both_ways() {
             let policy = GcPolicy::new(marks, marks, nanos(&input["min_age"]), None).unwrap();
             let report = node.collect(policy, goal).await.unwrap();
             let found = json!({
-                "deleted": node.scripted.removed(), "freed": report.claimed.0, "error": report.failure(),
+                "deleted": node.scripted.removed(), "freed": report.sizes.claimed.0, "error": report.failure(),
                 "remaining": handed_on(&report, way),
             });
             run.compare(&case, &found);
@@ -415,8 +415,8 @@ async fn threshold(policy: GcPolicy, capacity: Option<u64>, available: Option<u6
         Err(error) => failed_threshold(found, &error),
         Ok(report) => {
             found["usage_percent"] = report.disk_before.used_percent().into();
-            found["triggered"] = report.goal_bytes.is_some().into();
-            if let Some(goal) = report.goal_bytes {
+            found["triggered"] = report.sizes.goal.is_some().into();
+            if let Some(goal) = report.sizes.goal {
                 found["amount_to_free"] = goal.0.into();
             }
             found

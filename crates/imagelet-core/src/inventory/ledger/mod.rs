@@ -64,10 +64,10 @@ impl Ledger {
     pub(crate) fn into_images(self) -> Images {
         let Self { window, mut images, .. } = self;
         for usage in images.values_mut() {
-            usage.in_use |= usage.released_at.take().is_some() && usage.gone.is_none();
+            usage.in_use |= usage.times.released_at.take().is_some() && usage.times.gone.is_none();
             usage.has_containers = usage.in_use && (window.containers > 0 || window.vanished_at.is_some());
             if usage.in_use {
-                usage.last_used = usage.last_used.max(window.last_pass);
+                usage.times.last_used = usage.times.last_used.max(window.last_pass);
             }
         }
         images
@@ -96,12 +96,8 @@ pub(crate) struct LedgerFile {
     seen: Option<FileState>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileState {
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
-}
+/// Inode, length, and time of the last change with nanoseconds.
+type FileState = (u64, u64, i64, i64);
 
 impl LedgerFile {
     pub(crate) fn open(directory: StateDir) -> io::Result<(Self, Ledger)> {
@@ -128,10 +124,7 @@ impl LedgerFile {
 
     fn state(&self) -> io::Result<Option<FileState>> {
         match fs::metadata(self.directory.path.join(LEDGER)) {
-            Ok(found) => {
-                let modified = (found.mtime(), found.mtime_nsec());
-                Ok(Some(FileState { inode: found.ino(), length: found.len(), modified }))
-            }
+            Ok(found) => Ok(Some((found.ino(), found.len(), found.mtime(), found.mtime_nsec()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }

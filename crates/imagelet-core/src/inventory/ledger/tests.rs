@@ -18,7 +18,7 @@ use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::{
         Inventory,
-        usage_history::image_usage::{ImageOrigin, PullCost, UseHistory},
+        usage_history::image_usage::{ImageOrigin, PullCost, UseHistory, UseTimes},
     },
     runtime::RuntimeManager,
     testing::FakeRuntime,
@@ -30,11 +30,14 @@ fn usage(number: u64) -> ImageUsage {
     let even = |at: u64| number.is_multiple_of(2).then(|| time(at + number));
     let pulled = PullCost { bytes: ByteSize(number << 20), duration: Duration::from_millis(number), at: time(1_400) };
     ImageUsage {
-        first_seen: Some(time(1_000 + number)),
-        last_used: even(2_000),
-        begun: even(1_500),
+        times: UseTimes {
+            first_seen: Some(time(1_000 + number)),
+            last_used: even(2_000),
+            begun: even(1_500),
+            gone: number.is_multiple_of(7).then(|| time(3_000)),
+            ..UseTimes::default()
+        },
         in_use: number.is_multiple_of(5),
-        gone: number.is_multiple_of(7).then(|| time(3_000)),
         origin: if number.is_multiple_of(3) { ImageOrigin::Pulled } else { ImageOrigin::Found },
         user: number.is_multiple_of(4).then(|| format!("default/pod-{number}")),
         pulled: number.is_multiple_of(3).then_some(pulled),
@@ -155,13 +158,13 @@ fn a_read_only_ledger_is_read_and_never_touched() {
 #[test]
 fn observations_that_nothing_confirmed_are_left_to_the_reader() {
     let mut written = images([1, 2, 5]);
-    written.values_mut().next().unwrap().released_at = Some(time(6));
+    written.values_mut().next().unwrap().times.released_at = Some(time(6));
     for (containers, vanished_at, is_held) in [(3, None, true), (0, Some(time(7)), true), (0, None, false)] {
         let window = ObservationWindow { containers, vanished_at, ..window(9_000) };
         let read: Vec<ImageUsage> = Ledger::new(window, written.clone()).into_images().into_values().collect();
         assert_eq!(read.iter().map(|it| it.in_use).collect::<Vec<_>>(), [true, false, true]);
-        assert!(read.iter().all(|it| it.released_at.is_none() && it.has_containers == (it.in_use && is_held)));
-        assert_eq!((read[0].last_used, read[1].last_used), (Some(time(9_000)), Some(time(2_002))));
+        assert!(read.iter().all(|it| it.times.released_at.is_none() && it.has_containers == (it.in_use && is_held)));
+        assert_eq!((read[0].times.last_used, read[1].times.last_used), (Some(time(9_000)), Some(time(2_002))));
     }
 }
 

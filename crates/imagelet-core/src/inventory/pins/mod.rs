@@ -2,7 +2,7 @@
 
 pub(crate) mod change;
 pub(crate) mod index;
-pub(crate) mod of_sets;
+pub(crate) mod set_pins;
 
 use std::str::FromStr;
 

@@ -11,8 +11,10 @@ use std::{
 };
 
 use crate::inventory::{
-    Inventory, InventoryState, ledger::Ledger, observation_window::ObservationWindow,
-    usage_history::image_usage::ImageUsage,
+    Inventory, InventoryState,
+    ledger::Ledger,
+    observation_window::ObservationWindow,
+    usage_history::image_usage::{ImageUsage, UseTimes},
 };
 use crate::{
     durable::{Disk, StateDir},
@@ -73,7 +75,13 @@ impl Inventory {
         images: impl IntoIterator<Item = (ImageKey, SystemTime, Option<SystemTime>)>,
     ) -> Self {
         let remembered = |(key, first_seen, last_used)| {
-            (key, ImageUsage { first_seen: Some(first_seen), last_used, ..ImageUsage::default() })
+            (
+                key,
+                ImageUsage {
+                    times: UseTimes { first_seen: Some(first_seen), last_used, ..UseTimes::default() },
+                    ..ImageUsage::default()
+                },
+            )
         };
         let window = ObservationWindow { since: Some(since), last_pass: Some(now), ..ObservationWindow::default() };
         let images = images.into_iter().map(remembered).collect();
@@ -102,8 +110,14 @@ impl Inventory {
         let _ = write!(digest, "{:?}{dirty}{}", self.leases.lock().digest(mark), state.memory.has_new_users);
         state.memory.images.iter().for_each(|(key, usage)| digest.image(key, usage));
         for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
-            let (used, pinned) = (&entry.in_use_by, &entry.pinned_by);
-            let _ = write!(digest, "{}{used:?}{pinned:?}{:?}{:?}", entry.key(), entry.leased_until, entry.released_at);
+            let (used, pinned) = (&entry.usage.used_by, &entry.pinned_by);
+            let _ = write!(
+                digest,
+                "{}{used:?}{pinned:?}{:?}{:?}",
+                entry.key(),
+                entry.leased_until,
+                entry.usage.times.released_at
+            );
         }
         digest.0.finish()
     }
@@ -145,7 +159,7 @@ impl Inventory {
     /// As if the last pass had seen no user.
     pub(crate) fn forget_users(&self) {
         if let Some(snapshot) = &mut self.lock().snapshot {
-            Arc::make_mut(snapshot).entries.iter_mut().for_each(|entry| Arc::make_mut(entry).in_use_by.clear());
+            Arc::make_mut(snapshot).entries.iter_mut().for_each(|entry| Arc::make_mut(entry).usage.used_by.clear());
         }
     }
 
@@ -188,7 +202,8 @@ struct Digest(DefaultHasher);
 
 impl Digest {
     fn image(&mut self, key: &ImageKey, usage: &ImageUsage) {
-        let ImageUsage { first_seen, last_used, in_use, has_containers, released_at, gone, .. } = usage;
+        let ImageUsage { times, in_use, has_containers, .. } = usage;
+        let UseTimes { first_seen, last_used, released_at, gone, .. } = times;
         let _ = write!(self, "{key}{gone:?}{released_at:?}");
         // Of an absent image nothing else has an effect on the model.
         if gone.is_none() {

@@ -38,7 +38,7 @@ async fn a_clock_set_back_makes_no_image_older_and_no_lease_longer() {
             assert_eq!(snapshot.taken_at, wall, "{step:?} {restarts}");
             // A clock behind by less than a day changes no record; one that was far ahead counts as now.
             let first_seen = if step == YEAR { wall } else { start() };
-            assert_eq!(entry(&snapshot, &idle).first_seen, first_seen, "{step:?} {restarts}");
+            assert_eq!(entry(&snapshot, &idle).usage.times.first_seen, Some(first_seen), "{step:?} {restarts}");
             let left = inventory.leases.until(&used, wall).map(|until| until.duration_since(wall).unwrap());
             assert!(left.is_some_and(|left| left <= LEASE), "{step:?} {restarts}: {left:?}");
             assert_eq!(inventory.leases.until(&used, wall + LEASE), None, "{step:?} {restarts}");
@@ -62,8 +62,11 @@ async fn a_clock_that_is_behind_for_some_time_leaves_ages_as_they_are_on_the_dis
     inventory.refresh(behind + Duration::from_mins(1)).await.unwrap();
     inventory.flush().unwrap();
     let snapshot = over(&fake, Some(directory.path())).refresh(start() + HOUR).await.unwrap();
-    assert_eq!(entry(&snapshot, &idle).first_seen, start());
-    assert_eq!((entry(&snapshot, &new).first_seen, entry(&snapshot, &new).last_used), (start(), Some(start())));
+    assert_eq!(entry(&snapshot, &idle).usage.times.first_seen, Some(start()));
+    assert_eq!(
+        (entry(&snapshot, &new).usage.times.first_seen, entry(&snapshot, &new).usage.times.last_used),
+        (Some(start()), Some(start()))
+    );
 }
 
 #[test]
@@ -102,7 +105,7 @@ async fn a_clock_set_forward_ends_no_lease_and_trusts_no_list_early() {
             let now = SystemTime::now() + waits;
             let snapshot = inventory.refresh(now).await.unwrap();
             assert_eq!(snapshot.containers_vanished, is_early, "{step:?} {waits:?}");
-            assert_eq!(entry(&snapshot, &used).released_at.is_some(), is_early, "{step:?} {waits:?}");
+            assert_eq!(entry(&snapshot, &used).usage.times.released_at.is_some(), is_early, "{step:?} {waits:?}");
             assert_eq!(entry(&snapshot, &asked).leased_until.is_some(), is_early, "{step:?} {waits:?}");
         }
     }

@@ -128,9 +128,9 @@ fn as_vector_time(time: Option<SystemTime>) -> Value {
 
 fn as_vector_records(entries: &[Arc<ImageEntry>]) -> Value {
     let written = entries.iter().map(|entry| {
-        let ImageEntry { image, first_seen, last_used, .. } = entry.as_ref();
+        let ImageEntry { image, usage, .. } = entry.as_ref();
         let written = json!({
-            "first_detected": as_vector_time(Some(*first_seen)), "last_used": as_vector_time(*last_used),
+            "first_detected": as_vector_time(usage.times.first_seen), "last_used": as_vector_time(usage.times.last_used),
             "runtime_handler": image.spec.runtime_handler, "size": image.size.0, "pinned": image.pinned,
         });
         (entry.key().to_string(), written)
@@ -145,7 +145,7 @@ async fn every_vector_of_detection_holds_in_both_ways() {
         while let Some(case) = run.next_case() {
             let scripted = Arc::new(Scripted::default());
             let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-            let is_forgetful = !way.node_policy().remembers_absent_images;
+            let is_forgetful = !way.node_policy().inventory.remembers_absent_images;
             let inventory = Inventory::open(runtime, None).unwrap().forgetful(is_forgetful);
             let mut passes = Vec::new();
             for pass in case.input["passes"].as_array().unwrap() {
@@ -203,8 +203,8 @@ async fn a_container_uses_its_image_however_it_is_spelled() {
         let stranger = ImageId::new("sha256:something-else");
         fake.run("web", "app", &spelled, &stranger, ContainerState::Exited);
         let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-        assert_eq!(entry(&snapshot, &id).in_use_by, ["default/web/app"], "{spelling}");
-        assert!(entry(&snapshot, &id).last_used.is_some());
+        assert_eq!(entry(&snapshot, &id).usage.used_by, ["default/web/app"], "{spelling}");
+        assert!(entry(&snapshot, &id).usage.times.last_used.is_some());
     }
 }
 
@@ -215,10 +215,10 @@ async fn a_mounted_image_is_in_use_and_each_container_is_asked_once() {
     let container = fake.run("web", "app", "app:v1", &app, ContainerState::Running);
     fake.mount_volume(&container, "models:v1");
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-    assert_eq!(entry(&snapshot, &volume).in_use_by, ["default/web/app (volume)"]);
+    assert_eq!(entry(&snapshot, &volume).usage.used_by, ["default/web/app (volume)"]);
     fake.take_calls();
     let snapshot = inventory.refresh(seconds(1)).await.unwrap();
-    assert_eq!(entry(&snapshot, &volume).in_use_by, ["default/web/app (volume)"]);
+    assert_eq!(entry(&snapshot, &volume).usage.used_by, ["default/web/app (volume)"]);
     assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers", "config"]);
 }
 
@@ -234,8 +234,11 @@ async fn a_restart_keeps_first_sight_and_last_use() {
     fake.stop_all();
     let snapshot = over(&fake, Some(directory.path())).refresh(seconds(500)).await.unwrap();
     let after = entry(&snapshot, &id);
-    assert_eq!((after.first_seen, after.last_used), (before.first_seen, before.last_used));
-    assert_eq!(snapshot.watched_since, before.last_used.unwrap());
+    assert_eq!(
+        (after.usage.times.first_seen, after.usage.times.last_used),
+        (before.usage.times.first_seen, before.usage.times.last_used)
+    );
+    assert_eq!(snapshot.watched_since, before.usage.times.last_used.unwrap());
     assert!(snapshot.containers_vanished, "the empty list right after the restart is doubted");
 }
 
@@ -258,7 +261,7 @@ async fn an_image_that_came_into_use_is_doubted_after_a_crash_right_after_the_pa
     let restarted = over(&fake, Some(directory.path())).refresh(seconds(4)).await.unwrap();
     assert!(restarted.containers_vanished);
     for id in [one, other, late] {
-        assert_eq!(entry(&restarted, &id).released_at, Some(restarted.taken_at));
+        assert_eq!(entry(&restarted, &id).usage.times.released_at, Some(restarted.taken_at));
     }
 }
 
@@ -291,7 +294,10 @@ async fn a_clock_set_back_leaves_nothing_in_the_future() {
     inventory.touch(&ImageKey::new(id.clone(), String::new()), seconds(200_000));
     let snapshot = inventory.refresh(seconds(10)).await.unwrap();
     let entry = entry(&snapshot, &id);
-    assert!(entry.first_seen <= snapshot.taken_at && entry.last_used <= Some(snapshot.taken_at));
+    assert!(
+        entry.usage.times.first_seen <= Some(snapshot.taken_at)
+            && entry.usage.times.last_used <= Some(snapshot.taken_at)
+    );
 }
 
 #[tokio::test]
@@ -302,8 +308,8 @@ async fn a_touch_counts_as_use_and_never_moves_back() {
     inventory.touch(&key, seconds(20));
     inventory.touch(&key, seconds(10));
     let snapshot = inventory.refresh(seconds(30)).await.unwrap();
-    assert_eq!(entry(&snapshot, &id).last_used, Some(seconds(20)));
-    assert_eq!(entry(&snapshot, &id).leased_at, Some(seconds(20)));
+    assert_eq!(entry(&snapshot, &id).usage.times.last_used, Some(seconds(20)));
+    assert_eq!(entry(&snapshot, &id).usage.times.requested_at, Some(seconds(20)));
 }
 
 #[tokio::test]
@@ -414,7 +420,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let restarted = leasing(over(&fake, Some(directory.path())), 30);
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
-    let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
+    let kept = restarted.check_removable(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
     assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
@@ -429,7 +435,7 @@ async fn a_lease_of_another_process_that_comes_after_the_plan_keeps_the_image() 
     let spec = ImageSpec::new("app:v1");
     let found = command.leased("", seconds(2), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
     assert!(found.unwrap().is_some());
-    let kept = inventory.clear(&planned, 0, seconds(3)).await.unwrap();
+    let kept = inventory.check_removable(&planned, 0, seconds(3)).await.unwrap();
     assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
@@ -478,7 +484,7 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     let inventory = Arc::new(leasing(inventory, 0));
     let id = fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-    let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
+    let cleared = inventory.check_removable(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
     let Ok(removal) = cleared else { panic!("{cleared:?}") };
     let spec = ImageSpec::new("app:v1");
     let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
@@ -508,12 +514,12 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
     fake.run("db", "app", "other:v1", &other, ContainerState::Running);
     for inventory in [&inventory, &leasing(over(&fake, Some(directory.path())), 0)] {
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
-        assert_eq!(entry(&snapshot, &id).released_at, Some(snapshot.taken_at));
-        let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
+        assert_eq!(entry(&snapshot, &id).usage.times.released_at, Some(snapshot.taken_at));
+        let kept = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
         assert!(matches!(kept, Err(RemovalBlocker::Released(_))), "{kept:?}");
         let snapshot = inventory.refresh(seconds(361)).await.unwrap();
-        assert_eq!(entry(&snapshot, &id).released_at, None);
-        let cleared = inventory.clear(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
+        assert_eq!(entry(&snapshot, &id).usage.times.released_at, None);
+        let cleared = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
         assert!(cleared.is_ok(), "{cleared:?}");
     }
 }
@@ -529,6 +535,6 @@ async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     fake.run("db", "app", "other:v1", &other, ContainerState::Running);
     fake.report_gone_containers();
     let snapshot = inventory.refresh(seconds(300)).await.unwrap();
-    assert_eq!(entry(&snapshot, &id).released_at, None);
-    assert!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap().is_ok());
+    assert_eq!(entry(&snapshot, &id).usage.times.released_at, None);
+    assert!(inventory.check_removable(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap().is_ok());
 }

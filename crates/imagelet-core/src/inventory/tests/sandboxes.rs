@@ -59,9 +59,9 @@ async fn the_image_of_every_sandbox_is_in_use_ready_or_not() {
     run(&fake, "web", true, PAUSE);
     run(&fake, "ended", false, old.as_str());
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-    assert_eq!(entry(&snapshot, &pause).in_use_by, ["default/web (sandbox)"]);
-    assert_eq!(entry(&snapshot, &old).in_use_by, ["default/ended (sandbox)"]);
-    assert!(entry(&snapshot, &pause).last_used.is_some());
+    assert_eq!(entry(&snapshot, &pause).usage.used_by, ["default/web (sandbox)"]);
+    assert_eq!(entry(&snapshot, &old).usage.used_by, ["default/ended (sandbox)"]);
+    assert!(entry(&snapshot, &pause).usage.times.last_used.is_some());
 }
 
 #[tokio::test]
@@ -70,13 +70,13 @@ async fn each_of_250_sandboxes_is_asked_about_once() {
     let pause = fake.preload(PAUSE, "pause", 1);
     (0..250).for_each(|number| drop(run(&fake, &format!("pod-{number}"), true, PAUSE)));
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
-    assert_eq!((entry(&snapshot, &pause).in_use_by.len(), asked(&fake)), (250, 250));
+    assert_eq!((entry(&snapshot, &pause).usage.used_by.len(), asked(&fake)), (250, 250));
     inventory.refresh(seconds(1)).await.unwrap();
     assert_eq!(asked(&fake), 0);
     run(&fake, "new", true, PAUSE);
     let snapshot = inventory.refresh(seconds(2)).await.unwrap();
-    assert_eq!((entry(&snapshot, &pause).in_use_by.len(), asked(&fake)), (251, 1));
-    drop(inventory.clear(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap());
+    assert_eq!((entry(&snapshot, &pause).usage.used_by.len(), asked(&fake)), (251, 1));
+    drop(inventory.check_removable(&entry(&snapshot, &pause), 0, seconds(3)).await.unwrap());
     assert_eq!(asked(&fake), 0, "nor before a removal");
 }
 
@@ -89,8 +89,8 @@ async fn a_sandbox_keeps_its_image_when_the_name_comes_to_mean_another() {
     let new = fake.preload(PAUSE, "new", 1);
     for now in [1, 2] {
         let snapshot = inventory.refresh(seconds(now)).await.unwrap();
-        assert_eq!(entry(&snapshot, &old).in_use_by, ["default/web (sandbox)"]);
-        assert!(entry(&snapshot, &new).in_use_by.is_empty());
+        assert_eq!(entry(&snapshot, &old).usage.used_by, ["default/web (sandbox)"]);
+        assert!(entry(&snapshot, &new).usage.used_by.is_empty());
     }
 }
 
@@ -120,11 +120,11 @@ async fn in_the_kubelets_way_an_image_stays_for_no_sandbox() {
     let pause = fake.preload(PAUSE, "pause", 1);
     run(&fake, "web", true, PAUSE);
     fake.set_default_sandbox_image(PAUSE);
-    assert!(!entry(&inventory.refresh(seconds(0)).await.unwrap(), &pause).in_use_by.is_empty());
+    assert!(!entry(&inventory.refresh(seconds(0)).await.unwrap(), &pause).usage.used_by.is_empty());
     fake.take_calls();
     inventory.protect_sandbox_images(None);
     let found = entry(&inventory.refresh(seconds(1)).await.unwrap(), &pause);
-    assert_eq!((found.in_use_by.len(), found.pinned_by.len()), (0, 0));
+    assert_eq!((found.usage.used_by.len(), found.pinned_by.len()), (0, 0));
     assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers"]);
 }
 
@@ -150,11 +150,11 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
     let pause = fake.preload(PAUSE, "pause", 1);
     let found = entry(&inventory.refresh(seconds(0)).await.unwrap(), &pause);
     run(&fake, "web", true, PAUSE);
-    let cleared = inventory.clear(&found, 0, seconds(1)).await.unwrap();
+    let cleared = inventory.check_removable(&found, 0, seconds(1)).await.unwrap();
     let user = vec!["default/web (sandbox)".to_owned()];
     assert!(matches!(cleared, Err(RemovalBlocker::InUse(users)) if users == user));
     fake.fail("sandbox", RuntimeErrorKind::Unavailable, "down");
-    assert!(inventory.clear(&found, 0, seconds(2)).await.is_err());
+    assert!(inventory.check_removable(&found, 0, seconds(2)).await.is_err());
 }
 
 #[tokio::test]
@@ -171,8 +171,8 @@ async fn a_list_that_misses_a_sandbox_is_believed_where_the_runtime_says_that_it
         }
         fake.remove_sandbox(&sandbox);
         let found = entry(&inventory.refresh(seconds(1)).await.unwrap(), &pause);
-        assert!(found.in_use_by.is_empty());
-        assert_eq!(found.released_at.is_some(), !is_reported, "a list may be short");
+        assert!(found.usage.used_by.is_empty());
+        assert_eq!(found.usage.times.released_at.is_some(), !is_reported, "a list may be short");
         assert_eq!(ImageKey::new(pause, String::new()), found.key());
     }
 }

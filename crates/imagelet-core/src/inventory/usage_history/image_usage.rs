@@ -39,38 +39,52 @@ pub(crate) struct PassTimes {
     pub(crate) is_doubtful: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// When an image was seen and used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct ImageUsage {
+pub struct UseTimes {
+    /// Of the first pass that saw it; a present image has one.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(crate) first_seen: Option<SystemTime>,
+    pub first_seen: Option<SystemTime>,
+    /// Of the last use or request.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(crate) last_used: Option<SystemTime>,
+    pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
-    /// Time of the first pass that found a formerly used image unused; a second pass has to confirm it.
+    /// Of the first pass that found a formerly used image unused; `None` where long ago. A restarting runtime may return a
+    /// short list, so a second pass has to confirm it.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
-    pub(crate) released_at: Option<SystemTime>,
+    pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<SystemTime>,
+    /// Of the last request by a pull or a pod.
+    #[serde(skip)]
+    pub(crate) requested_at: Option<SystemTime>,
+}
+
+/// The usage of an image, as the ledger has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageUsage {
+    pub times: UseTimes,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) in_use: bool,
-    pub(crate) origin: ImageOrigin,
-    /// Prefetched, and not used since.
+    pub origin: ImageOrigin,
+    /// It was prefetched for a set, and nothing has used it since: a collection takes it first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) prefetched: bool,
+    pub prefetched: bool,
+    /// The last user as `NAMESPACE/POD`, if a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) user: Option<String>,
+    pub user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) pulled: Option<PullCost>,
-    pub(crate) history: UseHistory,
+    pub pulled: Option<PullCost>,
+    pub history: UseHistory,
+    /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     #[serde(skip)]
-    pub(crate) used_by: Vec<String>,
+    pub used_by: Vec<String>,
     /// In use by a container of the runtime at the last pass, and not only by mounts.
     #[serde(skip)]
     pub(crate) has_containers: bool,
-    #[serde(skip)]
-    pub(crate) requested_at: Option<SystemTime>,
     /// Announced uses without a seen container.
     #[serde(skip)]
     pub(crate) credits: u8,
@@ -78,7 +92,7 @@ pub(crate) struct ImageUsage {
 
 impl ImageUsage {
     fn idle_since(&self) -> Option<SystemTime> {
-        self.last_used.or(self.first_seen)
+        self.times.last_used.or(self.times.first_seen)
     }
 
     pub(super) fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
@@ -89,9 +103,9 @@ impl ImageUsage {
             }
             self.origin = ImageOrigin::Pulled;
         }
-        self.requested_at = self.requested_at.max(Some(at));
+        self.times.requested_at = self.times.requested_at.max(Some(at));
         if reported.is_prefetch {
-            self.prefetched |= self.history.uses == 0 && self.last_used.is_none() && !self.in_use;
+            self.prefetched |= self.history.uses == 0 && self.times.last_used.is_none() && !self.in_use;
             return;
         }
         self.user = reported.user.or(self.user.take());
@@ -103,30 +117,30 @@ impl ImageUsage {
         self.prefetched = false;
         let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
         if gap.is_some_and(|gap| !self.in_use && gap >= GAP_MIN) && self.history.uses > 0 {
-            let since = self.begun.or(self.idle_since()).and_then(|begun| at.duration_since(begun).ok());
+            let since = self.times.begun.or(self.idle_since()).and_then(|begun| at.duration_since(begun).ok());
             self.history.returned(since.unwrap_or_default());
         }
         self.history.uses = self.history.uses.saturating_add(uses);
-        self.last_used = self.last_used.max(Some(at));
-        self.begun = self.begun.max(Some(at));
+        self.times.last_used = self.times.last_used.max(Some(at));
+        self.times.begun = self.times.begun.max(Some(at));
     }
 
     /// Applies that a pass found users or none. Returns whether it changes a release.
     pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
-        let before = self.released_at;
+        let before = self.times.released_at;
         let is_settled = |at: &SystemTime| pass.wall.duration_since(*at).unwrap_or_default() >= pass.settling;
-        self.released_at = self.released_at.filter(|at| !in_use && !is_settled(at));
+        self.times.released_at = self.times.released_at.filter(|at| !in_use && !is_settled(at));
         if self.has_containers && !in_use && pass.is_doubtful {
-            self.released_at.get_or_insert(pass.wall);
+            self.times.released_at.get_or_insert(pass.wall);
         }
-        self.released_at != before
+        self.times.released_at != before
     }
 
     /// Marks an unlisted image as absent. Returns whether it was present.
     pub(super) fn leave(&mut self, now: SystemTime) -> bool {
-        let left = self.gone.is_none();
+        let left = self.times.gone.is_none();
         if left {
-            (self.gone, self.in_use, self.has_containers, self.credits) = (Some(now), false, false, 0);
+            (self.times.gone, self.in_use, self.has_containers, self.credits) = (Some(now), false, false, 0);
             self.used_by.clear();
         }
         left
@@ -142,8 +156,8 @@ impl ImageUsage {
 
     /// Moves the first sight back. The image counts as requested now, because a pull that was not reported is possible.
     pub(super) fn date_back(&mut self, since: SystemTime, now: SystemTime) {
-        self.first_seen = self.first_seen.map(|seen| seen.min(since));
-        self.requested_at = Some(now);
+        self.times.first_seen = self.times.first_seen.map(|seen| seen.min(since));
+        self.times.requested_at = Some(now);
     }
 
     /// Applies the users of a pass; `by_creation`: containers may be older than the watching. Returns whether they changed.
@@ -170,20 +184,20 @@ impl ImageUsage {
             }
             let at = fresh.created.filter(|at| by_creation && *at <= now).unwrap_or(now);
             // A container older than the last known use was already counted.
-            if !by_creation || self.last_used.is_none_or(|used| used <= at) {
+            if !by_creation || self.times.last_used.is_none_or(|used| used <= at) {
                 self.begin(1, at);
             }
         }
         self.in_use = in_use;
         if in_use {
             self.prefetched = false;
-            self.last_used = self.last_used.max(Some(now));
+            self.times.last_used = self.times.last_used.max(Some(now));
             if self.history.uses == 0 {
                 self.history.uses = 1;
-                self.begun = Some(now);
+                self.times.begun = Some(now);
             }
         } else if self.credits > 0
-            && self.begun.is_none_or(|at| now.duration_since(at).unwrap_or_default() > PENDING_AGE_MAX)
+            && self.times.begun.is_none_or(|at| now.duration_since(at).unwrap_or_default() > PENDING_AGE_MAX)
         {
             self.credits = 0;
         }

@@ -13,7 +13,7 @@ use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
     detect::{ImageUses, USER_LENGTH_MAX, Users, find},
     ledger::Ledger,
-    usage_history::image_usage::{ImageOrigin, ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport},
+    usage_history::image_usage::{ImageOrigin, ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport, UseTimes},
 };
 
 /// Limit of remembered absent images; the oldest is removed first.
@@ -63,7 +63,7 @@ impl UsageHistory {
         self.images = ledger.into_images();
         // The last list may have been empty.
         if self.present().next().is_none() {
-            self.unlisted = self.images.values().filter_map(|usage| usage.gone).max();
+            self.unlisted = self.images.values().filter_map(|usage| usage.times.gone).max();
         }
     }
 
@@ -71,14 +71,14 @@ impl UsageHistory {
     pub(crate) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {
-                if other.gone.is_none() {
+                if other.times.gone.is_none() {
                     self.images.insert(key, other);
                 }
                 continue;
             };
-            ours.first_seen = ours.first_seen.into_iter().chain(other.first_seen).min();
-            ours.last_used = ours.last_used.max(other.last_used);
-            ours.begun = ours.begun.max(other.begun);
+            ours.times.first_seen = ours.times.first_seen.into_iter().chain(other.times.first_seen).min();
+            ours.times.last_used = ours.times.last_used.max(other.times.last_used);
+            ours.times.begun = ours.times.begun.max(other.times.begun);
             let other_is_newer = other.pulled.map(|cost| cost.at) > ours.pulled.map(|cost| cost.at);
             if other_is_newer {
                 (ours.pulled, ours.origin) = (other.pulled, other.origin);
@@ -95,7 +95,7 @@ impl UsageHistory {
         let mut is_listed = false;
         let of_id = self.images.range_mut(by_id(key)..).take_while(|(other, _)| other.id() == key.id());
         for (_, usage) in
-            of_id.filter(|(other, usage)| usage.gone.is_none() && (key.handler().is_empty() || *other == key))
+            of_id.filter(|(other, usage)| usage.times.gone.is_none() && (key.handler().is_empty() || *other == key))
         {
             usage.take(reported.clone(), uses, at);
             is_listed = true;
@@ -113,7 +113,7 @@ impl UsageHistory {
     }
 
     pub(crate) fn requested_at(&self, key: &ImageKey) -> Option<SystemTime> {
-        let listed = self.images.get(key).and_then(|usage| usage.requested_at);
+        let listed = self.images.get(key).and_then(|usage| usage.times.requested_at);
         let pending = [self.pending.get(key), self.pending.get(&by_id(key))];
         pending.into_iter().flatten().map(|pending| pending.at).max().max(listed)
     }
@@ -121,12 +121,12 @@ impl UsageHistory {
     #[cfg(test)]
     pub(crate) fn requests(&self) -> impl std::fmt::Debug {
         let pending: Vec<_> = self.pending.iter().map(|(key, pending)| (key, Some(pending.at))).collect();
-        let listed: Vec<_> = self.images.iter().map(|(key, usage)| (key, usage.requested_at)).collect();
+        let listed: Vec<_> = self.images.iter().map(|(key, usage)| (key, usage.times.requested_at)).collect();
         (pending, listed)
     }
 
     pub(crate) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
-        self.images.iter().filter(|(_, usage)| usage.gone.is_none())
+        self.images.iter().filter(|(_, usage)| usage.times.gone.is_none())
     }
 
     /// Applies a pass over images in order of keys, each once. Returns whether the ledger on disk is stale.
@@ -148,11 +148,11 @@ impl UsageHistory {
             changed |= usage.update_release(uses.is_some(), pass);
             if !is_listed {
                 changed |= usage.leave(pass.now);
-                absent.extend(usage.gone.map(|gone| (gone, key.clone())));
+                absent.extend(usage.times.gone.map(|gone| (gone, key.clone())));
                 continue;
             }
             listed.next();
-            if usage.gone.is_some() {
+            if usage.times.gone.is_some() {
                 arrived.push(key.clone());
             } else {
                 let had_containers = usage.has_containers;
@@ -179,8 +179,8 @@ impl UsageHistory {
 
     fn arrive(&mut self, key: ImageKey, uses: Option<&ImageUses>, pass: &PassTimes) {
         let mut usage = self.images.remove(&key).unwrap_or_default();
-        let gone = usage.gone.take();
-        let before = usage.first_seen.replace(pass.detected_at);
+        let gone = usage.times.gone.take();
+        let before = usage.times.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
             if self.returning != Some(gone) {
                 // Another manager brought it back, unless a recorded pull is later.
@@ -206,9 +206,9 @@ impl UsageHistory {
         self.has_new_users |= usage.has_containers;
         let created = uses.into_iter().flat_map(|uses| &uses.fresh).filter_map(|fresh| fresh.created);
         let oldest = created.min().filter(|at| *at <= pass.now && self.is_resumed && !self.is_forgetful);
-        usage.first_seen = usage.first_seen.map(|seen| oldest.map_or(seen, |oldest| seen.min(oldest)));
+        usage.times.first_seen = usage.times.first_seen.map(|seen| oldest.map_or(seen, |oldest| seen.min(oldest)));
         if self.is_forgetful && !usage.in_use {
-            usage.last_used = None;
+            usage.times.last_used = None;
         }
         self.images.insert(key, usage);
     }
@@ -217,16 +217,16 @@ impl UsageHistory {
     fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for (image, (_, usage)) in images.iter().zip(self.present()).filter(|(_, (_, it))| it.history.uses > 0) {
-            let Some(first_seen) = usage.first_seen else { continue };
+            let Some(first_seen) = usage.times.first_seen else { continue };
             for repository in repositories(image) {
                 let newest = newest.entry(repository).or_insert(first_seen);
                 *newest = first_seen.max(*newest);
             }
         }
-        let present = self.images.values_mut().filter(|usage| usage.gone.is_none());
+        let present = self.images.values_mut().filter(|usage| usage.times.gone.is_none());
         for (image, usage) in images.iter().zip(present) {
             let newest = repositories(image).filter_map(|repository| newest.get(repository)).max();
-            usage.history.superseded = newest.copied() > usage.begun.max(usage.first_seen);
+            usage.history.superseded = newest.copied() > usage.times.begun.max(usage.times.first_seen);
         }
     }
 
@@ -257,7 +257,7 @@ impl UsageHistory {
             return;
         }
         let Some(unlisted) = self.unlisted.take() else { return };
-        let gone = || self.images.iter().filter(|(_, usage)| usage.gone == Some(unlisted));
+        let gone = || self.images.iter().filter(|(_, usage)| usage.times.gone == Some(unlisted));
         let is_listed = |key: &ImageKey| images.binary_search_by(|image| image.cmp_key(key)).is_ok();
         let (all, back) = (gone().count(), gone().filter(|(key, _)| is_listed(key)).count());
         let is_short = now.duration_since(unlisted).unwrap_or_default() <= UNLISTED_FOR_MAX;
@@ -269,7 +269,7 @@ impl UsageHistory {
 
     pub(crate) fn map_times(&mut self, map: impl Fn(SystemTime) -> SystemTime) {
         for usage in self.images.values_mut() {
-            let ImageUsage { first_seen, last_used, begun, gone, released_at, requested_at, .. } = usage;
+            let UseTimes { first_seen, last_used, begun, gone, released_at, requested_at } = &mut usage.times;
             let times = [first_seen, last_used, begun, gone, released_at, requested_at];
             times.into_iter().flatten().for_each(|time| *time = map(*time));
             if let Some(cost) = &mut usage.pulled {

@@ -109,7 +109,7 @@ fn a_prefetch_is_no_use_and_the_first_use_ends_it() {
     node.pass(&[], at(1));
     let prefetched = |node: &Node| ["app:1", "web:1", "job:1"].map(|name| node.of(name).prefetched);
     assert_eq!(prefetched(&node), [true, false, false], "a use before or after the prefetch counts");
-    assert_eq!((node.of("app:1").history.uses, node.of("app:1").last_used), (0, None));
+    assert_eq!((node.of("app:1").history.uses, node.of("app:1").times.last_used), (0, None));
     assert_eq!(["app:1", "web:1", "job:1"].map(|name| node.of(name).user.clone()), [None, None, None]);
     node.restart(at(1));
     node.pass(&[], at(2));
@@ -145,7 +145,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     node.pass(&[], at(60));
     node.has(&[]);
     node.pass(&[], at(120));
-    assert_eq!(node.of("app:1").gone, Some(at(120)));
+    assert_eq!(node.of("app:1").times.gone, Some(at(120)));
     assert_eq!(node.memory.present().count(), 0);
     let pulled = PullCost { bytes: ByteSize(7), duration: Duration::from_secs(1), at: at(300) };
     node.memory.used(&key("app:1"), UseReport { pulled: Some(pulled), ..UseReport::default() }, 1, at(300));
@@ -153,9 +153,9 @@ fn an_image_that_comes_back_keeps_its_history() {
     node.pass(&[], at(301));
     let app = node.of("app:1");
     assert_eq!((app.history.uses, app.history.returns), (2, 1));
-    assert_eq!((app.origin, app.pulled, app.gone), (ImageOrigin::Pulled, Some(pulled), None));
-    assert_eq!(app.first_seen, Some(at(301)), "it is protected as a new one");
-    assert_eq!(node.of("app:1").last_used, Some(at(300)));
+    assert_eq!((app.origin, app.pulled, app.times.gone), (ImageOrigin::Pulled, Some(pulled), None));
+    assert_eq!(app.times.first_seen, Some(at(301)), "it is protected as a new one");
+    assert_eq!(node.of("app:1").times.last_used, Some(at(300)));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn for_the_kubelet_an_image_that_comes_back_is_new() {
         node.has(&["app:1"]);
         node.pass(&[], at(300));
         let record = node.of("app:1");
-        assert_eq!((record.first_seen, record.last_used), (Some(at(300)), last_used), "{is_forgetful}");
+        assert_eq!((record.times.first_seen, record.times.last_used), (Some(at(300)), last_used), "{is_forgetful}");
     }
 }
 
@@ -183,7 +183,7 @@ fn a_restart_counts_no_running_container_anew() {
     // To a new process every container is new.
     node.pass(&[("app:1", true, 0), ("job:1", true, 7)], at(10));
     assert_eq!((node.of("app:1").history.uses, node.of("job:1").history.uses), (1, 1));
-    assert_eq!(node.of("job:1").begun, Some(at(7)));
+    assert_eq!(node.of("job:1").times.begun, Some(at(7)));
 }
 
 #[test]
@@ -196,9 +196,9 @@ fn taking_over_a_node_learns_from_its_containers_and_records() {
     let day = 24 * 60;
     node.pass(&[("job:1", true, 2 * day), ("job:1", true, 0), ("job:1", true, day)], at(3 * day));
     let job = node.of("job:1");
-    assert_eq!((job.history.uses, job.history.returns, job.first_seen), (3, 2, Some(at(0))));
-    assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (ImageOrigin::Adopted, Some(at(100))));
-    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Found, Some(at(3 * day))));
+    assert_eq!((job.history.uses, job.history.returns, job.times.first_seen), (3, 2, Some(at(0))));
+    assert_eq!((node.of("old:1").origin, node.of("old:1").times.first_seen), (ImageOrigin::Adopted, Some(at(100))));
+    assert_eq!((node.of("app:1").origin, node.of("app:1").times.first_seen), (ImageOrigin::Found, Some(at(3 * day))));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
     node.pass(&[], at(0));
     node.memory.adopt(key("app:1").id(), None);
     node.pass(&[], at(5));
-    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Adopted, Some(at(0))));
+    assert_eq!((node.of("app:1").origin, node.of("app:1").times.first_seen), (ImageOrigin::Adopted, Some(at(0))));
     assert_eq!(node.of("web:1").origin, ImageOrigin::Found);
     assert!(node.changed, "a restart has to know it");
     // Two unknown callers remove it and bring it back.
@@ -237,8 +237,8 @@ fn images_that_a_runtime_forgot_to_list_are_as_old_as_before() {
         node.pass(&[], at(125));
         node.has(back);
         node.pass(&[], at(until));
-        let dated = node.memory.images.values().filter(|usage| usage.requested_at == Some(at(until))).count();
-        (node.of("app:0").first_seen, node.of("app:0").last_used, dated)
+        let dated = node.memory.images.values().filter(|usage| usage.times.requested_at == Some(at(until))).count();
+        (node.of("app:0").times.first_seen, node.of("app:0").times.last_used, dated)
     };
     for restarts in [false, true] {
         assert_eq!(forgotten(false, restarts, &names, 130), (Some(at(0)), Some(at(0)), 20), "{restarts}");
@@ -265,7 +265,7 @@ fn no_image_is_forgotten_because_a_runtime_lists_none() {
     node.has(&names);
     node.pass(&[], at(15));
     assert_eq!(node.memory.present().count(), REMOVED_IMAGES_MAX + 50);
-    assert!(node.memory.images.values().all(|usage| usage.first_seen == Some(at(0))));
+    assert!(node.memory.images.values().all(|usage| usage.times.first_seen == Some(at(0))));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn two_memories_of_one_node_become_one() {
     };
     node.memory.merge(others);
     let a = node.of("a:1");
-    assert_eq!((a.first_seen, a.last_used, a.history.uses), (Some(at(0)), Some(at(7)), 1));
+    assert_eq!((a.times.first_seen, a.times.last_used, a.history.uses), (Some(at(0)), Some(at(7)), 1));
     assert_eq!(node.of("c:1").history.uses, 1);
 }
 
@@ -338,5 +338,5 @@ fn nothing_is_left_in_the_future() {
     node.pass(&[("a:1", true, 100)], at(100));
     node.memory.map_times(|time| time.min(at(10)));
     let a = node.of("a:1");
-    assert!([a.first_seen, a.last_used, a.begun].iter().all(|time| *time == Some(at(10))));
+    assert!([a.times.first_seen, a.times.last_used, a.times.begun].iter().all(|time| *time == Some(at(10))));
 }

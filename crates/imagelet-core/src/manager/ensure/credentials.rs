@@ -83,7 +83,7 @@ impl Ensuring<'_> {
         missing: &mut Vec<String>,
     ) {
         let (Some(name), parts) = (names.first(), &self.manager.parts) else { return };
-        if self.manager.policy().docker_keyring {
+        if self.manager.policy().access.docker_keyring {
             let (known, problem) = parts.keyring.ask_helper(name).await;
             credentials.extend(known);
             missing.extend(problem);
@@ -107,11 +107,15 @@ impl Ensuring<'_> {
 
     /// The readable pull secrets, and the errors of the others.
     fn keyring_of_secrets(&self) -> (Keyring, Vec<KeyringError>) {
-        Keyring::from_secrets(&self.request.secrets, self.manager.policy().docker_keyring)
+        Keyring::from_secrets(&self.request.secrets, self.manager.policy().access.docker_keyring)
     }
 
     fn of_registry(&self, keyring: &Keyring, repository: &str) -> Vec<TrackedCredential> {
-        if self.manager.policy().docker_keyring { keyring.lookup_at(repository) } else { keyring.lookup(repository) }
+        if self.manager.policy().access.docker_keyring {
+            keyring.lookup_at(repository)
+        } else {
+            keyring.lookup(repository)
+        }
     }
 
     fn own_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
@@ -125,7 +129,7 @@ impl Ensuring<'_> {
             }
             let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
             let (keyring, mut unreadable) = self.keyring_of_secrets();
-            if !self.manager.policy().skips_unreadable_secrets && !unreadable.is_empty() {
+            if !self.manager.policy().access.skips_unreadable_secrets && !unreadable.is_empty() {
                 return Err(unreadable.swap_remove(0));
             }
             let missing = unreadable.iter().map(|error| {
@@ -141,7 +145,7 @@ impl Ensuring<'_> {
     }
 
     fn drop_unusable(&self, credentials: &mut Vec<TrackedCredential>) {
-        credentials.retain(|tracked| !self.manager.policy().docker_keyring || tracked.is_usable());
+        credentials.retain(|tracked| !self.manager.policy().access.docker_keyring || tracked.is_usable());
     }
 }
 

@@ -177,7 +177,7 @@ impl<'a> Ensuring<'a> {
             pod_uid: self.request.pod.uid.clone(),
             image: image.clone(),
             canonical: reference.canonical(),
-            credentials: if policy.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
+            credentials: if policy.pulls.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
         let work = Work {
             request: self.pull_request(spec.clone()),
@@ -188,7 +188,7 @@ impl<'a> Ensuring<'a> {
             caller: self.request.caller,
         };
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
-        let intended = if policy.intent_after_backoff { None } else { Some(self.intend().await?) };
+        let intended = if policy.access.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
             // A look-ahead that is held back delays no container.
             if self.request.caller != Caller::LookAhead {
@@ -245,7 +245,7 @@ impl<'a> Ensuring<'a> {
             Err(failure) => failure,
         };
         let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
-        let intent = intent.filter(|_| !policy.keeps_doubtful_intents || !is_doubtful(failure.kind()));
+        let intent = intent.filter(|_| !policy.access.keeps_doubtful_intents || !is_doubtful(failure.kind()));
         // No container starts from a look-ahead.
         if self.request.caller != Caller::LookAhead
             && let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await
@@ -258,7 +258,7 @@ impl<'a> Ensuring<'a> {
         self.reporter.finished(ImageEnd::Failed);
         self.manager.parts.decisions.act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
         self.withdraw(intent).await;
-        let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.stable_reasons);
+        let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);
         self.failed(key, &error);
         Err(error)
     }
@@ -274,7 +274,7 @@ impl<'a> Ensuring<'a> {
             }
             Caller::Prefetch { .. } => {}
             Caller::Pod | Caller::LookAhead | Caller::Client { .. } => {
-                if self.manager.policy().success_ends_backoff {
+                if self.manager.policy().pulls.success_ends_backoff {
                     backoff.forget(key);
                 }
             }
@@ -313,7 +313,7 @@ impl<'a> Ensuring<'a> {
             // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.policy().stable_reasons)
+            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.policy().pods.stable_reasons)
         })
     }
 
@@ -322,7 +322,7 @@ impl<'a> Ensuring<'a> {
         let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
             let error = self.error(Cause::Intent(Arc::new(source)));
-            if self.manager.policy().stable_reasons { self.reported("Failed", error) } else { error }
+            if self.manager.policy().pods.stable_reasons { self.reported("Failed", error) } else { error }
         })
     }
 
@@ -353,7 +353,7 @@ impl<'a> Ensuring<'a> {
     }
 
     fn error(&self, cause: Cause) -> EnsureError {
-        EnsureError::new(&self.request.image, cause, self.manager.policy().stable_reasons)
+        EnsureError::new(&self.request.image, cause, self.manager.policy().pods.stable_reasons)
     }
 
     /// Marks the image as used.

@@ -77,16 +77,16 @@ impl Puller {
         let policy = settings.node_policy;
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
         // A bucket that never fills is not waited at.
-        let refuses = !policy.waits_for_rate || settings.rate.is_some_and(|rate| rate.burst == 0);
+        let refuses = !policy.pulls.waits_for_rate || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
         let scheduler = Arc::new(Scheduler::new(
-            Policy { slots, is_fifo: !policy.prioritized_queue },
+            Policy { slots, is_fifo: !policy.pulls.prioritized_queue },
             waiting,
             Arc::clone(&parts.metrics),
         ));
         Self {
             runtime: parts.runtime.clone(),
-            pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, policy.shared_pulls)),
+            pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, policy.pulls.shared_pulls)),
             throttle: refusing.map(Mutex::new),
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
@@ -99,7 +99,7 @@ impl Puller {
 
     /// Whether the registry may be asked. A request that joins a pull asks nothing.
     pub(crate) fn admit(&self, work: &Work) -> Result<(), OpenCircuit> {
-        if !self.policy.circuit_breaker || self.pulls.has(work) {
+        if !self.policy.pulls.circuit_breaker || self.pulls.has(work) {
             return Ok(());
         }
         let (key, now) = (work.circuit_key(), Instant::now());
@@ -149,7 +149,7 @@ impl Puller {
     }
 
     fn record(&self, work: &Work, outcome: &Outcome) {
-        if !self.policy.circuit_breaker {
+        if !self.policy.pulls.circuit_breaker {
             return;
         }
         match outcome {
@@ -190,7 +190,7 @@ impl Puller {
     /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
-            if self.policy.prioritized_queue
+            if self.policy.pulls.prioritized_queue
                 && let Some(size) = self.estimate(work).await
             {
                 place.set_size(size);
@@ -225,7 +225,7 @@ impl Puller {
         progress: &watch::Sender<PullProgress>,
     ) -> Result<(ImageId, usize, Vec<String>), Arc<RuntimeError>> {
         let (mut failures, sink) = (Vec::new(), self.sink(progress.clone()));
-        let tried_max = if self.policy.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
+        let tried_max = if self.policy.pulls.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
             let request = with_credentials(&work.request, &work.credentials, attempt);
             progress.send_modify(|progress| progress.attempt_hosts.clear());
@@ -242,7 +242,8 @@ impl Puller {
                     let is_refusal = |class: &String| refusals.contains(&class.as_str());
                     // A host that refused its credential may accept the next one, whatever became of the others.
                     let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
-                    let is_final = self.policy.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
+                    let is_final =
+                        self.policy.pulls.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
                     failures.push(error);
                     if is_final {
                         break;

@@ -75,7 +75,7 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
         }
         assert_eq!(remaining("", "reg.test/app:latest"), None, "a command waits for nothing itself");
         let open: Vec<String> = node.manager.status().open_circuits.into_iter().map(|open| open.registry).collect();
-        assert_eq!(open, if !node_policy.circuit_breaker { vec![] } else { vec!["reg.test".to_owned()] });
+        assert_eq!(open, if !node_policy.pulls.circuit_breaker { vec![] } else { vec!["reg.test".to_owned()] });
 
         runtime.heal();
         runtime.offer("reg.test/app:latest", "app", 10);
@@ -290,7 +290,11 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
         let listed = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));
         let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
-        assert_eq!((snapshot.entries[0].key(), snapshot.entries[0].history.uses), (listed.key(), uses), "{policy:?}");
+        assert_eq!(
+            (snapshot.entries[0].key(), snapshot.entries[0].usage.history.uses),
+            (listed.key(), uses),
+            "{policy:?}"
+        );
     }
     assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime gets the handler");
 }

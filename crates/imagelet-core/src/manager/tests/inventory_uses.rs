@@ -20,15 +20,15 @@ async fn an_ensured_image_has_its_user_and_its_cost_in_the_inventory() {
     node.ensure(&request("app:v1")).await.unwrap();
     let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
     let entry = &snapshot.entries[0];
-    assert_eq!((entry.history.uses, entry.last_user.as_deref()), (1, Some("default/web")));
-    assert_eq!(entry.origin, inventory::ImageOrigin::Pulled);
-    let pulled = entry.pulled.unwrap();
+    assert_eq!((entry.usage.history.uses, entry.usage.user.as_deref()), (1, Some("default/web")));
+    assert_eq!(entry.usage.origin, inventory::ImageOrigin::Pulled);
+    let pulled = entry.usage.pulled.unwrap();
     assert!(pulled.bytes > ByteSize::ZERO && pulled.at <= snapshot.taken_at);
 
     // Another pod finds it there: a use, and no pull.
     let pod = PodIdentity { namespace: "shop".into(), name: "api".into(), uid: "uid-api".into() };
     node.ensure(&EnsureRequest { pod, ..request("app:v1") }).await.unwrap();
     let entry = inventory.refresh(SystemTime::now()).await.unwrap().entries[0].clone();
-    assert_eq!((entry.history.uses, entry.last_user.as_deref()), (2, Some("shop/api")));
-    assert_eq!(entry.pulled.map(|cost| cost.bytes), Some(pulled.bytes));
+    assert_eq!((entry.usage.history.uses, entry.usage.user.as_deref()), (2, Some("shop/api")));
+    assert_eq!(entry.usage.pulled.map(|cost| cost.bytes), Some(pulled.bytes));
 }

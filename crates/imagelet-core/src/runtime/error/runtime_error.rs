@@ -132,6 +132,12 @@ impl RuntimeError {
     }
 }
 
+impl From<tokio::task::JoinError> for RuntimeError {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::defect("a task or thread ended early").caused_by(error)
+    }
+}
+
 /// An error's message and those of all its causes in one line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

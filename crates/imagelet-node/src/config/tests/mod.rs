@@ -233,7 +233,7 @@ fn flags_win_over_files_and_our_file_over_the_kubelets() {
     assert_eq!(shown["registryPullQPS"], "5 default");
     let settings = sources.settings().expect("the configuration holds");
     let Backend::Embedded(store) = settings.images.backend else { panic!("another backend") };
-    assert_eq!(store.engine.root, Path::new("/srv/images"));
+    assert_eq!(store.engine.place.root, Path::new("/srv/images"));
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn what_a_store_promises_and_allows_is_said_in_the_file() {
     .expect("a good file");
     let Backend::Embedded(store) = settings.images.backend else { panic!("another backend") };
     assert_eq!((store.engine.durability, store.engine.keep_blobs), (imagelet_oci::Durability::Background, true));
-    assert_eq!(store.engine.unpack_memory, 128 << 20);
+    assert_eq!(store.engine.limits.memory, 128 << 20);
     assert_eq!((store.engine.limits.expansion_max, store.engine.limits.expansion_free), (50, 1 << 30));
     assert_eq!(store.engine.limits.entries_max, imagelet_oci::EngineConfig::new("/s").limits.entries_max);
 

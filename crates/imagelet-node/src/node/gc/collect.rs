@@ -172,12 +172,12 @@ async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure>
     node.parts.gc.wait_for_running().await;
     let policy = node.settings().collection.policy;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
-    let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.could_free;
+    let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.sizes.could_free;
     if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
         return Ok(RoomMade { could_free, ..RoomMade::default() });
     }
     let report = collect(node, &ask(wanted.now, false), "pull").await?;
-    let freed = report.freed.bytes;
+    let freed = report.sizes.freed.bytes;
     tracing::info!(whole = wanted.whole.0, now = wanted.now.0, freed = freed.0, "made room for a pull");
     let removed = report.removed().map(|it| {
         let (image, names) = (&it.entry.image, it.entry.image.names());
@@ -193,7 +193,7 @@ pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Fa
     let request = gc_request(&all, &node.settings())?;
     let report = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
     let report = report?;
-    Ok((report.freed.bytes.0, report.certainty))
+    Ok((report.sizes.freed.bytes.0, report.sizes.certainty))
 }
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
@@ -201,7 +201,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     // Removed images first, in order of removal; kept images after them, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
-    decisions.sort_by_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
+    decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
     let images = decisions.into_iter().map(|decision| {
         let (verdict, frees) = match decision.outcome {
             GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
@@ -238,12 +238,12 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         used_percent_after: report.disk_after.as_ref().map(imagelet_core::disks::DiskUse::used_percent),
         high_percent: request.policy.high().get(),
         low_percent: request.policy.low().get(),
-        wanted: report.goal_bytes.map(|bytes| bytes.0),
-        claimed: report.claimed.0,
-        frees: report.freed.bytes.0,
-        certainty: report.certainty.name().into(),
-        could_free: Some(report.could_free.0),
-        measured: report.measured.map(|bytes| bytes.0),
+        wanted: report.sizes.goal.map(|bytes| bytes.0),
+        claimed: report.sizes.claimed.0,
+        frees: report.sizes.freed.bytes.0,
+        certainty: report.sizes.certainty.name().into(),
+        could_free: Some(report.sizes.could_free.0),
+        measured: report.sizes.measured.map(|bytes| bytes.0),
         images: images.collect(),
         shortfall: report.failures.iter().find(|error| error.is_shortfall()).map(ToString::to_string),
         out_of_reach: unmet.is_some(),
@@ -323,9 +323,9 @@ mod tests {
     #[test]
     fn the_configuration_says_whose_way_of_collecting_is_gone() {
         let kubelet = configured("kubelet").collection.policy;
-        assert_eq!((kubelet.order, kubelet.relief), (GcOrder::ListedSizes, None));
+        assert_eq!((kubelet.order, kubelet.pressure_relief), (GcOrder::ListedSizes, None));
         let own = configured("imagelet").collection.policy;
-        let relief = own.relief.map(|it| (it.idle_min, it.critical.get()));
+        let relief = own.pressure_relief.map(|it| (it.idle_min, it.critical.get()));
         assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
     }
 

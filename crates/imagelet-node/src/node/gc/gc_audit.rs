@@ -59,8 +59,8 @@ impl LocalNode {
         let last = LastCollection {
             outcome: outcome(report, asked.shadow).to_owned(),
             images: report.chosen().count() as u64,
-            claimed: report.claimed.0,
-            measured: report.measured.map(|bytes| bytes.0),
+            claimed: report.sizes.claimed.0,
+            measured: report.sizes.measured.map(|bytes| bytes.0),
             failure: report.failure(),
             ..LastCollection::default()
         };
@@ -93,13 +93,13 @@ impl LocalNode {
 
     fn count(&self, report: &GcReport, asked: &RunTrigger) {
         let metrics = &self.parts.metrics;
-        metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
+        metrics.set(&CANDIDATE_BYTES, &[], report.sizes.could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
         for decision in &report.decisions {
             let goes = !matches!(decision.outcome, GcOutcome::Kept | GcOutcome::Spared);
             let code = decision.reason.code();
-            candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain" | "recent"));
+            candidates += u64::from(goes || matches!(code, "not_needed" | "not_enough" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
         }
         metrics.set(&CANDIDATES, &[], candidates as f64);
@@ -110,8 +110,8 @@ impl LocalNode {
         if asked.shadow {
             return;
         }
-        metrics.add(&FREED, &["claimed"], report.claimed.0 as f64);
-        metrics.add(&FREED, &["measured"], report.measured.unwrap_or_default().0 as f64);
+        metrics.add(&FREED, &["claimed"], report.sizes.claimed.0 as f64);
+        metrics.add(&FREED, &["measured"], report.sizes.measured.unwrap_or_default().0 as f64);
         for removal in report.removed() {
             let code = removal.reason.code();
             metrics.increment(&REMOVED, &[code]);
@@ -132,7 +132,7 @@ impl LocalNode {
         let chosen = report.chosen().count();
         if chosen > 0 {
             let images = counted(chosen, "image");
-            let message = format!("in shadow mode: would remove {images} ({})", report.claimed);
+            let message = format!("in shadow mode: would remove {images} ({})", report.sizes.claimed);
             self.record_event(EventKind::Normal, "ImagesChosen", message);
         }
     }
@@ -187,7 +187,7 @@ fn outcome(report: &GcReport, shadow: bool) -> &'static str {
     match (
         report.failures.iter().all(GcError::is_shortfall),
         report.failures.is_empty(),
-        report.claimed > ByteSize::ZERO,
+        report.sizes.claimed > ByteSize::ZERO,
     ) {
         (false, _, _) => "failed",
         (true, false, _) => "short",

@@ -21,7 +21,7 @@ impl LocalNode {
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
     pub async fn adopt(&self, snapshot: &Arc<Snapshot>) {
         let first_run_adopts = self.parts.first_run_adopts.swap(false, Ordering::Relaxed);
-        let is_asked = |entry: &ImageEntry| match entry.origin {
+        let is_asked = |entry: &ImageEntry| match entry.usage.origin {
             ImageOrigin::Found => true,
             ImageOrigin::Adopted => first_run_adopts,
             ImageOrigin::Pulled => false,
@@ -47,7 +47,7 @@ impl LocalNode {
         let kubelet = root.map_or_else(String::new, |root| format!("the kubelet in {}", root.display()));
         let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&ImageEntry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
         for (entry, word) in asked.iter().zip(words) {
-            let by = match (&word, entry.origin) {
+            let by = match (&word, entry.usage.origin) {
                 (Ok(false), ImageOrigin::Found) => continue,
                 (Ok(false), _) => "a former imagelet",
                 _ => &kubelet,
@@ -57,7 +57,7 @@ impl LocalNode {
             {
                 unreadable.push((&entry.image.id, error));
             }
-            if entry.origin == ImageOrigin::Found {
+            if entry.usage.origin == ImageOrigin::Found {
                 self.parts.inventory.adopt(&entry.image.id, None);
             }
             adopted.entry(by).or_default().push(entry);

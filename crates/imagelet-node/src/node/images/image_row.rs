@@ -96,19 +96,19 @@ pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
 pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),
-        last_used: entry.last_used.and_then(moment),
-        in_use_by: entry.in_use_by.clone(),
+        last_used: entry.usage.times.last_used.and_then(moment),
+        in_use_by: entry.usage.used_by.clone(),
         pinned_by: entry.pinned_by.clone(),
         awaited_by: entry.awaited_by.clone(),
-        origin: Some(entry.origin.name().to_owned()),
+        origin: Some(entry.usage.origin.name().to_owned()),
         ..row_without_uses(&entry.image, shares)
     }
 }
 
 /// A pull ends before a pass first sees its image, so the earlier of both times counts.
 pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
-    let pulled = entry.pulled.filter(|_| entry.origin == ImageOrigin::Pulled);
-    pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
+    let pulled = entry.usage.pulled.filter(|_| entry.usage.origin == ImageOrigin::Pulled);
+    pulled.map_or(entry.first_seen(), |pulled| pulled.at.min(entry.first_seen()))
 }
 
 /// The row of an image from the store alone. It counts as used while its uses are unknown.

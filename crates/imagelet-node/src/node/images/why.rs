@@ -244,7 +244,7 @@ impl Command for WhyRequest {
 /// The command in another process that changes the store of this one: it may pull what is asked for.
 fn changing(settings: &Settings) -> Option<String> {
     match &settings.images.backend {
-        Backend::Embedded(store) => command_of_owner(&store.engine.root),
+        Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
         Backend::Cri(_) => None,
     }
 }
@@ -256,8 +256,8 @@ impl WhyImage {
             entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler
         };
         let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
-        (self.uses, self.last_user) = (entry.history.uses, entry.last_user.clone());
-        if let Some(pulled) = entry.pulled {
+        (self.uses, self.last_user) = (entry.usage.history.uses, entry.usage.user.clone());
+        if let Some(pulled) = entry.usage.pulled {
             self.pulled_at = moment(pulled.at);
             self.pulled_bytes = Some(pulled.bytes.0);
             self.pulled_in_ms = Some(milliseconds_of(pulled.duration));

@@ -37,7 +37,7 @@ impl Command for PodRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
-        if !node.settings().pulls.node_policy.sends_runtime_handler {
+        if !node.settings().pulls.node_policy.pods.sends_runtime_handler {
             // The kubelet sends one only with a feature gate that is off.
             request.common.runtime_handler = String::new();
         }

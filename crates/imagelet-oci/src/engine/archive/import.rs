@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use futures_util::FutureExt as _;
 use imagelet_core::{
     hold::HoldMeter,
-    image::{Digest, ImageId, Platform, Reference, counted},
+    image::{ImageId, Platform, Reference, counted},
     runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
@@ -114,7 +114,11 @@ impl Engine {
             Ok(found)
         });
         let found = found.await?;
-        check_digests(references, &found.first.digest)?;
+        // A name by digest in an archive has to be true.
+        let root = &found.first.digest;
+        if let Some(wrong) = references.iter().find(|name| name.digest().is_some_and(|digest| digest != root)) {
+            return Err(corrupt(format!("the image named `{wrong}` is `{root}`")));
+        }
         let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
         session.report_to(progress);
         let Selected { first, chosen, manifest, is_named } = found;
@@ -164,25 +168,14 @@ impl DocumentSource for ArchiveBlobs {
     }
 
     async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
-        document(self, entry)
+        let bytes = self.read(entry, MANIFEST_BYTES_MAX)?;
+        let (read, media_type) = ManifestDocument::parse_named(&bytes, &entry.media_type)
+            .map_err(|error| about(error, &format!("`{}` is no usable manifest", entry.digest)))?;
+        let bytes = DocumentBytes::Memory(bytes);
+        Ok((ImageDocument { digest: entry.digest.clone(), media_type, bytes }, read))
     }
 
     async fn config(&self, manifest: &Manifest) -> Result<ImageConfig, RuntimeError> {
         ImageConfig::parse(&self.read(&manifest.config, CONFIG_BYTES_MAX)?)
-    }
-}
-
-fn document(blobs: &ArchiveBlobs, descriptor: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
-    let bytes = blobs.read(descriptor, MANIFEST_BYTES_MAX)?;
-    let (read, media_type) = ManifestDocument::parse_named(&bytes, &descriptor.media_type)
-        .map_err(|error| about(error, &format!("`{}` is no usable manifest", descriptor.digest)))?;
-    Ok((ImageDocument { digest: descriptor.digest.clone(), media_type, bytes: DocumentBytes::Memory(bytes) }, read))
-}
-
-/// A name by digest in an archive has to be true.
-fn check_digests(references: &[Reference], root: &Digest) -> Result<(), RuntimeError> {
-    match references.iter().find(|reference| reference.digest().is_some_and(|digest| digest != root)) {
-        Some(wrong) => Err(corrupt(format!("the image named `{wrong}` is `{root}`"))),
-        None => Ok(()),
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::{engine::layer_single_flight::LayerSingleFlight, store::SyncView};
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct LayerTurns {
     /// The fetches under way. What they bring is of one import alone until the sink has it.
     pub(crate) fetching: LayerSingleFlight<Infallible>,

@@ -9,34 +9,30 @@
 pub(super) mod layer_turns;
 
 use crate::layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken};
-use std::{cmp::Reverse, collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::future::try_join_all;
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId, Platform, Reference},
     runtime::{Freed, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind},
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
-    time::Instant,
-};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     Engine,
     admit::Wanted,
     blocking,
-    layer_single_flight::{FetchGuard, LayerCaller, RaceOutcome},
+    layer_single_flight::{FetchGuard, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
 };
 use crate::{
     manifest::{Index, ManifestDocument},
-    pipeline::{LayerPace, Place},
     registry::{ImageDocument, Resolved, about},
     scarce,
-    store::{LayerEnd, Resumption, SinkLayer, SpareWanted, SyncView},
+    store::{LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
     tenant::Tenant,
 };
 
@@ -100,24 +96,6 @@ impl Engine {
                 }
             }
         }))
-    }
-
-    async fn take_spares(
-        &self,
-        described: &Described,
-        present: usize,
-        resumption: &Resumption,
-    ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
-        let (image, resumption) = (Arc::clone(&described.image), resumption.clone());
-        self.on_disk(move |store| {
-            let missing = image.layers.iter().enumerate().skip(present);
-            let spare = |diff_id| {
-                let wanted = SpareWanted { diff_id, repository: None, end: LayerEnd::Sink };
-                store.take_sink_spare(&wanted, &resumption)
-            };
-            Ok(missing.filter_map(|(index, layer)| Some((index, spare(&layer.diff_id)?))).collect())
-        })
-        .await
     }
 }
 
@@ -206,101 +184,85 @@ impl EngineImporter {
     }
 
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
-        let import = self.sink.begin(Arc::clone(&described.image)).await;
-        let import = import.map_err(handover)?;
+        let import = self.sink.begin(Arc::clone(&described.image)).await.map_err(handover)?;
         failpoint!("import.begun");
-        let imported = self.bring_and_finish(described, &import, progress).await;
+        let imported = async {
+            // Dropped after the sync: until then other imports may build on these layers.
+            let unsynced = Arc::new(());
+            let views = self.bring(described, &import, &unsynced, progress).await?;
+            progress(PullEvent::Committing);
+            if !views.is_empty() {
+                let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
+                let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
+                synced.map_err(handover)?;
+            }
+            drop(unsynced);
+            failpoint!("import.synced");
+            let id = import.finish().await.map_err(Ended::Failed)?;
+            failpoint!("import.finished");
+            Ok(id)
+        };
+        let imported = imported.await;
         if imported.is_err() {
             import.abandon().await;
         }
         imported
     }
 
-    async fn bring_and_finish(
-        &self,
-        described: &Described,
-        import: &Arc<dyn LayerImport>,
-        progress: &Progress,
-    ) -> Result<ImageId, Ended> {
-        let (engine, layers) = (&*self.engine, &described.image.layers);
-        let present = import.present().min(layers.len());
-        for layer in &layers[..present] {
-            report_present(progress, &layer.digest);
-        }
-        // Dropped after the sync: until then other imports may build on these layers.
-        let unsynced = Arc::new(());
-        let mut views: Vec<_> =
-            described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
-        if present < layers.len() {
-            views.append(&mut self.bring(described, import, present, &unsynced, progress).await?);
-        }
-        progress(PullEvent::Committing);
-        if !views.is_empty() {
-            let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
-            let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
-            synced.map_err(handover)?;
-        }
-        drop(unsynced);
-        failpoint!("import.synced");
-        let id = import.finish().await.map_err(Ended::Failed)?;
-        failpoint!("import.finished");
-        Ok(id)
-    }
-
-    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of their files.
+    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of all layers' files.
     async fn bring(
         &self,
         described: &Described,
         import: &Arc<dyn LayerImport>,
-        present: usize,
         unsynced: &Arc<()>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let (engine, layers) = (&*self.engine, &described.image.layers);
-        let resumption = engine.resumption();
-        let mut spares = engine.take_spares(described, present, &resumption).await.map_err(fetch)?;
-        let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
-        let (manifest, chains) = (&described.resolved.manifest, &described.chains);
+        let Described { resolved, image, chains, tenant } = described;
+        let (engine, layers) = (&*self.engine, &image.layers);
+        let present = import.present().min(layers.len());
+        layers[..present].iter().for_each(|layer| report_present(progress, &layer.digest));
+        let mut views: Vec<_> = chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
+        if present == layers.len() {
+            return Ok(views);
+        }
+        let has_spare = |index: &usize| {
+            engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
+        };
+        let missing = (present..layers.len()).filter(|index| !has_spare(index));
+        let manifest = &resolved.manifest;
         let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
         let wanted: Vec<Wanted> = wanted.collect();
-        let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant), progress);
-        let fetches = fetches.await.map_err(fetch)?;
+        let fetches = engine.begin_fetches(resolved, &wanted, Arc::clone(tenant), progress).await?;
         let attempt = Attempt {
             engine,
             described,
             import,
             progress,
             fetches: &fetches,
-            window: Semaphore::new(engine.config.layers_in_flight.max(1)),
+            window: Semaphore::new(engine.config.limits.layers_in_flight.max(1)),
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
-        let order = fetch_order(layers, present).into_iter();
-        let mut bringing: FuturesUnordered<_> =
-            order.map(|index| attempt.bring(index, spares.remove(&index))).collect();
-        let mut views = vec![Arc::clone(&fetches.view)];
-        let brings = async {
-            while let Some(brought) = bringing.next().await {
-                views.extend(brought?);
-            }
-            Ok(())
-        };
-        engine.with_space((&fetches.reservation, &fetches.resumption), progress, fetch, brings).await?;
+        let brings = try_join_all(fetch_order(layers, present).into_iter().map(|index| attempt.bring(index)));
+        let brought = engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings);
+        views.extend(brought.await?.into_iter().flatten());
+        views.push(Arc::clone(&fetches.view));
         failpoint!("import.layers-taken");
         Ok(views)
     }
 }
 
 impl Attempt<'_> {
-    async fn bring(&self, index: usize, spare: Option<SinkLayer>) -> Result<Vec<Arc<SyncView>>, Ended> {
+    async fn bring(&self, index: usize) -> Result<Vec<Arc<SyncView>>, Ended> {
         let chain = &self.described.chains[index];
         let turns = &self.engine.turns;
-        let Some((mut layer, guard)) = self.fetched(index, spare).await? else {
+        let Some((mut layer, guard)) = self.fetched(index).await? else {
             return Ok(self.is_present(index));
         };
         self.fetches.reservation.release(chain);
         failpoint!("import.layer-whole");
-        if layer.has_implicit() {
+        let implicit = layer.implicit()?;
+        if has_folders(&implicit) {
             let mut taken = self.taken.subscribe();
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
@@ -308,7 +270,7 @@ impl Attempt<'_> {
         if self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
-        let tree = layer.tree().map_err(handover)?;
+        let tree = layer.tree(implicit).map_err(handover)?;
         // As soon as the sink has the layer, other imports may build on it.
         let view = Arc::clone(layer.view());
         turns.add(self.unsynced, chain, &view);
@@ -331,48 +293,25 @@ impl Attempt<'_> {
     }
 
     /// The layer, by a spare or a fetch. `None`: the sink has it.
-    async fn fetched(
-        &self,
-        index: usize,
-        spare: Option<SinkLayer>,
-    ) -> Result<Option<(SinkLayer, FetchGuard<Infallible>)>, Ended> {
+    async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        let present = async |_| Ok(self.import.holds(index).await.map_err(handover)?.then_some(()));
-        let has_spare = spare.is_some();
-        let enter = async || {
-            if has_spare {
-                return (None, Arc::new(LayerPace::new(0, Instant::now())));
-            }
-            let window = self.window.acquire().await.expect("the window is never closed");
-            let place = engine.places.place(job.claim.clone(), &job.descriptor, self.progress).await;
-            let pace = Arc::clone(&place.pace);
-            (Some((window, place)), pace)
-        };
-        let fetched = async |entered: Option<(SemaphorePermit<'_>, Place)>| {
-            let Some((_window, place)) = entered else {
-                report_present(self.progress, &job.descriptor.digest);
-                return spare.ok_or_else(|| handover(RuntimeError::defect("a layer has no place and no spare")));
-            };
-            let unpacked = scarce::retried(|| job.run(&place, self.progress)).await;
-            let unpacked = unpacked
-                .inspect_err(|error| self.fetches.resumption.heed(error))
-                .map_err(|error| fetch(job.descriptor.not_fetched(error)))?;
-            SinkLayer::new(&engine.store, unpacked).map_err(fetch)
-        };
-        let caller = LayerCaller::of(&job, self.progress);
-        let raced = engine.turns.fetching.race((chain.clone(), None), &caller, present, enter, fetched);
-        Ok(match Box::pin(raced).await? {
+        let present = async |_| Ok::<_, Ended>(self.import.holds(index).await.map_err(handover)?.then_some(()));
+        let (turns, key, window) = (&engine.turns.fetching, (chain.clone(), None), Some(&self.window));
+        Ok(match engine.brought(turns, key, &job, window, self.progress, present).await? {
             RaceOutcome::Present(()) => None,
             RaceOutcome::Own(layer, guard) => Some((layer, guard)),
         })
     }
 }
 
-fn fetch(error: RuntimeError) -> Ended {
-    Ended::Failed(ImportStage::Fetch.failed(error))
+/// An error of a fetch.
+impl From<RuntimeError> for Ended {
+    fn from(error: RuntimeError) -> Self {
+        Self::Failed(ImportStage::Fetch.failed(error))
+    }
 }
 
 fn handover(error: RuntimeError) -> Ended {

@@ -67,7 +67,8 @@ fn caller(namespace: &str) -> Arc<LayerCaller> {
         size: SIZE,
         hold: HoldPolicy::default(),
         rate: Box::new(|| None),
-        waits: Box::new(|_| {}),
+        layer: Digest::of(b"layer"),
+        progress: imagelet_core::runtime::no_progress(),
     })
 }
 

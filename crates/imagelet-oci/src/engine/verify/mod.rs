@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{Digest, ImageId, shown_name},
+    image::{Digest, shown_name},
     runtime::{
         BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, RuntimeError, RuntimeErrorKind, VerifyProgress,
         VerifyReport,
@@ -21,16 +21,10 @@ use imagelet_core::{
 };
 
 use super::{CancelOnDrop, Engine};
-use crate::store::{DamagedImage, Watch, storage_error};
+use crate::store::{Store, StoredImage, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
 const PROGRESS_STEP: u64 = 4 << 20;
-
-struct Target {
-    id: ImageId,
-    names: Vec<String>,
-    image: DamagedImage,
-}
 
 impl Engine {
     pub(super) async fn verified(
@@ -48,31 +42,12 @@ impl Engine {
         let watch = Watch { cancelled: Arc::clone(&cancel.0), read: counter(total, progress) };
         let checks = stream::iter(layers).map(|layer| self.check_layer(layer, &watch));
         let checked: BTreeMap<Digest, LayerCheck> = checks.buffer_unordered(CHECKS_MAX).try_collect().await?;
-        let mut images = Vec::new();
-        for target in targets {
-            let documents = self.check_documents(&target, &watch).await?;
-            let entries = target.image.record.map(|record| record.pulled.layers).unwrap_or_default();
-            let layers = target.image.layers.into_iter().enumerate().map(|(at, diff_id)| {
-                let blob = entries.get(at).and_then(|entry| entry.blob.clone());
-                let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");
-                (LayerName { diff_id, blob }, check)
-            });
-            images.push(ImageCheck { id: target.id, names: target.names, documents, layers: layers.collect() });
-        }
-        let blobs = self.check_blobs(image.is_some().then_some(&images[..]), &watch).await?;
-        let names = self.on_disk(|store| Ok(store.check_names())).await?;
-        let images = self.mark(images).await?;
-        Ok(VerifyReport { images, store: names, blobs })
+        let (is_whole, watch) = (image.is_none(), watch.clone());
+        self.on_disk(move |store| report(store, targets, &checked, is_whole, &watch)).await
     }
 
-    fn targets(&self, image: Option<&str>) -> Result<Vec<Target>, RuntimeError> {
-        let whole = self.store.images().into_iter().map(|(record, names)| Target {
-            id: record.image_id(),
-            names,
-            image: DamagedImage::new(record, None),
-        });
-        let damaged = self.store.damaged_images().into_iter().map(|(id, image, names)| Target { id, names, image });
-        let mut targets: Vec<Target> = whole.chain(damaged).collect();
+    fn targets(&self, image: Option<&str>) -> Result<Vec<StoredImage>, RuntimeError> {
+        let mut targets = self.store.all_images();
         if let Some(image) = image {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
                 RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image `{}`", shown_name(image)))
@@ -100,63 +75,56 @@ impl Engine {
         })
         .await
     }
+}
 
-    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<Findings, RuntimeError> {
-        let image = &target.image;
-        let Some(record) = image.record.clone().filter(|_| image.documents.is_none()) else {
-            return Ok(image.documents.clone().unwrap_or_default());
+/// Checks all but the layers, and marks what is damaged. A mark that cannot be written is logged, and applies to this
+/// process.
+fn report(
+    store: &Store,
+    targets: Vec<StoredImage>,
+    checked: &BTreeMap<Digest, LayerCheck>,
+    is_whole: bool,
+    watch: &Watch,
+) -> Result<VerifyReport, RuntimeError> {
+    let mut images = Vec::new();
+    for StoredImage { id, names, image, .. } in targets {
+        let documents = match (&image.documents, &image.record) {
+            (None, Some(record)) => {
+                store.check_documents(&id, record, watch).map_err(|error| stopped(id.as_str(), error))?
+            }
+            (documents, _) => documents.clone().unwrap_or_default(),
         };
-        let (watch, id) = (watch.clone(), target.id.clone());
-        self.on_disk(move |store| {
-            store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))
-        })
-        .await
-    }
-
-    async fn check_blobs(&self, images: Option<&[ImageCheck]>, watch: &Watch) -> Result<BlobsCheck, RuntimeError> {
-        let wanted = images.map(|images| {
-            let layers = images.iter().flat_map(|image| image.layers.iter());
-            layers.filter_map(|(name, _)| name.blob.clone()).collect::<BTreeSet<Digest>>()
+        let entries = image.record.map(|record| record.pulled.layers).unwrap_or_default();
+        let layers = image.layers.into_iter().enumerate().map(|(at, diff_id)| {
+            let blob = entries.get(at).and_then(|entry| entry.blob.clone());
+            let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");
+            (LayerName { diff_id, blob }, check)
         });
-        let watch = watch.clone();
-        self.on_disk(move |store| {
-            let mut check = BlobsCheck::default();
-            let failed = |error| stopped("the kept blobs", error);
-            for blob in store.blobs() {
-                if wanted.as_ref().is_some_and(|wanted| !wanted.contains(&blob)) {
-                    continue;
-                }
-                let findings = store.check_blob(&blob, &watch).map_err(failed)?;
-                check.count += 1;
-                if !findings.is_empty() {
-                    check.findings.merge(findings);
-                    check.damaged.push(blob);
-                }
-            }
-            Ok(check)
-        })
-        .await
+        images.push(ImageCheck { id, names, documents, layers: layers.collect() });
     }
-
-    /// Marks the findings. A mark that cannot be written is logged, and applies to this process.
-    async fn mark(&self, images: Vec<ImageCheck>) -> Result<Vec<ImageCheck>, RuntimeError> {
-        if self.store.is_read_only() {
-            return Ok(images);
+    let layers = || images.iter().flat_map(|image| &image.layers);
+    let wanted: BTreeSet<&Digest> = layers().filter_map(|(name, _)| name.blob.as_ref()).collect();
+    let mut blobs = BlobsCheck::default();
+    for blob in store.blobs().into_iter().filter(|blob| is_whole || wanted.contains(blob)) {
+        let findings = store.check_blob(&blob, watch).map_err(|error| stopped("the kept blobs", error))?;
+        blobs.count += 1;
+        if !findings.is_empty() {
+            blobs.findings.merge(findings);
+            blobs.damaged.push(blob);
         }
-        self.on_disk(move |store| {
-            let layers = images.iter().flat_map(|image| &image.layers);
-            let layers = layers.map(|(name, check)| (&name.diff_id, &check.findings));
-            let layers: BTreeMap<_, _> = layers.filter(|(_, findings)| !findings.is_empty()).collect();
-            let layers = layers.into_iter().map(|(layer, findings)| store.mark_layer(layer, findings));
-            let documents = images.iter().filter(|image| !image.documents.is_empty());
-            let documents = documents.map(|image| store.mark_image(&image.id, &image.documents));
-            for error in layers.chain(documents).filter_map(Result::err) {
-                tracing::error!(error = error.chain(), "damage will not be remembered over a restart");
-            }
-            Ok(images)
-        })
-        .await
     }
+    let names = store.check_names();
+    if !store.is_read_only() {
+        let damaged: BTreeMap<_, _> = layers().map(|(name, check)| (&name.diff_id, &check.findings)).collect();
+        let damaged = damaged.into_iter().filter(|(_, findings)| !findings.is_empty());
+        let marked = damaged.map(|(layer, findings)| store.mark_layer(layer, findings));
+        let documents = images.iter().filter(|image| !image.documents.is_empty());
+        let documents = documents.map(|image| store.mark_image(&image.id, &image.documents));
+        for error in marked.chain(documents).filter_map(Result::err) {
+            tracing::error!(error = error.chain(), "damage will not be remembered over a restart");
+        }
+    }
+    Ok(VerifyReport { images, store: names, blobs })
 }
 
 fn stopped(what: &str, error: io::Error) -> RuntimeError {

@@ -8,13 +8,12 @@ use imagelet_core::{
     runtime::{Credentials, LayerState, Patience, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
-use super::Target;
 use crate::{
     engine::{Engine, sources::first_source},
     manifest::{CONFIG_BYTES_MAX, ImageConfig},
     mount,
     registry::{Resolved, about},
-    store::DocumentBytes,
+    store::{DocumentBytes, StoredImage},
 };
 
 impl Engine {
@@ -26,9 +25,7 @@ impl Engine {
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
         self.store.check_writable()?;
-        let damaged = self.store.damaged_images().into_iter().find(|(damaged, ..)| damaged == id);
-        let Some((id, image, names)) = damaged else { return Ok(()) };
-        let target = Target { id, names, image };
+        let Some(target) = self.store.damaged_images().find(|image| image.id == *id) else { return Ok(()) };
         self.refuse_if_mounted(&target.image.layers).await?;
         let attempt = |reference: Reference, shown: Vec<Credential>| {
             let target = &target;
@@ -40,7 +37,7 @@ impl Engine {
 
     async fn attempt(
         &self,
-        target: &Target,
+        target: &StoredImage,
         reference: &Reference,
         credentials: &[Credential],
         progress: &Progress,
@@ -103,9 +100,10 @@ impl Engine {
         if replaced.is_empty() {
             return Ok(());
         }
-        let damaged = self.store.damaged_images();
+        let damaged: Vec<StoredImage> = self.store.damaged_images().collect();
         for mounted in self.on_disk(|store| mount::mounts(store)).await? {
-            let shown = damaged.iter().find(|(id, ..)| id.as_str() == mounted.image).map(|(_, image, _)| &image.layers);
+            let shown =
+                damaged.iter().find(|other| other.id.as_str() == mounted.image).map(|other| &other.image.layers);
             // A mount with unknown layers may show any.
             if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {
                 let target = mounted.target.display();

@@ -1,25 +1,34 @@
 //! Parses `WWW-Authenticate`.
 
+use std::sync::LazyLock;
+
 use http::{HeaderMap, header};
 use imagelet_core::image::ByteSize;
+use regex_lite::Regex;
 
 const CHALLENGE_BYTES_MAX: usize = 8 << 10;
 const CHALLENGES_MAX: usize = 8;
 const PARAMETERS_MAX: usize = 16;
+const MALFORMED: &str = "the header is malformed";
+
+/// What stands between two commas; a comma in quotes is none.
+static ITEM: LazyLock<Regex> = LazyLock::new(|| regex(r#"(?:"(?:[^"\\]|\\.)*"|[^,])+"#));
+static PARAMETER: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*=[ \t]*(.*)$"));
+static SCHEME: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)(?:[ \t]+(.*))?$"));
+/// The single token that some schemes carry instead of parameters.
+static TOKEN68: LazyLock<Regex> = LazyLock::new(|| regex(r"^[A-Za-z0-9._~+/-]+=*$"));
+static QUOTED: LazyLock<Regex> = LazyLock::new(|| regex(r#"^"((?:[^"\\]|\\.)*)"$"#));
+static ESCAPED: LazyLock<Regex> = LazyLock::new(|| regex(r"\\(.)"));
+
+fn regex(text: &str) -> Regex {
+    Regex::new(text).expect("a regular expression")
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
     /// `basic`, `bearer`, …, in lower case.
     pub(crate) scheme: String,
     pub(crate) parameters: Vec<(String, String)>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChallengeError {
-    #[error("the header is longer than {}", ByteSize(CHALLENGE_BYTES_MAX as u64))]
-    TooLong,
-    #[error("the header is malformed")]
-    Malformed,
 }
 
 impl Challenge {
@@ -30,158 +39,77 @@ impl Challenge {
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
+
+    /// Keeps the first of a repeated parameter. `false`: it is not written as one, there are too many, or two parsers may
+    /// read different values of one that decides where a credential goes.
+    fn add(&mut self, text: &str) -> bool {
+        let parts = PARAMETER.captures(text);
+        let Some((name, value)) = parts.and_then(|parts| Some((parts[1].to_ascii_lowercase(), value(&parts[2])?)))
+        else {
+            return false;
+        };
+        if let Some(first) = self.parameter(&name) {
+            return first == value || !matches!(name.as_str(), "realm" | "service");
+        }
+        let has_space = self.parameters.len() < PARAMETERS_MAX;
+        if has_space {
+            self.parameters.push((name, value));
+        }
+        has_space
+    }
+}
+
+/// A quoted or a plain value. A plain one may be an URL, as some registries send it, and have spaces, but nothing behind
+/// them that may be another parameter.
+fn value(text: &str) -> Option<String> {
+    if text.starts_with('"') {
+        return Some(ESCAPED.replace_all(&QUOTED.captures(text)?[1], "$1").into_owned());
+    }
+    let is_one = text.split_ascii_whitespace().skip(1).all(|word| !word.contains('='));
+    (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned())
 }
 
 /// The challenges of all headers. A broken one is left out; parameters of `Basic` do not matter, so that none breaks it.
 ///
 /// # Errors
 /// The headers are too long, or have only broken challenges.
-pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, ChallengeError> {
+pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {
-        return Err(ChallengeError::TooLong);
+        return Err(format!("the header is longer than {}", ByteSize(CHALLENGE_BYTES_MAX as u64)));
     }
     let (mut found, mut is_broken) = (Vec::new(), false);
-    for value in values() {
-        let text = String::from_utf8_lossy(value.as_bytes());
-        let mut rest = Rest(&text);
-        while let Some(challenge) = rest.challenge() {
-            if found.len() == CHALLENGES_MAX {
-                return Err(ChallengeError::Malformed);
+    for text in values().map(|value| String::from_utf8_lossy(value.as_bytes())) {
+        // With whether all its parameters are whole.
+        let mut of_header: Vec<(Challenge, bool)> = Vec::new();
+        for item in ITEM.find_iter(&text).map(|item| item.as_str().trim_matches([' ', '\t'])) {
+            let parts = SCHEME.captures(item).filter(|_| !PARAMETER.is_match(item));
+            let mut parameter = item;
+            if let Some(parts) = parts {
+                let (scheme, parameters) = (parts[1].to_ascii_lowercase(), Vec::new());
+                of_header.push((Challenge { scheme, parameters }, true));
+                parameter = parts.get(2).map_or("", |rest| rest.as_str());
+                if TOKEN68.is_match(parameter) {
+                    continue;
+                }
             }
-            is_broken |= challenge.is_err();
-            found.extend(challenge.ok());
+            match of_header.last_mut() {
+                _ if parameter.is_empty() => {}
+                Some((challenge, is_whole)) => *is_whole &= challenge.add(parameter),
+                None => is_broken = true,
+            }
         }
+        is_broken |= of_header.iter().any(|(challenge, is_whole)| !is_whole && challenge.scheme == "bearer");
+        let kept = of_header.into_iter().filter(|(challenge, is_whole)| *is_whole || challenge.scheme != "bearer");
+        found.extend(kept.map(|(challenge, _)| challenge));
     }
-    if is_broken && !found.iter().any(Challenge::is_known) { Err(ChallengeError::Malformed) } else { Ok(found) }
+    let has_known = found.iter().any(Challenge::is_known);
+    if found.len() > CHALLENGES_MAX || (is_broken && !has_known) { Err(MALFORMED.to_owned()) } else { Ok(found) }
 }
 
 /// Whether headers ask for a credential in a way that is understood.
 pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
     challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
-}
-
-/// A challenge or a parameter that is not written as one.
-struct Broken;
-
-struct Rest<'a>(&'a str);
-
-impl<'a> Rest<'a> {
-    /// The next challenge; `None`: the header ends.
-    fn challenge(&mut self) -> Option<Result<Challenge, Broken>> {
-        self.skip(is_separator);
-        if self.0.is_empty() {
-            return None;
-        }
-        let scheme = self.take_while(is_token).to_ascii_lowercase();
-        let spaced = self.skip(is_space);
-        if scheme.is_empty() || self.0.starts_with('=') {
-            self.skip(|byte| byte != b',');
-            return Some(Err(Broken));
-        }
-        if spaced {
-            self.skip_token68();
-        }
-        let (mut parameters, mut is_whole) = (Vec::new(), true);
-        while let Some(parameter) = self.parameter() {
-            is_whole &= parameter.is_ok_and(|(name, value)| add(&mut parameters, name, value));
-        }
-        Some(if is_whole || scheme != "bearer" { Ok(Challenge { scheme, parameters }) } else { Err(Broken) })
-    }
-
-    /// The next parameter of a challenge; `None`: another challenge follows, or the header ends.
-    fn parameter(&mut self) -> Option<Result<(String, String), Broken>> {
-        let mut ahead = Rest(self.0);
-        ahead.skip(is_separator);
-        if ahead.0.is_empty() {
-            return None;
-        }
-        let name = ahead.take_while(is_token).to_ascii_lowercase();
-        ahead.skip(is_space);
-        let value = match ahead.0.strip_prefix('=') {
-            Some(behind) if !name.is_empty() => {
-                ahead.0 = behind.trim_start_matches([' ', '\t']);
-                ahead.value()
-            }
-            None if !name.is_empty() => return None,
-            _ => None,
-        };
-        ahead.skip(is_space);
-        let is_whole = ahead.0.is_empty() || ahead.0.starts_with(',');
-        ahead.skip(|byte| byte != b',');
-        self.0 = ahead.0;
-        Some(value.filter(|_| is_whole).map(|value| (name, value)).ok_or(Broken))
-    }
-
-    fn take_while(&mut self, accept: impl Fn(u8) -> bool) -> &'a str {
-        let end = self.0.bytes().position(|byte| !accept(byte)).unwrap_or(self.0.len());
-        let (taken, rest) = self.0.split_at(end);
-        self.0 = rest;
-        taken
-    }
-
-    fn skip(&mut self, accept: impl Fn(u8) -> bool) -> bool {
-        !self.take_while(accept).is_empty()
-    }
-
-    /// Skips the single token68 that some schemes carry instead of parameters.
-    fn skip_token68(&mut self) {
-        let mut ahead = Rest(self.0);
-        let word = ahead.take_while(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte));
-        ahead.take_while(|byte| byte == b'=');
-        ahead.skip(is_space);
-        if !word.is_empty() && (ahead.0.is_empty() || ahead.0.starts_with(',')) {
-            self.0 = ahead.0;
-        }
-    }
-
-    /// A quoted or a plain value. A plain one may have spaces, but nothing behind them that may be another parameter.
-    fn value(&mut self) -> Option<String> {
-        if !self.0.starts_with('"') {
-            // Some registries send URLs without quotes, so more characters than a token's are accepted.
-            let text = self.take_while(|byte| byte != b',').trim_end();
-            let is_one = text.split_ascii_whitespace().skip(1).all(|word| !word.contains('='));
-            return (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned());
-        }
-        let mut value = String::new();
-        let mut characters = self.0.char_indices().skip(1);
-        while let Some((index, character)) = characters.next() {
-            match character {
-                '"' => {
-                    self.0 = &self.0[index + 1..];
-                    return Some(value);
-                }
-                '\\' => value.push(characters.next()?.1),
-                other => value.push(other),
-            }
-        }
-        None
-    }
-}
-
-/// Keeps the first of a repeated parameter. `false`: there are too many, or two parsers may read different values of one that
-/// decides where a credential goes.
-fn add(parameters: &mut Vec<(String, String)>, name: String, value: String) -> bool {
-    if let Some((_, first)) = parameters.iter().find(|(known, _)| *known == name) {
-        return *first == value || !matches!(name.as_str(), "realm" | "service");
-    }
-    let has_space = parameters.len() < PARAMETERS_MAX;
-    if has_space {
-        parameters.push((name, value));
-    }
-    has_space
-}
-
-fn is_separator(byte: u8) -> bool {
-    byte == b',' || is_space(byte)
-}
-
-fn is_space(byte: u8) -> bool {
-    byte == b' ' || byte == b'\t'
-}
-
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]
@@ -190,11 +118,11 @@ mod tests {
 
     type Plain<'a> = Vec<(&'a str, Vec<(&'a str, &'a str)>)>;
 
-    fn read(text: &str) -> Result<Vec<Challenge>, ChallengeError> {
+    fn read(text: &str) -> Result<Vec<Challenge>, String> {
         read_bytes(text.as_bytes())
     }
 
-    fn read_bytes(text: &[u8]) -> Result<Vec<Challenge>, ChallengeError> {
+    fn read_bytes(text: &[u8]) -> Result<Vec<Challenge>, String> {
         let mut headers = HeaderMap::new();
         headers.insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_bytes(text).expect("a header value"));
         challenges(&headers)
@@ -309,9 +237,9 @@ mod tests {
             r#"Bearer "x""#,
             "=",
         ] {
-            assert_eq!(read(text), Err(ChallengeError::Malformed), "{text}");
+            assert_eq!(read(text), Err(MALFORMED.to_owned()), "{text}");
         }
-        assert_eq!(read(&format!("Bearer realm=\"{}\"", "x".repeat(60_000))), Err(ChallengeError::TooLong));
-        assert_eq!(read(&"Basic,".repeat(9)), Err(ChallengeError::Malformed));
+        assert!(read(&format!("Bearer realm=\"{}\"", "x".repeat(60_000))).unwrap_err().contains("longer than"));
+        read(&"Basic,".repeat(9)).unwrap_err();
     }
 }

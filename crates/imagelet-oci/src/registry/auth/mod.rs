@@ -7,11 +7,11 @@ pub(super) mod challenge;
 
 use std::time::SystemTime;
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::ByteSize,
-    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, Stage},
+    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -20,12 +20,12 @@ use zeroize::Zeroizing;
 
 use self::challenge::{Challenge, challenges};
 use super::{
-    connection::{Origin, Request, Target, Urgency, listing_hint, may_send_on},
-    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, unavailable},
+    connection::{Origin, Request, RequestKind, Target, Urgency, authorization, basic, listing_hint, may_send_on},
+    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, status_fault, status_retry, unavailable},
     locked,
     path_check::steps::record,
-    pull_session::{Grant, PullSession, SessionHost, basic},
-    rate_limit::{RETRY_AFTER_MAX, requested_wait},
+    pull_session::{Grant, PullSession, SessionHost},
+    rate_limit::requested_wait,
 };
 use crate::manifest::{media_type_base, printable};
 
@@ -110,7 +110,7 @@ impl PullSession {
         };
         let Ok(answer) = tokio::time::timeout(timeout, exchange).await else {
             let message = format!("token service `{place}` did not end its answer within {} s", timeout.as_secs_f32());
-            let error = unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token));
+            let error = unavailable(ErrorClass::TimedOut, Stage::Token, message);
             return Err(of_service(Failure { error, retry: Retry::Soon }));
         };
         let token = answer.map_err(|failure| of_service(failure.at(Stage::Token)))?;
@@ -127,13 +127,14 @@ impl PullSession {
         request: Request,
         place: &str,
     ) -> Result<Option<Secret>, Failure> {
-        let has_credential = request.form.is_some() || request.bound.contains_key(header::AUTHORIZATION);
+        let has_credential =
+            matches!(request.kind, RequestKind::Form(_)) || request.bound.contains_key(header::AUTHORIZATION);
         let answer = self.shared.transport.send(request, &self.reception).await?;
         if has_credential {
             host.show();
         }
         let kind = answer.header("content-type").to_owned();
-        let wait = requested_wait(&answer.headers, SystemTime::now());
+        let wait = requested_wait(answer.status, &answer.headers, SystemTime::now());
         let body = self.shared.transport.read(answer.body, TOKEN_BYTES_MAX, &self.reception).await;
         let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
@@ -159,15 +160,14 @@ impl PullSession {
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
         let status = answer.status.as_u16();
-        let wait = wait.filter(|_| matches!(status, 429 | 503));
-        let (error, retry) = match (status, wait) {
-            (401 | 403, _) => (host.denied(Some(message)), Retry::Never),
-            (429 | 503, Some(wait)) if wait > RETRY_AFTER_MAX => (unavailable(message), Retry::Never),
-            (429 | 503, Some(wait)) => (unavailable(message), Retry::After(wait)),
-            (408 | 429 | 500..=599, _) => (unavailable(message), Retry::Soon),
-            _ => (denied(message), Retry::Never),
+        let retry = status_retry(status, wait);
+        let error = match status {
+            401 | 403 => host.denied(Some(message)),
+            _ if retry.is_some() => RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message),
+            _ => denied(message),
         };
-        Err(Failure { error: error.with_fault(status_fault(status, Stage::Token, wait)), retry })
+        let error = error.with_fault(status_fault(status, Stage::Token, wait));
+        Err(Failure { error, retry: retry.unwrap_or(Retry::Never) })
     }
 }
 
@@ -187,23 +187,20 @@ fn token_requests(
     // The registry's TLS settings apply.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
-    let request = |target| Request { stage: Stage::Token, urgency: None, ..Request::get(target, connection.clone()) };
+    let request = |target| Request { stage: Stage::Token, urgency: None, ..Request::get(target, &connection) };
     let wanted = [("service", service.map(str::to_owned)), ("scope", host.scope())];
     let wanted: Vec<String> = wanted.into_iter().filter_map(|(name, value)| Some(pair(name, &value?))).collect();
     let query = |account: &[String]| request(target.clone().with_query(&[&wanted[..], account].concat().join("&")));
-    let content_type = HeaderValue::from_static("application/x-www-form-urlencoded");
     let form = |grant: &[String]| Request {
-        open: HeaderMap::from_iter([(header::CONTENT_TYPE, content_type.clone())]),
-        method: Method::POST,
-        form: Some([grant, &wanted, &[pair("client_id", CLIENT_ID)]].concat().join("&")),
+        kind: RequestKind::Form(Secret::new([grant, &wanted, &[pair("client_id", CLIENT_ID)]].concat().join("&"))),
         ..request(target.clone())
     };
     Ok(match credential.map(|credential| &credential.kind) {
         Some(CredentialKind::Basic { username, password }) => {
-            let grant = Grant::new("Basic", basic(username, password), 0);
-            let grant = grant.map_err(|_| denied("the credential cannot be sent in a header"))?;
+            let shown = authorization("Basic", &basic(username, password));
+            let shown = shown.map_err(|_| denied("the credential cannot be sent in a header"))?;
             let mut request = query(&[pair("account", username)]);
-            request.bound.insert(header::AUTHORIZATION, grant.header);
+            request.bound.insert(header::AUTHORIZATION, shown);
             let password = pair("password", password.expose());
             (request, Some(form(&[pair("grant_type", "password"), pair("username", username), password])))
         }

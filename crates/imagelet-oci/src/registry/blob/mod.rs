@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use imagelet_core::image::ByteSize;
 use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
@@ -64,16 +64,11 @@ impl PullSession {
         if let Some(archive) = self.archive() {
             let (archive, descriptor) = (Arc::clone(archive), descriptor.clone());
             let store = self.shared.documents.get().cloned();
-            let read = move || {
-                let bytes = archive.read(&descriptor, limit)?;
-                match store {
-                    Some(store) => DocumentBytes::of(bytes, &store),
-                    None => Ok(DocumentBytes::Memory(bytes)),
-                }
+            let read = move || match (archive.read(&descriptor, limit)?, store) {
+                (bytes, Some(store)) => DocumentBytes::of(bytes, &store),
+                (bytes, None) => Ok(DocumentBytes::Memory(bytes)),
             };
-            return tokio::task::spawn_blocking(read)
-                .await
-                .map_err(|error| RuntimeError::defect("reading the archive was given up").caused_by(error))?;
+            return tokio::task::spawn_blocking(read).await?;
         }
         let source = self.blob(descriptor);
         loop {
@@ -163,15 +158,9 @@ impl BlobSource {
         let metered = Arc::clone(&meter);
         BlobStream {
             source: self.clone(),
-            body: None,
-            place: String::new(),
-            host: 0,
-            is_redirected: false,
-            began: Instant::now(),
+            sender: None,
             reached: span.start,
-            skip: 0,
             end: span.end,
-            is_counted: false,
             unbroken: 0,
             attempts: None,
             meter,
@@ -181,10 +170,17 @@ impl BlobSource {
         }
     }
 
+    fn attempts(&self, query: &Query) -> Result<Attempts, RuntimeError> {
+        let (hosts, notes) = (query.hosts(&self.session)?, locked(&self.notes));
+        let mut attempts = Attempts::new(notes.usable(&hosts));
+        attempts.is_underway = !notes.served.is_empty();
+        Ok(attempts)
+    }
+
     fn query(&self, urgency: &Arc<Urgency>) -> Query {
         let (digest, reference) = (&self.descriptor.digest, self.session.reference());
         let (path, subject) = (format!("blobs/{digest}"), format!("blob `{digest}` of `{reference}`"));
-        Query { path, method: Method::GET, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
+        Query { path, is_head: false, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
     }
 
     /// The host for a second request of the bytes from `offset`, which another host is slow to send: another one in good
@@ -249,61 +245,69 @@ impl BlobSource {
         Ok(document)
     }
 
-    /// Requests a span from one host; the answer with the bytes to skip before it, and where it ends.
-    async fn request(&self, index: usize, query: &Query, span: &Range<u64>) -> Result<(Response, u64, u64), Failure> {
-        let size = self.size();
-        let is_whole_only = locked(&self.notes).whole_only.contains(&index);
+    /// Requests a span from one host; the sender, and where its body ends.
+    async fn request(&self, host: usize, query: &Query, span: &Range<u64>) -> Result<(Sender, u64), Failure> {
+        let (session, size, began) = (&self.session, self.size(), Instant::now());
+        let is_whole_only = locked(&self.notes).whole_only.contains(&host);
         let range = if is_whole_only { None } else { range_header(span, size) };
-        let asks_range = range.is_some();
-        let asked = if asks_range { span.clone() } else { 0..size };
+        let asked = if range.is_some() { span.clone() } else { 0..size };
         let query = Query { range, ..query.clone() };
-        let answer = match self.session.send_to_host(index, &query).await {
-            Ok(answer) => answer,
-            Err(failure) => {
-                let fault = failure.error.fault();
-                if failure.error.kind() == RuntimeErrorKind::NotFound {
-                    locked(&self.notes).lacking.insert(index);
-                }
-                // Some registries reject a range instead of ignoring it, and serve the whole blob.
-                let rejects_range = asks_range && fault.class == ErrorClass::AnswerInvalid;
-                return Err(if rejects_range { self.ask_for_whole(index, failure.error) } else { failure });
-            }
-        };
-        match check_head(answer.status, &answer.headers, &asked, size) {
-            Ok(end) => Ok((answer, span.start - asked.start, end)),
+        let checked = |answer: Response| match check_head(answer.status, &answer.headers, &asked, size) {
+            Ok(end) => Ok((answer, end)),
             Err(why) => {
                 let place = answer.target.origin.authority();
                 let error = corrupt(format!("registry `{place}` {why} for {}", query.subject))
                     .with_fault(Fault::new(ErrorClass::AnswerInvalid, Stage::Blob));
-                Err(if asks_range { self.ask_for_whole(index, error) } else { Failure { error, retry: AGAIN } })
+                Err(Failure { error, retry: AGAIN })
+            }
+        };
+        match session.send_to_host(host, &query).await.and_then(checked) {
+            Ok((answer, end)) => {
+                let (place, is_redirected) = (answer.target.origin.authority(), answer.redirected);
+                let body = session.shared.transport.reader(answer.body, &session.reception);
+                let skip = span.start - asked.start;
+                Ok((Sender { body, host, place, is_redirected, began, skip, is_counted: false }, end))
+            }
+            Err(mut failure) => {
+                let mut notes = locked(&self.notes);
+                if failure.error.kind() == RuntimeErrorKind::NotFound {
+                    notes.lacking.insert(host);
+                }
+                // Some registries reject a range instead of ignoring it, and serve the whole blob.
+                if query.range.is_some() && failure.error.fault().class == ErrorClass::AnswerInvalid {
+                    notes.whole_only.insert(host);
+                    failure.retry = AGAIN;
+                }
+                Err(failure)
             }
         }
     }
+}
 
-    fn ask_for_whole(&self, index: usize, error: RuntimeError) -> Failure {
-        locked(&self.notes).whole_only.insert(index);
-        Failure { error, retry: AGAIN }
-    }
+/// The host that answered a request, an index of the session's list, and its body.
+#[derive(Debug)]
+struct Sender {
+    body: BodyReader,
+    host: usize,
+    place: String,
+    /// The sender is the target of the host's redirect.
+    is_redirected: bool,
+    /// When the request began.
+    began: Instant,
+    /// Bytes of the body before the one that is reached: the whole blob was requested.
+    skip: u64,
+    /// The body has had a byte.
+    is_counted: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    body: Option<BodyReader>,
-    /// The sender, and its index in the session's list.
-    place: String,
-    host: usize,
-    /// The sender is the target of the host's redirect.
-    is_redirected: bool,
-    /// When the current request began.
-    began: Instant,
+    /// `None` before a request and after a body that broke.
+    sender: Option<Sender>,
     reached: u64,
-    /// Bytes of the body before the one that is reached: its host was asked for the whole blob.
-    skip: u64,
     /// After the requested end when the host ignores ranges.
     end: u64,
-    /// The body has had a byte.
-    is_counted: bool,
     unbroken: u64,
     attempts: Option<Attempts>,
     meter: Arc<WindowMeter>,
@@ -318,10 +322,7 @@ impl BlobStream {
         // An empty blob of a registry is requested, too: it may be absent there.
         let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
         let is_empty = self.reached == self.end && is_here;
-        if self.body.is_some() || is_empty {
-            return Ok(());
-        }
-        self.open().await
+        if self.sender.is_some() || is_empty { Ok(()) } else { self.open().await }
     }
 
     /// The next bytes; `None` at the end of the span.
@@ -330,158 +331,147 @@ impl BlobStream {
     /// between calls does not count as silence. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
-            let Some(body) = &mut self.body else {
+            let Some(sender) = &mut self.sender else {
                 if self.reached == self.end {
                     return Ok(None);
                 }
                 self.open().await?;
                 continue;
             };
-            let bandwidth = &self.source.session.shared.config.bandwidth;
+            let session = &self.source.session;
+            let bandwidth = &session.shared.config.bandwidth;
             bandwidth.due(self.ticket).await;
             self.meter.wait(Instant::now());
-            let read = body.next().await;
-            let bytes = read.as_ref().map_or(0, |chunk| chunk.as_ref().map_or(0, Bytes::len));
-            self.ticket = bandwidth.ticket(bytes as u64);
-            self.meter.received(bytes as u64, &self.source.session.rates, Instant::now());
-            let problem = match read {
-                Ok(Some(chunk)) => match self.accept(chunk)? {
-                    Some(chunk) => return Ok(Some(chunk)),
-                    None => continue,
-                },
-                Ok(None) => None,
-                Err(error) => Some(error),
-            };
-            self.body = None;
-            // The connection broke after the last byte: nothing is missing.
-            if self.reached < self.end {
-                self.broken(problem);
+            let read = sender.body.next().await;
+            let bytes = read.as_ref().map_or(0, |chunk| chunk.as_ref().map_or(0, Bytes::len)) as u64;
+            self.ticket = bandwidth.ticket(bytes);
+            self.meter.received(bytes, &session.rates, Instant::now());
+            match read {
+                Ok(Some(chunk)) => {
+                    if let Some(chunk) = self.accept(chunk)? {
+                        return Ok(Some(chunk));
+                    }
+                }
+                ended => {
+                    // The connection may break after the last byte: nothing is missing.
+                    if let Some(sender) = self.sender.take()
+                        && self.reached < self.end
+                    {
+                        self.broken(&sender, ended.err());
+                    }
+                }
             }
         }
     }
 
     /// The bytes of a chunk that are new; `None`: they all have been read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
+        let Some(sender) = &mut self.sender else { return Ok(None) };
+        let session = &self.source.session;
         let is_first =
-            !std::mem::replace(&mut self.is_counted, true) && locked(&self.source.notes).counted.insert(self.host);
-        let mut sent = locked(&self.source.session.hosts[self.host].sent);
+            !std::mem::replace(&mut sender.is_counted, true) && locked(&self.source.notes).counted.insert(sender.host);
+        let mut sent = locked(&session.hosts[sender.host].sent);
         sent.bytes += chunk.len() as u64;
         sent.blobs += u64::from(is_first);
         drop(sent);
-        let known = self.skip.min(chunk.len() as u64);
-        self.skip -= known;
+        let known = sender.skip.min(chunk.len() as u64);
+        sender.skip -= known;
         chunk.advance(usize::try_from(known).unwrap_or(usize::MAX));
         if chunk.is_empty() {
             return Ok(None);
         }
         let length = chunk.len() as u64;
-        if length > self.end - self.reached {
-            self.reached += length;
-            self.body = None;
-            return Err(self.wrong_size("at least"));
-        }
         self.reached += length;
         self.unbroken += length;
-        let is_complete = self.reached == self.end;
-        if self.unbroken >= REFILL_BYTES || is_complete {
+        if self.reached > self.end {
+            let place = std::mem::take(&mut sender.place);
+            self.sender = None;
+            return Err(self.wrong_size(&place, "at least"));
+        }
+        if self.unbroken >= REFILL_BYTES || self.reached == self.end {
             self.unbroken = 0;
             self.attempts.iter_mut().for_each(Attempts::refill);
-            self.source.session.record_success(self.host, self.began);
+            session.record_success(sender.host, sender.began);
         }
         Ok(Some(chunk))
     }
 
     /// Records a body that ended early; `None`: without an error.
-    fn broken(&mut self, problem: Option<ReadError>) {
+    fn broken(&mut self, sender: &Sender, problem: Option<ReadError>) {
         self.unbroken = 0;
         let Descriptor { digest, size, .. } = &self.source.descriptor;
         let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
         let is_silent = matches!(problem, Some(ReadError::Silent(Silent::Connection(_))));
         let failure = match problem {
-            Some(error) => error.failure(&what, &self.place).of_redirect(self.is_redirected),
-            None => Failure { error: self.wrong_size("only"), retry: AGAIN },
+            Some(error) => error.failure(&what, &sender.place).of_redirect(sender.is_redirected),
+            None => Failure { error: self.wrong_size(&sender.place, "only"), retry: AGAIN },
         };
-        let Some(attempts) = &mut self.attempts else { return };
+        let (session, Some(attempts)) = (&self.source.session, &mut self.attempts) else { return };
         attempts.is_underway = true;
         if is_silent {
-            self.source.session.record_failure(attempts, self.host, failure, self.began);
+            session.record_failure(attempts, sender.host, failure, sender.began);
         } else {
             // A cut says little of the host: the other requests continue there.
-            tracing::debug!(host = self.place, error = failure.error.chain(), "a blob broke off");
-            self.source.session.hosts[self.host].count_failure(failure.error.fault().class);
-            attempts.failed(self.host, failure, Instant::now());
+            tracing::debug!(host = sender.place, error = failure.error.chain(), "a blob broke off");
+            session.hosts[sender.host].count_failure(failure.error.fault().class);
+            attempts.failed(sender.host, failure, Instant::now());
         }
     }
 
     async fn open(&mut self) -> Result<(), RuntimeError> {
         let source = self.source.clone();
-        let session = &source.session;
-        let span = self.reached..self.end;
-        let query = source.query(&self.urgency);
-        let attempts = match &mut self.attempts {
-            Some(attempts) => attempts,
-            unset => {
-                let hosts = query.hosts(session)?;
-                let notes = locked(&source.notes);
-                let mut attempts = Attempts::new(notes.usable(&hosts));
-                attempts.is_underway = !notes.served.is_empty();
-                unset.insert(attempts)
-            }
-        };
+        let (session, query, span) = (&source.session, source.query(&self.urgency), self.reached..self.end);
+        if self.attempts.is_none() {
+            self.attempts = Some(source.attempts(&query)?);
+        }
         let (blob, query, span, meter) = (&source, &query, &span, &self.meter);
-        let attempt = |index| {
+        let attempt = |host| {
             let opened = async move {
-                let began = Instant::now();
-                meter.attempts(index);
-                let opened = blob.request(index, query, span).await;
+                meter.attempts(host);
+                let opened = blob.request(host, query, span).await;
                 meter.received(0, &blob.session.rates, Instant::now());
-                let (answer, skip, end) = opened?;
-                Ok::<_, Failure>((index, began, answer, skip, end))
+                opened
             };
             opened.boxed()
         };
+        let attempts = self.attempts.get_or_insert_with(|| Attempts::new([]));
         let opened = session.first_success(attempts, &query.subject, attempt).await?;
         self.opened(opened);
         Ok(())
     }
 
     /// Opens the stream at one host, without another attempt.
-    async fn open_at(&mut self, index: usize) -> bool {
+    async fn open_at(&mut self, host: usize) -> bool {
         let source = self.source.clone();
         let (query, began) = (source.query(&self.urgency), Instant::now());
-        let Ok(hosts) = query.hosts(&source.session) else { return false };
-        self.meter.attempts(index);
-        match source.request(index, &query, &(self.reached..self.end)).await {
-            Ok((answer, skip, end)) => {
-                let mut attempts = Attempts::new(locked(&source.notes).usable(&hosts));
+        let Ok(mut attempts) = source.attempts(&query) else { return false };
+        self.meter.attempts(host);
+        match source.request(host, &query, &(self.reached..self.end)).await {
+            Ok(opened) => {
                 attempts.is_underway = true;
                 self.attempts = Some(attempts);
-                self.opened((index, began, answer, skip, end));
+                self.opened(opened);
                 true
             }
             Err(failure) => {
-                source.session.record_failure(&mut Attempts::new([index]), index, failure, began);
+                source.session.record_failure(&mut Attempts::new([host]), host, failure, began);
                 false
             }
         }
     }
 
-    fn opened(&mut self, (index, began, answer, skip, end): (usize, Instant, Response, u64, u64)) {
-        locked(&self.source.notes).served.insert(index);
-        self.is_counted = false;
-        (self.host, self.began, self.place) = (index, began, answer.target.origin.authority());
-        (self.skip, self.end, self.is_redirected) = (skip, end, answer.redirected);
+    fn opened(&mut self, (sender, end): (Sender, u64)) {
         let session = &self.source.session;
-        if answer.redirected {
+        locked(&self.source.notes).served.insert(sender.host);
+        if sender.is_redirected {
             session.retry_budget.served(true);
         }
-        self.body = Some(BodyReader::new(answer.body, session.shared.transport.progress_timeout, &session.reception));
         self.ticket = session.shared.config.bandwidth.ticket(0);
+        (self.sender, self.end) = (Some(sender), end);
     }
 
-    fn wrong_size(&self, bound: &str) -> RuntimeError {
-        let Self { place, reached, end, .. } = self;
-        let digest = &self.source.descriptor.digest;
+    fn wrong_size(&self, place: &str, bound: &str) -> RuntimeError {
+        let (digest, Self { reached, end, .. }) = (&self.source.descriptor.digest, self);
         corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, not {end}"))
             .with_fault(Fault::new(ErrorClass::DigestMismatch, Stage::Digest))
     }

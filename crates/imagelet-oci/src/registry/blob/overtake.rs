@@ -68,7 +68,7 @@ impl Race {
                 }
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
                 let slow = lead.meter.host();
-                if stream.host != slow {
+                if stream.sender.as_ref().is_some_and(|sender| sender.host != slow) {
                     locked(&lead.source.notes).slow.insert(slow);
                 }
                 return (bytes, stream);
@@ -77,15 +77,15 @@ impl Race {
                 return pending().await;
             }
             if let Some(window) = last.take() {
-                self.look(&lead, window);
+                self.check(&lead, window);
             } else {
                 sleep(lead.meter.ends_in(Instant::now())).await;
-                self.look(&lead, lead.meter.window(Instant::now()));
+                self.check(&lead, lead.meter.window(Instant::now()));
             }
         }
     }
 
-    fn look(&mut self, lead: &Lead<'_>, window: Window) {
+    fn check(&mut self, lead: &Lead<'_>, window: Window) {
         let Range { start, end } = lead.rest;
         if !is_straggler(window, end - start, lead.source.session.rates.usual()) {
             return;

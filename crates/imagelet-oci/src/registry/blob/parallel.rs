@@ -164,7 +164,7 @@ impl RangedStream {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
         }
-        self.head.body = None;
+        self.head.sender = None;
         self.race.end();
         self.ahead.clear();
         self.planned = self.head.end;
@@ -243,8 +243,7 @@ async fn next_of(
     if let Some((bytes, _)) = part.held.recv().await {
         return Ok(Some(bytes));
     }
-    let ended = |error| RuntimeError::defect("a connection of the pull ended early").caused_by(error);
-    *head = (&mut part.task).await.map_err(ended)??;
+    *head = (&mut part.task).await??;
     Ok(None)
 }
 

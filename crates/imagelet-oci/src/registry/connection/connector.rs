@@ -13,7 +13,7 @@ use super::{
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
-    proxy::{BadProxy, Proxy, TunnelError, tunnel, without_brackets},
+    proxy::{Proxy, ProxyRuleError, TunnelError, tunnel, without_brackets},
     stream::RegistryConnection,
     tls::client_certificate::watched,
 };
@@ -45,7 +45,7 @@ pub(crate) enum ConnectError {
     #[error("TLS was not set up within {} s", .0.as_secs_f32())]
     TlsLate(Duration),
     #[error(transparent)]
-    BadProxy(#[from] BadProxy),
+    BadProxy(#[from] ProxyRuleError),
     #[error("proxy `{proxy}` cannot be reached")]
     ProxyAway { proxy: String, source: Box<ConnectError> },
     #[error("proxy `{proxy}` does not connect to `{host}`")]

@@ -3,9 +3,7 @@
 mod connector;
 mod dial;
 mod failure;
-mod head_wait;
 mod host_slots;
-mod http_error;
 mod origin;
 mod proxy;
 mod reception;
@@ -14,16 +12,15 @@ mod stream;
 mod tls;
 mod transport;
 
-#[cfg(test)]
-pub(super) use self::head_wait::{AwaitedHead, awaits};
 pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
+#[cfg(test)]
+pub(super) use self::reception::{AwaitedHead, awaits};
 pub(super) use self::{
-    head_wait::HeadWait,
     host_slots::{HostSlots, Urgency},
     origin::{Origin, Target, listing_hint, may_send_on},
-    proxy::{Proxies, Proxy},
-    reception::{Reception, Silent},
+    proxy::{Proxies, Proxy, authorization, basic},
+    reception::{HeadWait, Reception, Running, SharedClock, Silent},
     settings::{ConnectionSettings, Identity, TlsSettings},
     tls::Clients,
-    transport::{BodyReader, ReadError, Request, Response, Transport, drain},
+    transport::{BodyReader, ReadError, Request, RequestKind, Response, Transport, drain},
 };

@@ -82,22 +82,14 @@ impl Origin {
     }
 
     pub(crate) fn is_loopback(&self) -> bool {
-        match host_kind(&self.host) {
-            HostKind::Address(address) => address.is_loopback(),
-            HostKind::Localhost => true,
-            HostKind::Name | HostKind::OddAddress => false,
-        }
+        address(&self.host).is_some_and(|address| address.is_loopback())
     }
 
     /// Whether the host is a literal address of this machine or a private network.
     pub(crate) fn is_internal(&self) -> bool {
-        match host_kind(&self.host) {
-            HostKind::Address(address) => {
-                INTERNAL.iter().any(|network| network.parse::<IpNet>().expect("a network").contains(&address))
-            }
-            HostKind::Localhost | HostKind::OddAddress => true,
-            HostKind::Name => false,
-        }
+        address(&self.host).is_some_and(|address| {
+            INTERNAL.iter().any(|network| network.parse::<IpNet>().expect("a network").contains(&address))
+        })
     }
 }
 
@@ -221,31 +213,22 @@ fn without_dots(path_and_query: &str) -> String {
     format!("/{}{query}", kept.join("/"))
 }
 
-enum HostKind {
-    Address(IpAddr),
-    /// An address in a form that resolvers accept, such as `127.1` or `0x7f000001`.
-    OddAddress,
-    Localhost,
-    Name,
-}
-
-fn host_kind(host: &str) -> HostKind {
+/// The address that a host is, be it by the name `localhost`. A form that resolvers alone read, such as `127.1` or
+/// `0x7f000001`, counts as 0.0.0.0: inside the network, and not known to be loopback.
+fn address(host: &str) -> Option<IpAddr> {
     let host = host.trim_end_matches('.');
+    let odd = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        return inner
-            .parse::<Ipv6Addr>()
-            .map_or(HostKind::OddAddress, |address| HostKind::Address(IpAddr::V6(address).to_canonical()));
-    }
-    if let Ok(address) = host.parse::<Ipv4Addr>() {
-        return HostKind::Address(IpAddr::V4(address));
+        return Some(inner.parse::<Ipv6Addr>().map_or(odd, |address| IpAddr::V6(address).to_canonical()));
     }
     let last = host.rsplit('.').next().unwrap_or_default();
     let is_number = last.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
         || (!last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit()));
-    if is_number {
-        return HostKind::OddAddress;
+    match host.parse::<Ipv4Addr>() {
+        Ok(address) => Some(IpAddr::V4(address)),
+        Err(_) if last == "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        Err(_) => is_number.then_some(odd),
     }
-    if last == "localhost" { HostKind::Localhost } else { HostKind::Name }
 }
 
 #[cfg(test)]

@@ -1,19 +1,28 @@
-//! The network side of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`).
+//! The network side of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), and waits for heads.
 //!
 //! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
 //! `Retry-After` do not count.
 
-use std::{future::Future, pin::pin, sync::Mutex, time::Duration};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use imagelet_core::runtime::{ErrorClass, Stage};
 use tokio::time::{Instant, timeout_at};
 
-use crate::registry::{error::Retry, locked};
+use crate::registry::{
+    error::{Failure, Retry, unavailable},
+    locked,
+};
 
 #[derive(Debug)]
 pub(crate) struct Reception {
     /// The longest time without a byte; `None`: only the limit of each connection applies.
     silence_max: Option<Duration>,
-    state: Mutex<Received>,
+    silence: SharedClock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,97 +43,143 @@ impl Silent {
     }
 }
 
-#[derive(Clone, Debug)]
-struct Received {
-    waits: usize,
-    counted: Instant,
-    silent: Duration,
-}
-
-#[derive(Debug)]
-pub(crate) struct Waiting<'a>(&'a Reception);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        let mut state = locked(&self.0.state);
-        state.pass(Instant::now());
-        state.waits = state.waits.saturating_sub(1);
-    }
-}
-
 impl Reception {
     pub(crate) fn new(silence_max: Option<Duration>) -> Self {
-        Self { silence_max, state: Mutex::new(Received::new(Instant::now())) }
+        Self { silence_max, silence: SharedClock::new() }
     }
 
     /// A connection of the pull has brought bytes.
     pub(crate) fn received(&self) {
-        locked(&self.state).received(Instant::now());
+        self.silence.reset();
     }
 
-    pub(crate) fn waiting(&self) -> Waiting<'_> {
-        let mut state = locked(&self.state);
-        state.pass(Instant::now());
-        state.waits += 1;
-        Waiting(self)
+    pub(crate) fn waiting(&self) -> Running<'_> {
+        self.silence.run()
     }
 
-    /// Waits for the network, bounded by the pull's silence limit and this connection's, of which `waited` is over.
-    pub(crate) async fn within<F: Future>(
-        &self,
-        limit: Duration,
-        waited: Duration,
-        future: F,
-    ) -> Result<F::Output, Silent> {
+    /// Waits for the network, bounded by the pull's silence limit and this connection's.
+    pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
         let mut future = pin!(future);
         let _waiting = self.waiting();
-        let given_up = Instant::now() + limit.saturating_sub(waited);
+        let given_up = Instant::now() + limit;
         loop {
-            let ends = self.ends(Instant::now());
-            let until = ends.map_or(given_up, |ends| ends.min(given_up));
+            let left = self.silence_max.map(|max| max.saturating_sub(self.silence.time()));
+            let until = left.map_or(given_up, |left| given_up.min(Instant::now() + left));
             if let Ok(output) = timeout_at(until, &mut future).await {
                 return Ok(output);
             }
-            let now = Instant::now();
-            match (self.ends(now), self.silence_max) {
-                (Some(ends), Some(silence_max)) if now >= ends => return Err(Silent::Pull(silence_max)),
-                _ if now >= given_up => return Err(Silent::Connection(limit)),
+            match self.silence_max {
+                Some(max) if self.silence.time() >= max => return Err(Silent::Pull(max)),
+                _ if Instant::now() >= given_up => return Err(Silent::Connection(limit)),
                 // Another connection of the pull received bytes meanwhile.
                 _ => {}
             }
         }
     }
+}
 
-    fn ends(&self, now: Instant) -> Option<Instant> {
-        let silence_max = self.silence_max?;
-        let mut state = locked(&self.state);
-        state.pass(now);
-        Some(now + silence_max.saturating_sub(state.silent))
+tokio::task_local! {
+    static OF_ATTEMPT: Arc<HeadWait>;
+}
+
+/// Whether an attempt waits for a head, and for which one. While it does, its request decides how long.
+#[derive(Debug, Default)]
+pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
+
+#[derive(Clone, Debug)]
+pub(crate) struct AwaitedHead {
+    /// Host and port of the server.
+    pub(crate) place: String,
+    pub(crate) stage: Stage,
+    /// The server is the target of a redirect.
+    pub(crate) is_redirected: bool,
+    /// When the request was sent.
+    pub(crate) since: Instant,
+}
+
+impl HeadWait {
+    /// Runs an attempt whose waits for heads this one shows.
+    pub(crate) async fn of<F: Future>(self: Arc<Self>, attempt: F) -> F::Output {
+        OF_ATTEMPT.scope(self, attempt).await
+    }
+
+    pub(crate) fn awaited(&self) -> Option<AwaitedHead> {
+        locked(&self.0).clone()
     }
 }
 
-impl Received {
-    fn new(now: Instant) -> Self {
-        Self { waits: 0, counted: now, silent: Duration::ZERO }
+/// Notes which head the attempt that runs now waits for, if any. `false`: no request watches it.
+pub(crate) fn awaits(head: Option<AwaitedHead>) -> bool {
+    OF_ATTEMPT.try_with(|wait| *locked(&wait.0) = head).is_ok()
+}
+
+impl AwaitedHead {
+    /// The head has not come within a limit.
+    pub(crate) fn late(&self, limit: Duration) -> Failure {
+        no_answer(&self.place, self.stage, Silent::Connection(limit)).of_redirect(self.is_redirected)
+    }
+}
+
+/// A server took a request and sent nothing.
+pub(crate) fn no_answer(place: &str, stage: Stage, silent: Silent) -> Failure {
+    let error = unavailable(ErrorClass::TimedOut, stage, format!("registry `{place}` did not answer"));
+    Failure { error: error.caused_by(silent), retry: silent.retry() }
+}
+
+/// Time that passes while at least one of several tasks waits; tasks that wait at the same time count once.
+#[derive(Debug)]
+pub(crate) struct SharedClock(Mutex<Passed>);
+
+#[derive(Debug)]
+struct Passed {
+    time: Duration,
+    running: usize,
+    counted: Instant,
+}
+
+/// The clock runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running<'a>(&'a SharedClock);
+
+impl SharedClock {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Passed { time: Duration::ZERO, running: 0, counted: Instant::now() }))
     }
 
-    /// Adds the time since the last call, once for all waiting requests.
-    fn pass(&mut self, now: Instant) {
-        if self.waits > 0 {
-            self.silent += now.saturating_duration_since(self.counted);
+    pub(crate) fn run(&self) -> Running<'_> {
+        self.pass(|passed| passed.running += 1);
+        Running(self)
+    }
+
+    pub(crate) fn time(&self) -> Duration {
+        self.pass(|passed| passed.time)
+    }
+
+    pub(crate) fn reset(&self) {
+        self.pass(|passed| passed.time = Duration::ZERO);
+    }
+
+    /// Adds the time since the last call, then reads or changes the state.
+    fn pass<T>(&self, then: impl FnOnce(&mut Passed) -> T) -> T {
+        let (mut passed, now) = (locked(&self.0), Instant::now());
+        if passed.running > 0 {
+            let since = passed.counted;
+            passed.time += now.saturating_duration_since(since);
         }
-        self.counted = now;
+        passed.counted = now;
+        then(&mut passed)
     }
+}
 
-    fn received(&mut self, now: Instant) {
-        self.pass(now);
-        self.silent = Duration::ZERO;
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.pass(|passed| passed.running = passed.running.saturating_sub(1));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{future::pending, sync::Arc};
+    use std::future::pending;
 
     use tokio::time::sleep;
 
@@ -138,26 +193,19 @@ mod tests {
         let reception = Reception::new(Some(PULL));
         let began = Instant::now();
         for seconds in [20, 40] {
-            assert_eq!(
-                reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
-                Err(Silent::Connection(CONNECTION))
-            );
+            assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
             assert_eq!(began.elapsed().as_secs(), seconds);
         }
         sleep(Duration::from_secs(7)).await;
         // A pause of the registry or of ours does not count; the third wait ends both.
-        assert_eq!(reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await, Err(Silent::Pull(PULL)));
+        assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Pull(PULL)));
         assert_eq!(began.elapsed().as_secs(), 67);
         assert_eq!(
-            reception.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
+            reception.within(CONNECTION, pending::<()>()).await,
             Err(Silent::Pull(PULL)),
             "and so do all others"
         );
-        assert_eq!(
-            reception.within(CONNECTION, Duration::ZERO, async { 7 }).await,
-            Ok(7),
-            "what is there already is taken"
-        );
+        assert_eq!(reception.within(CONNECTION, async { 7 }).await, Ok(7), "what is there already is taken");
     }
 
     #[tokio::test(start_paused = true)]
@@ -166,12 +214,10 @@ mod tests {
         let began = Instant::now();
         let silent = {
             let reception = Arc::clone(&reception);
-            tokio::spawn(async move {
-                (reception.within(CONNECTION * 9, Duration::ZERO, pending::<()>()).await, began.elapsed())
-            })
+            tokio::spawn(async move { (reception.within(CONNECTION * 9, pending::<()>()).await, began.elapsed()) })
         };
         for _ in 0..5 {
-            assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_secs(19))).await, Ok(()));
+            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_secs(19))).await, Ok(()));
             reception.received();
         }
         // A byte each 19 s for 95 s, then none.
@@ -182,15 +228,12 @@ mod tests {
     async fn time_in_which_nothing_is_read_does_not_count() {
         let reception = Reception::new(Some(PULL));
         for _ in 0..100 {
-            assert_eq!(reception.within(CONNECTION, Duration::ZERO, sleep(Duration::from_millis(10))).await, Ok(()));
+            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_millis(10))).await, Ok(()));
             reception.received();
             // A slow disk.
             sleep(Duration::from_secs(50)).await;
         }
         let without = Reception::new(None);
-        assert_eq!(
-            without.within(CONNECTION, Duration::ZERO, pending::<()>()).await,
-            Err(Silent::Connection(CONNECTION))
-        );
+        assert_eq!(without.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
     }
 }

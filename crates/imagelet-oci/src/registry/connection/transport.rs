@@ -1,7 +1,7 @@
 //! Sends one request and follows its redirects; credentials stay with their origin.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -11,24 +11,25 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body as _, Incoming};
-use hyper_util::client::legacy::{Error as ClientError, connect::capture_connection};
-use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
+use hyper_util::client::legacy::connect::capture_connection;
+use imagelet_core::{
+    credentials::Secret,
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+};
 use tokio::time::{Instant, timeout};
 
 use super::{
     connector::ConnectError,
-    failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
-    head_wait::{AwaitedHead, awaits, no_answer},
+    failure::{HttpError, is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
-    http_error::HttpError,
     origin::{Origin, Target, listing_hint, may_send_on},
-    reception::{Reception, Silent},
+    reception::{AwaitedHead, Reception, Silent, awaits, no_answer},
     settings::ConnectionSettings,
-    tls::{Clients, HttpClient},
+    tls::Clients,
 };
 use crate::registry::{
     error::{Failure, Retry},
-    locked,
+    is_new, locked,
 };
 
 /// As curl and Go do.
@@ -36,10 +37,6 @@ const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Loopback registries are few; ports of tests are many.
-const LOOPBACK_MAX: usize = 64;
-/// After so many pairs of hosts the warnings of plain redirects repeat.
-const PLAIN_WARNED_MAX: usize = 256;
 /// A late head that a request watches may come after so many deadlines, beside further attempts.
 const LATE_HEADS: u32 = 4;
 
@@ -47,8 +44,8 @@ const LATE_HEADS: u32 = 4;
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) slots: HostSlots,
-    /// Which loopback registries without configuration were found to speak TLS.
-    pub(crate) loopback_tls: Mutex<HashMap<Origin, bool>>,
+    /// The loopback registries without configuration that were found to speak TLS.
+    pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
     /// The redirects from HTTPS to plain HTTP that were warned of.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
@@ -63,16 +60,21 @@ pub(crate) struct Request {
     /// Only for the origin of `target`: its configured headers and the authorization.
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
-    pub(crate) method: Method,
-    /// A form; a request with one is never redirected.
-    pub(crate) form: Option<String>,
-    /// Redirects to other origins, without credentials, are followed.
-    pub(crate) may_stray: bool,
-    /// Origins inside the network that a host outside may redirect to.
-    pub(crate) listed: Arc<[Origin]>,
+    pub(crate) kind: RequestKind,
+    /// `Some`: redirects to other origins are followed, without credentials; those inside the network from outside only
+    /// where they are listed.
+    pub(crate) strays: Option<Arc<[Origin]>>,
     pub(crate) stage: Stage,
     /// `None`: the caller has a slot of the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum RequestKind {
+    Get,
+    Head,
+    /// A `POST` of a form, which is never redirected.
+    Form(Secret),
 }
 
 #[derive(Debug)]
@@ -94,19 +96,37 @@ pub(crate) struct ResponseBody {
 
 impl Request {
     /// A `GET` of the registry's own, whose response is waited for.
-    pub(crate) fn get(target: Target, connection: ConnectionSettings) -> Self {
+    pub(crate) fn get(target: Target, connection: &ConnectionSettings) -> Self {
         Self {
             target,
-            connection,
+            connection: connection.clone(),
             bound: HeaderMap::new(),
             open: HeaderMap::new(),
-            method: Method::GET,
-            form: None,
-            may_stray: false,
-            listed: Arc::default(),
+            kind: RequestKind::Get,
+            strays: None,
             stage: Stage::Manifest,
             urgency: Some(Urgency::is_next()),
         }
+    }
+
+    /// The request to a target with these settings; its own ones and its bound headers go to its origin alone.
+    fn http(&self, target: &Target, is_redirected: bool) -> Result<http::Request<Full<Bytes>>, http::Error> {
+        let mut headers = self.open.clone();
+        if !is_redirected {
+            headers.extend(self.bound.clone());
+        }
+        let (method, body) = match &self.kind {
+            RequestKind::Get => (Method::GET, Bytes::new()),
+            RequestKind::Head => (Method::HEAD, Bytes::new()),
+            RequestKind::Form(form) => {
+                let form_type = HeaderValue::from_static("application/x-www-form-urlencoded");
+                headers.insert(header::CONTENT_TYPE, form_type);
+                (Method::POST, form.expose().to_owned().into())
+            }
+        };
+        let mut request = http::Request::builder().uri(target.uri()?).method(method).body(Full::from(body))?;
+        *request.headers_mut() = headers;
+        Ok(request)
     }
 }
 
@@ -119,99 +139,94 @@ impl Response {
 
 impl Transport {
     pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
-        let origin = request.target.origin.clone();
-        let stray_connection = request.connection.clone().for_other_origin();
+        let (origin, stage) = (&request.target.origin, request.stage);
         let mut target = request.target.clone();
         let mut redirected = false;
         for _ in 0..=REDIRECTS_MAX {
-            let mut headers = request.open.clone();
-            if !redirected {
-                headers.extend(request.bound.clone());
-            }
-            headers.insert(header::USER_AGENT, self.user_agent.clone());
-            let connection = if redirected { &stray_connection } else { &request.connection };
             let slot = match &request.urgency {
                 Some(urgency) => Some(self.slots.acquire(&target.origin, urgency).await),
                 None => None,
             };
-            let response = self.exchange(&target, connection, headers, &request, reception).await;
-            let response = response.map_err(|failure| failure.of_redirect(redirected))?;
-            let (head, incoming) = response.into_parts();
+            let response = self.exchange(&request, &target, redirected, reception).await;
+            let (head, incoming) = response.map_err(|failure| failure.of_redirect(redirected))?.into_parts();
             let body = ResponseBody { incoming, _slot: slot };
-            if !is_redirect(head.status) {
+            if !matches!(head.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, redirected });
             }
-            let next = location(&head.headers, &target, request.stage)?;
-            let is_followed = request.form.is_none() && (request.may_stray || next.origin == origin);
+            let next = location(&head.headers, &target, stage)?;
+            let refuse = |why: &str| refused(&target, stage, &format!("sends on to `{}`, which {why}", next.origin));
+            let is_form = matches!(request.kind, RequestKind::Form(_));
+            if is_form || (request.strays.is_none() && next.origin != *origin) {
+                return Err(refuse("is not followed here").into());
+            }
             let is_downgrade = target.origin.is_https() && !next.origin.is_https();
             // A blob is verified by its digest, and its request has nothing bound to the registry.
-            let is_plain_refused = is_downgrade && request.stage != Stage::Blob;
-            if !is_followed || is_plain_refused {
-                let problem = if is_followed { "is not encrypted" } else { "is not followed here" };
-                let what = format!("sends on to `{}`, which {problem}", next.origin);
-                return Err(refused(&target, request.stage, &what).into());
+            if is_downgrade && stage != Stage::Blob {
+                return Err(refuse("is not encrypted").into());
             }
-            if !may_send_on(&target.origin, &next.origin, &request.listed) {
-                let what = format!("sends on to `{}`, which is inside the network, and it is not", next.origin);
-                return Err(refused(&target, request.stage, &what).with_hint(listing_hint(&next.origin)).into());
+            if !may_send_on(&target.origin, &next.origin, request.strays.as_deref().unwrap_or_default()) {
+                let hint = listing_hint(&next.origin);
+                return Err(refuse("is inside the network, and it is not").with_hint(hint).into());
             }
-            if is_downgrade {
-                self.warn_of_plain(&target.origin, &next.origin);
+            let (from, to) = (&target.origin, &next.origin);
+            if is_downgrade && is_new(&self.plain_warned, &format!("{from} {to}")) {
+                tracing::warn!(
+                    "`{from}` redirects blobs to `{to}`, which is not encrypted: their digests are verified, and no credential is sent there"
+                );
             }
             drain(body).await;
-            redirected |= next.origin != origin;
+            redirected |= next.origin != *origin;
             target = next;
         }
-        Err(refused(&request.target, request.stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
-    }
-
-    /// Logs once that blobs of a registry on HTTPS come over plain HTTP.
-    fn warn_of_plain(&self, from: &Origin, to: &Origin) {
-        let mut warned = locked(&self.plain_warned);
-        if warned.len() >= PLAIN_WARNED_MAX {
-            warned.clear();
-        }
-        if warned.insert(format!("{from} {to}")) {
-            tracing::warn!(
-                "`{from}` redirects blobs to `{to}`, which is not encrypted: their digests are verified, and no credential is sent there"
-            );
-        }
+        Err(refused(&request.target, stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
     /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS, as by containerd.
     async fn exchange(
         &self,
+        request: &Request,
         target: &Target,
-        connection: &ConnectionSettings,
-        headers: HeaderMap,
-        asked: &Request,
+        redirected: bool,
         reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
         let origin = &target.origin;
-        if !connection.may_be_tls || !origin.is_loopback() {
-            return self.exchange_once(target, connection, headers, asked, reception).await;
-        }
-        let tls_target = Target { origin: origin.over_tls(), ..target.clone() };
-        let tls_connection = connection.clone().for_loopback_tls();
-        let over_tls = |headers| self.exchange_once(&tls_target, &tls_connection, headers, asked, reception);
-        let known = locked(&self.loopback_tls).get(origin).copied();
-        if origin.is_https() || known == Some(true) {
-            return over_tls(headers).await;
-        }
-        let plain = self.exchange_once(target, connection, headers.clone(), asked, reception).await;
-        let is_plain = match &plain {
-            Ok(response) => response.status() != StatusCode::BAD_REQUEST,
-            Err(failure) => !is_no_http(&failure.error),
+        let stray = redirected.then(|| request.connection.clone().for_other_origin());
+        let connection = stray.as_ref().unwrap_or(&request.connection);
+        let once = async |target: &Target, connection| {
+            let place = target.origin.authority();
+            let mut sent = request.http(target, redirected).map_err(|error| {
+                refused(target, request.stage, "has an address that cannot be asked").caused_by(error)
+            })?;
+            sent.headers_mut().insert(header::USER_AGENT, self.user_agent.clone());
+            let head = AwaitedHead {
+                place,
+                stage: request.stage,
+                is_redirected: !target.origin.is_same_place(&request.target.origin),
+                since: Instant::now(),
+            };
+            self.exchange_once(sent, &target.origin, connection, head, reception).await
         };
-        if is_plain && plain.is_ok() {
-            self.learn_loopback(origin, false);
+        if !connection.may_be_tls || !origin.is_loopback() {
+            return once(target, connection.clone()).await;
         }
-        if is_plain || known.is_some() {
+        let over_tls = async || {
+            let target = Target { origin: origin.over_tls(), ..target.clone() };
+            once(&target, connection.clone().for_loopback_tls()).await
+        };
+        if origin.is_https() || locked(&self.loopback_tls).contains(&origin.to_string()) {
+            return over_tls().await;
+        }
+        let plain = once(target, connection.clone()).await;
+        let may_be_tls = match &plain {
+            Ok(response) => response.status() == StatusCode::BAD_REQUEST,
+            Err(failure) => is_no_http(&failure.error),
+        };
+        if !may_be_tls {
             return plain;
         }
-        match over_tls(headers).await {
+        match over_tls().await {
             Ok(response) => {
-                self.learn_loopback(origin, true);
+                is_new(&self.loopback_tls, &origin.to_string());
                 Ok(response)
             }
             Err(failure) if failure.error.fault().class == ErrorClass::CertificateInvalid => Err(failure),
@@ -219,93 +234,68 @@ impl Transport {
         }
     }
 
-    fn learn_loopback(&self, origin: &Origin, is_tls: bool) {
-        let mut known = locked(&self.loopback_tls);
-        if known.len() >= LOOPBACK_MAX {
-            known.clear();
-        }
-        known.insert(origin.clone(), is_tls);
-    }
-
+    /// The deadline of the head starts when a connection is there; the connector has deadlines of its own. A request that
+    /// watches the wait decides by itself when the head is late.
     async fn exchange_once(
         &self,
-        target: &Target,
-        connection: &ConnectionSettings,
-        headers: HeaderMap,
-        asked: &Request,
+        mut request: http::Request<Full<Bytes>>,
+        origin: &Origin,
+        mut connection: ConnectionSettings,
+        head: AwaitedHead,
         reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
-        let place = target.origin.authority();
-        let invalid =
-            |error: http::Error| refused(target, asked.stage, "has an address that cannot be asked").caused_by(error);
-        let request = http::Request::builder().uri(target.uri().map_err(invalid)?).method(asked.method.clone());
-        let mut request = request.body(Full::from(asked.form.clone().unwrap_or_default())).map_err(invalid)?;
-        request.headers_mut().extend(headers);
-        let mut connection = connection.clone();
+        let (place, stage) = (head.place.clone(), head.stage);
         if connection.proxy.is_none() {
-            let chosen = self.clients.proxies.choose(&target.origin);
-            connection.proxy = chosen.map_err(|bad| unreachable(&place, asked.stage, ConnectError::from(bad)))?;
+            let chosen = self.clients.proxies.choose(origin);
+            connection.proxy = chosen.map_err(|bad| unreachable(&place, stage, ConnectError::from(bad)))?;
         }
-        let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(target.origin.is_https()));
+        let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(origin.is_https()));
         if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization.clone()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
         }
-        let client = self.clients.client(target.origin.is_https(), &connection).await?;
-        let head = AwaitedHead {
-            place: place.clone(),
-            stage: asked.stage,
-            is_redirected: !target.origin.is_same_place(&asked.target.origin),
-            since: Instant::now(),
-        };
-        match self.head(&client, request, self.clients.connect_max(&connection), (head, reception)).await {
-            Ok(Ok(response)) => {
-                reception.received();
-                match forwards {
-                    Some(proxy) if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-                        Err(proxy_denied(&place, proxy).into())
-                    }
-                    _ => Ok(response),
-                }
-            }
-            Ok(Err(error)) => {
-                let error = unreachable(&place, asked.stage, error);
-                let retry = match error.hint() {
-                    // The server may have closed the connection for another reason.
-                    Some(_) if is_unexplained(&error) => Retry::Again { times: 1 },
-                    // A failure with a hint needs a correction first.
-                    Some(_) => Retry::Never,
-                    None => Retry::Soon,
-                };
-                Err(Failure { error, retry })
-            }
-            Err(silent) => Err(no_answer(&place, asked.stage, silent)),
-        }
-    }
-
-    /// The response head. Its deadline starts when a connection is there; the connector has deadlines of its own. A request
-    /// that watches the wait decides by itself when the head is late.
-    async fn head(
-        &self,
-        client: &HttpClient,
-        mut request: http::Request<Full<Bytes>>,
-        connect_max: Duration,
-        (head, reception): (AwaitedHead, &Reception),
-    ) -> Result<Result<http::Response<Incoming>, ClientError>, Silent> {
-        let mut connection = capture_connection(&mut request);
+        let client = self.clients.client(origin.is_https(), &connection).await?;
+        let mut captured = capture_connection(&mut request);
         let mut response = pin!(client.request(request));
         let connected = async {
             tokio::select! {
                 biased;
                 response = &mut response => Some(response),
-                _ = connection.wait_for_connection_metadata() => None,
+                _ = captured.wait_for_connection_metadata() => None,
             }
         };
-        if let Some(response) = reception.within(connect_max, Duration::ZERO, connected).await? {
-            return Ok(response);
+        let silent = |silent| no_answer(&place, stage, silent);
+        let early = reception.within(self.clients.connect_max(&connection), connected).await.map_err(silent)?;
+        let response = if let Some(response) = early {
+            response
+        } else {
+            let is_watched = awaits(Some(AwaitedHead { since: Instant::now(), ..head }));
+            let limit = if is_watched { self.header_timeout * LATE_HEADS } else { self.header_timeout };
+            let response = reception.within(limit, response).await;
+            awaits(None);
+            response.map_err(silent)?
+        };
+        let response = response.map_err(|error| {
+            let error = unreachable(&place, stage, error);
+            let retry = match error.hint() {
+                // The server may have closed the connection for another reason.
+                Some(_) if is_unexplained(&error) => Retry::Again { times: 1 },
+                // A failure with a hint needs a correction first.
+                Some(_) => Retry::Never,
+                None => Retry::Soon,
+            };
+            Failure { error, retry }
+        })?;
+        reception.received();
+        match forwards {
+            Some(proxy) if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                Err(proxy_denied(&place, proxy).into())
+            }
+            _ => Ok(response),
         }
-        let watched = awaits(AwaitedHead { since: Instant::now(), ..head });
-        let limit = if watched.is_some() { self.header_timeout * LATE_HEADS } else { self.header_timeout };
-        reception.within(limit, Duration::ZERO, response).await
+    }
+
+    pub(crate) fn reader(&self, body: ResponseBody, reception: &Arc<Reception>) -> BodyReader {
+        BodyReader { body, limit: self.progress_timeout, reception: Arc::clone(reception) }
     }
 
     /// Reads at most `limit` bytes of a body; `true` when more follow.
@@ -315,7 +305,7 @@ impl Transport {
         limit: usize,
         reception: &Arc<Reception>,
     ) -> Result<(Bytes, bool), ReadError> {
-        let mut body = BodyReader::new(body, self.progress_timeout, reception);
+        let mut body = self.reader(body, reception);
         let mut all = BytesMut::new();
         while let Some(chunk) = body.next().await? {
             all.extend_from_slice(&chunk);
@@ -354,25 +344,17 @@ impl ReadError {
 pub(crate) struct BodyReader {
     body: ResponseBody,
     limit: Duration,
-    waited: Duration,
     reception: Arc<Reception>,
 }
 
 impl BodyReader {
-    pub(crate) fn new(body: ResponseBody, limit: Duration, reception: &Arc<Reception>) -> Self {
-        Self { body, limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
-    }
-
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ReadError> {
         loop {
-            let started = Instant::now();
-            let frame = self.reception.within(self.limit, self.waited, self.body.incoming.frame()).await;
-            let frame = frame.map_err(ReadError::Silent)?;
-            self.waited += started.elapsed();
+            let frame =
+                self.reception.within(self.limit, self.body.incoming.frame()).await.map_err(ReadError::Silent)?;
             let Some(frame) = frame else { return Ok(None) };
-            let Ok(chunk) = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?.into_data() else { continue };
-            if !chunk.is_empty() {
-                self.waited = Duration::ZERO;
+            let frame = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?;
+            if let Ok(chunk) = frame.into_data() {
                 self.reception.received();
                 return Ok(Some(chunk));
             }
@@ -385,10 +367,6 @@ pub(crate) async fn drain(body: ResponseBody) {
     if body.incoming.size_hint().lower() <= DRAIN_BYTES_MAX as u64 {
         let _ = timeout(DRAIN_TIMEOUT, Limited::new(body.incoming, DRAIN_BYTES_MAX).collect()).await;
     }
-}
-
-fn is_redirect(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
 fn location(headers: &HeaderMap, from: &Target, stage: Stage) -> Result<Target, RuntimeError> {

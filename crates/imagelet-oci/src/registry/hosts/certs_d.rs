@@ -8,7 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, ErrorKind},
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,23 +19,20 @@ use imagelet_core::{
     runtime::RuntimeError,
     text::GoDuration,
 };
-use serde::{Deserialize, Deserializer};
-use toml::Table;
+use indexmap::IndexMap;
+use serde::Deserialize;
 
 use super::{
-    Host, SourceKind, check_folder, complaint, kind_of, pem, read, shown, target_at, toml_problem, unread, utf8,
+    Host, SourceKind, check_folder, complaint, kind_of, parse_toml, pem, read_file, shown, target_at, tls_settings,
     warn_once,
 };
 use crate::{
     manifest::printable,
-    registry::connection::{ConnectionSettings, Identity, Proxy, Target, TlsSettings},
+    registry::connection::{ConnectionSettings, Identity, Proxy},
 };
 
 const HOSTS_MAX: usize = 32;
 const DEFAULT_DIRECTORY: &str = "_default";
-/// The keys of one host; the file itself has `server` and `host` too.
-const HOST_KEYS: [&str; 8] =
-    ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout", "proxy"];
 /// The capabilities that containerd knows. A pull needs the first two.
 const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
 /// Where containers/image looks for certificates by host.
@@ -53,29 +50,18 @@ pub(super) fn load(root: &Path, registry: &str, found: &mut Vec<String>) -> Resu
     let Some(directory) = directories.find(|path| path.is_dir()) else { return Ok(None) };
     check_folder(&directory)?;
     let file = directory.join("hosts.toml");
-    let hosts = match read(&file) {
-        Ok(bytes) => {
-            warn_once(&file, std::str::from_utf8(&bytes).map(warnings).unwrap_or_default(), found);
-            parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem))?
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let files = certificate_files(&directory).map_err(|error| complaint(&directory, &error.to_string()))?;
-            let own = Host::own(registry).and_then(|host| with_certificates(host, &files));
-            vec![own.map_err(|problem| complaint(&directory, &problem))?]
-        }
-        Err(error) => return Err(complaint(&file, &error.to_string())),
-    };
-    Ok(Some(hosts))
+    if file.try_exists().unwrap_or(true) {
+        return read_file(&file, found, |text, warnings| parse(text, registry, &directory, warnings)).map(Some);
+    }
+    let own = Host::own(registry).map_err(|problem| complaint(&directory, &problem))?;
+    Ok(Some(vec![with_certificates(own, &directory, found)?]))
 }
 
 /// The directory names that match a registry, most exact first.
 fn directory_names(registry: &str) -> Vec<String> {
     let with_port = registry.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !registry.ends_with(']'));
-    let mut names = vec![registry.to_owned(), DEFAULT_DIRECTORY.to_owned()];
-    if let Some((host, port)) = with_port {
-        names.insert(0, format!("{host}_{port}_"));
-    }
-    names
+    let with_port = with_port.map(|(host, port)| format!("{host}_{port}_"));
+    with_port.into_iter().chain([registry.to_owned(), DEFAULT_DIRECTORY.to_owned()]).collect()
 }
 
 /// `hosts.toml`, or the table of one host in it.
@@ -83,7 +69,7 @@ fn directory_names(registry: &str) -> Vec<String> {
 #[serde(default)]
 struct Settings {
     server: String,
-    host: Table,
+    host: IndexMap<String, Settings>,
     override_path: bool,
     capabilities: Vec<String>,
     skip_verify: bool,
@@ -110,11 +96,13 @@ impl<T> OneOrMany<T> {
     }
 }
 
-pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
-    let text = utf8(bytes)?;
-    let mut file = toml::Deserializer::parse(text)
-        .map_err(|error| toml_problem(text, &error))
-        .and_then(|it| settings(text, it))?;
+pub(super) fn parse(
+    text: &str,
+    registry: &str,
+    directory: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Host>, String> {
+    let mut file: Settings = parse_toml(text, warnings)?;
     let own = Host::own(registry)?;
     let own_place = own.origin.clone();
     if file.host.len() > HOSTS_MAX {
@@ -122,8 +110,8 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
     }
     let mut hosts = Vec::new();
     for (url, settings) in std::mem::take(&mut file.host) {
-        let host = self::settings(text, settings);
-        let host = host.and_then(|settings| with_settings(host_at(&url, &settings)?, settings, directory));
+        warnings.extend(unknown_capabilities(&settings, &format!(" of host `{}`", shown(&url))));
+        let host = host_at(&url, &settings).and_then(|host| with_settings(host, settings, directory));
         let host = host.map_err(|problem| format!("host `{}`: {problem}", shown(&url)))?;
         let is_mirror = !host.origin.is_same_place(&own_place);
         hosts.push(Host { is_mirror, names_registry: is_mirror, ..host });
@@ -132,6 +120,7 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
     // In `_default` it is a shared cache and must not receive the credentials of the registries.
     let is_shared = directory.file_name().is_some_and(|name| name == DEFAULT_DIRECTORY);
     let url = shown(&file.server);
+    warnings.extend(unknown_capabilities(&file, ""));
     let server = if file.server.is_empty() { Ok(own) } else { host_at(&file.server, &file) };
     let server = server.and_then(|server| with_settings(server, file, directory));
     let server = server.map_err(|problem| format!("server `{url}`: {problem}"))?;
@@ -140,8 +129,14 @@ pub(super) fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Ve
     Ok(hosts)
 }
 
+fn unknown_capabilities(settings: &Settings, place: &str) -> Vec<String> {
+    let is_known = |name: &&String| CAPABILITIES.iter().any(|known| name.eq_ignore_ascii_case(known));
+    let unknown = settings.capabilities.iter().filter(|name| !is_known(name));
+    unknown.map(|name| format!("capability `{}`{place} is unknown and grants nothing", printable(name))).collect()
+}
+
 fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
-    let target = if url.contains("://") { Target::parse(url)? } else { target_at(url, |_| true)? };
+    let target = target_at(url, |_| true)?;
     let path = target.path().trim_end_matches('/').to_owned();
     let base_path = if settings.override_path || path.ends_with("/v2") { path } else { format!("{path}/v2") };
     Ok(Host::new(target.origin, base_path))
@@ -151,14 +146,10 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     // As in containerd, an empty list counts as an absent one. An unknown capability grants nothing.
     let granted = &settings.capabilities;
     let can = |wanted: &str| granted.is_empty() || granted.iter().any(|granted| granted.eq_ignore_ascii_case(wanted));
-    let skip_verify = settings.skip_verify;
     let (can_pull, can_resolve) = (can("pull"), can("resolve"));
-    let file = |path: String| pem(&directory.join(path));
     let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
-    let authorities = authorities.into_iter().map(file).collect::<Result<_, _>>()?;
-    let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default().into_iter();
-    let identities = identities.map(|(chain, key)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? }));
-    let tls = TlsSettings { authorities, identities: identities.collect::<Result<_, _>>()?, skip_verify };
+    let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default();
+    let tls = tls_settings(directory, &authorities, &identities, settings.skip_verify)?;
     // As in containerd, zero keeps the default.
     let dial_timeout = settings.dial_timeout.filter(|limit| *limit > GoDuration::default()).map(GoDuration::to_std);
     // The message does not repeat the URL: it may hold a password.
@@ -200,20 +191,32 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-fn certificate_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(directory)?;
+/// Adds the certificates in a folder. As in containers/image, an authority that is a link to no file is passed over, and so
+/// is a folder that this user may not read: packages link to files of other packages, and the folder is for the registries
+/// of others, too.
+fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> Result<Host, RuntimeError> {
+    let unusable = |problem: String| complaint(folder, &problem);
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let warning = "the folder cannot be read by this user, and its certificates are not used";
+            warn_once(folder, vec![warning.to_owned()], found);
+            return Ok(host);
+        }
+        entries => entries.map_err(|error| unusable(error.to_string()))?,
+    };
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).take(256).collect();
     paths.sort();
-    Ok(paths)
-}
-
-fn with_certificates(mut host: Host, files: &[PathBuf]) -> Result<Host, String> {
-    for path in files {
+    let tls = &mut host.connection.tls;
+    for path in paths {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
-            Some("crt") => host.connection.tls.authorities.push(pem(path)?),
-            Some("cert") if host.connection.tls.identities.len() < IDENTITIES_MAX => {
-                let identity = Identity { chain: pem(path)?, key: pem(&path.with_extension("key"))? };
-                host.connection.tls.identities.push(identity);
+            Some("crt") if path.metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) => {
+                let warning = format!("`{}` leads to no file and is not used", path.display());
+                warn_once(folder, vec![warning], found);
+            }
+            Some("crt") => tls.authorities.push(pem(&path).map_err(unusable)?),
+            Some("cert") if tls.identities.len() < IDENTITIES_MAX => {
+                let key = pem(&path.with_extension("key")).map_err(unusable)?;
+                tls.identities.push(Identity { chain: pem(&path).map_err(unusable)?, key });
             }
             _ => {}
         }
@@ -222,49 +225,28 @@ fn with_certificates(mut host: Host, files: &[PathBuf]) -> Result<Host, String> 
 }
 
 /// Adds the certificates of a host that `registries.conf` is about (containers-certs.d(5)): those of the first folder with
-/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system. As in
-/// containers/image, an authority that is a link to no file is passed over, and so is a folder that this user may not read:
-/// packages link to files of other packages, and the folder is for the registries of others, too.
+/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system.
 pub(super) fn add_certificates(
     sources: &[PathBuf],
-    host: &mut Host,
+    host: Host,
     warnings: &mut Vec<String>,
-) -> Result<(), RuntimeError> {
+) -> Result<Host, RuntimeError> {
     let trees = sources.iter().filter(|source| kind_of(source) == SourceKind::CertsD).cloned();
     let files = sources.iter().filter(|source| kind_of(source) == SourceKind::RegistriesConf);
     let beside = files.filter_map(|file| Some(file.parent()?.join("certs.d")));
-    let roots = trees.chain(beside).chain(SYSTEM_CERTIFICATES.map(PathBuf::from));
     let authority = host.origin.authority();
     let names = match authority.as_str() {
         DOCKER_HUB_HOST => vec![DOCKER_HUB.to_owned()],
         _ => vec![authority, format!("{}:{}", host.origin.host(), host.origin.port())],
     };
-    for root in roots {
+    for root in trees.chain(beside).chain(SYSTEM_CERTIFICATES.map(PathBuf::from)) {
         if let Some(directory) = names.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {
             check_folder(&root)?;
             check_folder(&directory)?;
-            let (absent, files): (Vec<_>, Vec<_>) = match certificate_files(&directory) {
-                Ok(files) => files.into_iter().partition(|path| is_absent_authority(path)),
-                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                    let warning = "the folder cannot be read by this user, and its certificates are not used";
-                    warn_once(&directory, vec![warning.to_owned()], warnings);
-                    return Ok(());
-                }
-                Err(error) => return Err(complaint(&directory, &error.to_string())),
-            };
-            let absent = absent.iter().map(|path| format!("`{}` leads to no file and is not used", path.display()));
-            warn_once(&directory, absent.collect(), warnings);
-            let found = with_certificates(host.clone(), &files);
-            *host = found.map_err(|problem| complaint(&directory, &problem))?;
-            return Ok(());
+            return with_certificates(host, &directory, warnings);
         }
     }
-    Ok(())
-}
-
-fn is_absent_authority(path: &Path) -> bool {
-    let is_absent = || std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    path.extension().is_some_and(|extension| extension == "crt") && is_absent()
+    Ok(host)
 }
 
 /// Reads each `hosts.toml` of a tree.
@@ -288,35 +270,6 @@ pub(super) fn check(root: &Path, found: &mut Vec<String>) -> Result<(), RuntimeE
     Ok(())
 }
 
-/// Reads a file or the table of one host; the error names the key.
-fn settings<'de>(text: &str, source: impl Deserializer<'de, Error = toml::de::Error>) -> Result<Settings, String> {
-    serde_path_to_error::deserialize(source).map_err(|error| {
-        let (key, problem) = (error.path().to_string(), toml_problem(text, error.inner()));
-        if key == "." { problem } else { format!("`{}`: {problem}", printable(&key)) }
-    })
-}
-
-/// The keys that are not read, and the capabilities that grant nothing.
-pub(super) fn warnings(text: &str) -> Vec<String> {
-    let mut file: Table = toml::from_str(text).unwrap_or_default();
-    file.remove("server");
-    let hosts = file.remove("host");
-    let mut found = without_effect(&file, "");
-    for (url, host) in hosts.iter().filter_map(toml::Value::as_table).flatten() {
-        let host = host.as_table().map(|table| without_effect(table, &format!(" of host `{}`", shown(url))));
-        found.extend(host.unwrap_or_default());
-    }
-    found
-}
-
-fn without_effect(table: &Table, place: &str) -> Vec<String> {
-    let granted = table.get("capabilities").and_then(toml::Value::as_array).into_iter().flatten();
-    let is_known = |name: &&str| CAPABILITIES.iter().any(|known| name.eq_ignore_ascii_case(known));
-    let unknown = granted.filter_map(toml::Value::as_str).filter(|name| !is_known(name));
-    let unknown = unknown.map(|name| format!("capability `{}`{place} is unknown and grants nothing", printable(name)));
-    unread(table, &HOST_KEYS, place).into_iter().chain(unknown).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,22 +279,19 @@ mod tests {
         format!("{registry}/team/app:v1").parse().expect("a reference")
     }
 
+    fn read(text: &str, registry: &str, directory: &Path) -> (Result<Vec<Host>, String>, Vec<String>) {
+        let mut warnings = Vec::new();
+        (parse(text, registry, directory, &mut warnings), warnings)
+    }
+
     #[test]
     fn keys_that_are_not_read_are_named() {
         let text = "server = \"https://r.example\"\nskip-verify = true\ncapabilities = [\"pull\"]\n\
                     [host.\"https://user:hunter2@m.example\"]\nskip_verify = true\nrewrite = 1\n\
-                    client = [[\"a\", \"b\"], [\"c\", \"d\"]]\ndial_timeout = \"1s\"\n[hosts]\n";
-        let host = "of host `https://m.example`";
-        assert_eq!(
-            warnings(text),
-            [
-                "`skip-verify` is no key that is read".to_owned(),
-                "`hosts` is no key that is read".to_owned(),
-                format!("`rewrite` {host} is no key that is read"),
-            ]
-        );
-        let each = HOST_KEYS.map(|key| format!("{key} = 1\n")).concat();
-        assert!(warnings(&format!("{each}[host.\"https://m.example\"]\n{each}")).is_empty());
+                    dial_timeout = \"1s\"\n[hosts]\n";
+        let (_, warnings) = read(text, "r.example", Path::new("/nonexistent"));
+        let keys = ["skip-verify", "host.https://m.example.rewrite", "hosts"];
+        assert_eq!(warnings, keys.map(|key| format!("`{key}` is no key that is read")));
     }
 
     #[test]
@@ -360,11 +310,12 @@ mod tests {
             for text in
                 [format!("capabilities = {list}\n"), format!("[host.\"https://m.example\"]\ncapabilities = {list}\n")]
             {
-                let hosts = parse(text.as_bytes(), "example.com", Path::new("/nonexistent")).expect(&text);
+                let (hosts, warnings) = read(&text, "example.com", Path::new("/nonexistent"));
+                let hosts = hosts.expect(&text);
                 assert_eq!((hosts[0].can_pull, hosts[0].can_resolve), (can_pull, can_resolve), "{text}");
                 let place = if hosts.len() == 2 { " of host `https://m.example`" } else { "" };
                 let warning = unknown.map(|name| format!("capability `{name}`{place} is unknown and grants nothing"));
-                assert_eq!(warnings(&text), Vec::from_iter(warning), "{text}");
+                assert_eq!(warnings, Vec::from_iter(warning), "{text}");
             }
         }
     }
@@ -388,7 +339,7 @@ mod tests {
         let file = |name: &str| format!("registry configuration `{}/{name}/hosts.toml`", root.path().display());
         let expected = [
             (file("_default"), ": `servr` is no key that is read"),
-            (file("a.example"), ": `skip-verify` of host `https://m.example` is no key that is read"),
+            (file("a.example"), ": `host.https://m.example.skip-verify` is no key that is read"),
             (file("a.example"), ": capability `fly` of host `https://m.example` is unknown and grants nothing"),
             (file("b.example_5000_"), " cannot be used: `server`: line 1: "),
         ];
@@ -402,7 +353,7 @@ mod tests {
     fn client_certificates_are_read_in_all_forms() {
         let read = |text: &str| {
             let text = format!("client = {text}");
-            let file = toml::Deserializer::parse(&text).map(|it| settings(&text, it)).unwrap().expect(&text);
+            let file: Settings = parse_toml(&text, &mut Vec::new()).expect(&text);
             client_paths(file.client.unwrap())
         };
         let (both, other, pair) = (("both.pem", "both.pem"), ("other.pem", "other.pem"), ("a.cert", "a.key"));
@@ -428,7 +379,7 @@ mod tests {
     /// Scheme, host, port and path of each host in order, `~` before a mirror, `!` for a host that cannot resolve
     /// tags.
     fn chain(registry: &str, text: &str) -> Result<Vec<String>, String> {
-        let hosts = parse(text.as_bytes(), registry, Path::new("/nonexistent"))?;
+        let hosts = read(text, registry, Path::new("/nonexistent")).0?;
         let show = |host: &Host| {
             let mirror = if host.is_mirror { "~" } else { "" };
             let resolve = if host.can_resolve { "" } else { "!" };
@@ -526,9 +477,10 @@ mod tests {
             let error = chain("example.com", text).expect_err(text);
             assert!(!error.contains("hunter2"), "{error}");
         }
-        for (text, key) in
-            [("server = 1", "`server`: line 1"), ("[host.\"https://x\"]\nskip_verify = 1", "`skip_verify`")]
-        {
+        for (text, key) in [
+            ("server = 1", "`server`: line 1"),
+            ("[host.\"https://x\"]\nskip_verify = 1", "`host.https://x.skip_verify`: line 2"),
+        ] {
             let error = chain("example.com", text).unwrap_err();
             assert!(error.contains(key), "{error}");
         }

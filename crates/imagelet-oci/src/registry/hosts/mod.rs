@@ -26,17 +26,17 @@ use imagelet_core::{
     runtime::{RegistryHost, RuntimeError, RuntimeErrorKind},
     trusted_files,
 };
-use toml::Table;
+use indexmap::{IndexMap, IndexSet};
+use serde::{Deserialize, Deserializer};
+use zeroize::Zeroizing;
 
 use super::{
-    connection::{ConnectionSettings, Origin, Target},
-    locked,
+    connection::{ConnectionSettings, Identity, Origin, Target, TlsSettings},
+    is_new,
 };
 use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// A file that changes often repeats its warnings then.
-const WARNED_MAX: usize = 256;
 /// Warnings of one file.
 const WARNINGS_MAX: usize = 16;
 
@@ -93,78 +93,76 @@ impl Host {
         host.connection.may_be_tls = !host.origin.is_https() && host.origin.port() != 80;
         Ok(host)
     }
-}
 
-impl Host {
     /// The repository of an image here, with the part of it that is in the path of the API.
     pub(crate) fn repository_of(&self, reference: &Reference) -> String {
         let prefix = self.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
         format!("{prefix}{}", self.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
-    /// How keys of a docker configuration name the repository of an image here.
-    fn named(&self, reference: &Reference) -> RegistryHost {
+    /// Its name, and how keys of a docker configuration name the repository of an image here.
+    fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
         let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
-        let mut names = vec![authority.clone(), with_port];
-        if authority == DOCKER_HUB_HOST {
-            names = vec![DOCKER_HUB.to_owned()];
-        }
-        names.dedup();
+        let names =
+            if authority == DOCKER_HUB_HOST { vec![DOCKER_HUB] } else { vec![authority.as_str(), with_port.as_str()] };
         let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
-        RegistryHost { host: printable(&authority), repositories }
+        (printable(&authority), repositories)
     }
 }
 
-/// The hosts among these that are another place than the registry of the image, each once.
+/// The hosts among these that are another place than the registry of the image, each once with all its paths.
 pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
     let own = Host::own(reference.domain()).ok();
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
-    let mut others: Vec<RegistryHost> = Vec::new();
-    for other in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
-        match others.iter_mut().find(|known| known.host == other.host) {
-            // Two paths of one host: a key may name either.
-            Some(known) => {
-                let more = other.repositories.into_iter().filter(|name| !known.repositories.contains(name));
-                let more: Vec<String> = more.collect();
-                known.repositories.extend(more);
-            }
-            None => others.push(other),
-        }
+    let mut others: IndexMap<String, IndexSet<String>> = IndexMap::new();
+    for (host, repositories) in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
+        others.entry(host).or_default().extend(repositories);
     }
-    others
+    let named = |(host, repositories): (String, IndexSet<String>)| RegistryHost {
+        host,
+        repositories: repositories.into_iter().collect(),
+    };
+    others.into_iter().map(named).collect()
 }
 
-/// Reads a URL without its scheme: HTTPS, but for loopback hosts at a port that `is_plain`.
-fn target_at(place: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
-    let plain = Target::parse(&format!("http://{place}"))?;
+/// Reads a URL; one without a scheme is HTTPS, but for loopback hosts at a port that `is_plain`.
+pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
+    if url.contains("://") {
+        return Target::parse(url);
+    }
+    let plain = Target::parse(&format!("http://{url}"))?;
     let is_plain = plain.origin.is_loopback() && is_plain(plain.origin.port());
-    if is_plain { Ok(plain) } else { Target::parse(&format!("https://{place}")) }
+    if is_plain { Ok(plain) } else { Target::parse(&format!("https://{url}")) }
 }
 
 /// The hosts for an image, in order, the registry last. Reads files; the first source that knows the registry decides.
 pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
     let mut warnings = Vec::new();
+    let mut has_conf = sources.iter().any(|source| kind_of(source) == SourceKind::RegistriesConf);
+    let mut hosts = None;
     for source in sources {
-        let found = match kind_of(source) {
+        hosts = match kind_of(source) {
             SourceKind::RegistriesConf => registries_conf::load(source, reference, &mut warnings)?,
             SourceKind::RegistriesYaml => registries_yaml::load(source, reference, &mut warnings)?,
             SourceKind::CertsD => certs_d::load(source, registry, &mut warnings)?,
         };
-        if let Some(mut hosts) = found {
-            if kind_of(source) == SourceKind::RegistriesConf {
-                hosts.iter_mut().try_for_each(|host| certs_d::add_certificates(sources, host, &mut warnings))?;
-            }
-            return Ok(ConfiguredHosts { hosts, warnings });
+        if hosts.is_some() {
+            has_conf = kind_of(source) == SourceKind::RegistriesConf;
+            break;
         }
     }
-    let own = Host::own(registry).map_err(|problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem));
-    let mut own = own?;
-    if sources.iter().any(|source| kind_of(source) == SourceKind::RegistriesConf) {
-        certs_d::add_certificates(sources, &mut own, &mut warnings)?;
+    let own = |problem| RuntimeError::new(RuntimeErrorKind::InvalidArgument, problem);
+    let mut hosts = match hosts {
+        Some(hosts) => hosts,
+        None => vec![Host::own(registry).map_err(own)?],
+    };
+    if has_conf {
+        let with_certificates = |host| certs_d::add_certificates(sources, host, &mut warnings);
+        hosts = hosts.into_iter().map(with_certificates).collect::<Result<_, _>>()?;
     }
-    Ok(ConfiguredHosts { hosts: vec![own], warnings })
+    Ok(ConfiguredHosts { hosts, warnings })
 }
 
 #[derive(Debug)]
@@ -213,26 +211,74 @@ pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Res
     let folder = Path::new("/nonexistent");
     match extension {
         "conf" => registries_conf::parse(&text.split("# drop-in").collect::<Vec<_>>(), reference),
-        "yaml" => registries_yaml::File::parse(text)?.hosts(reference, folder),
-        _ => certs_d::parse(text.as_bytes(), reference.domain(), folder).map(Some),
+        "yaml" => registries_yaml::File::parse(text, &mut Vec::new())?.hosts(reference, folder),
+        _ => certs_d::parse(text, reference.domain(), folder, &mut Vec::new()).map(Some),
     }
 }
 
-fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
-    read(path).map(Arc::from).map_err(|error| format!("`{}`: {error}", path.display()))
+/// Reads a configured file: it and its folder decide which host receives credentials. Warnings are added to those found,
+/// and logged once in the life of the process: the files are read again for each pull.
+fn read_file<T>(
+    path: &Path,
+    found: &mut Vec<String>,
+    parse: impl FnOnce(&str, &mut Vec<String>) -> Result<T, String>,
+) -> Result<T, RuntimeError> {
+    check_folder(path.parent().unwrap_or(Path::new("")))?;
+    let bytes = read(path).map_err(|error| complaint(path, &error.to_string()))?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| complaint(path, "it is not UTF-8"))?;
+    let mut warnings = Vec::new();
+    let parsed = parse(text, &mut warnings);
+    warn_once(path, warnings, found);
+    parsed.map_err(|problem| complaint(path, &problem))
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+/// Reads a value; adds a warning for each key that is not read. An error comes with its key.
+fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+    warnings: &mut Vec<String>,
+) -> Result<T, (String, D::Error)> {
+    // Options are steps of a path, too.
+    let key =
+        |path: String| shown(&path.split('.').filter(|step| !matches!(*step, "?" | "")).collect::<Vec<_>>().join("."));
+    let mut unread = |path: serde_ignored::Path<'_>| {
+        warnings.push(format!("`{}` is no key that is read", key(path.to_string())));
+    };
+    let deserializer = serde_ignored::Deserializer::new(deserializer, &mut unread);
+    serde_path_to_error::deserialize(deserializer).map_err(|error| (key(error.path().to_string()), error.into_inner()))
+}
+
+fn parse_toml<'de, T: Deserialize<'de>>(text: &'de str, warnings: &mut Vec<String>) -> Result<T, String> {
+    let deserializer = toml::Deserializer::parse(text).map_err(|error| toml_problem(text, &error))?;
+    deserialize(deserializer, warnings).map_err(|(key, error)| match key.as_str() {
+        "" => toml_problem(text, &error),
+        key => format!("`{key}`: {}", toml_problem(text, &error)),
+    })
+}
+
+/// The TLS settings of the files in a folder; an identity is a certificate and its key.
+fn tls_settings(
+    folder: &Path,
+    authorities: &[String],
+    identities: &[(String, String)],
+    skip_verify: bool,
+) -> Result<TlsSettings, String> {
+    let file = |path: &String| pem(&folder.join(path));
+    let identity = |(chain, key): &(String, String)| Ok::<_, String>(Identity { chain: file(chain)?, key: file(key)? });
+    let authorities = authorities.iter().map(file).collect::<Result<_, _>>()?;
+    Ok(TlsSettings { authorities, identities: identities.iter().map(identity).collect::<Result<_, _>>()?, skip_verify })
+}
+
+fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
+    read(path).map(|bytes| Arc::from(bytes.as_slice())).map_err(|error| format!("`{}`: {error}", path.display()))
+}
+
+fn read(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::new());
     trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {}", ByteSize(FILE_BYTES_MAX))));
     }
     Ok(bytes)
-}
-
-fn utf8(bytes: &[u8]) -> Result<&str, String> {
-    std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
 }
 
 /// The parser's message with the line number, without quoted values: they may be secrets.
@@ -273,38 +319,15 @@ fn complaint(path: &Path, problem: &str) -> RuntimeError {
         .with_hint(hint)
 }
 
-/// Adds each warning to those found, and logs it once in the life of the process: the files are read again for each pull.
 fn warn_once(path: &Path, warnings: Vec<String>, found: &mut Vec<String>) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for warning in warnings.into_iter().take(WARNINGS_MAX) {
         let message = format!("registry configuration `{}`: {warning}", path.display());
-        found.push(message.clone());
-        let mut warned = locked(&WARNED);
-        if warned.len() >= WARNED_MAX {
-            warned.clear();
-        }
-        if warned.insert(message.clone()) {
+        if is_new(&WARNED, &message) {
             tracing::warn!("{message}");
         }
+        found.push(message);
     }
-}
-
-/// The bytes of a configured file; it and its folder decide which host receives credentials.
-fn check_file(path: &Path) -> Result<Vec<u8>, RuntimeError> {
-    if let Some(folder) = path.parent() {
-        check_folder(folder)?;
-    }
-    read(path).map_err(|error| complaint(path, &error.to_string()))
-}
-
-/// A warning for each key of a table that is not read; `place` follows the key.
-fn unread(table: &Table, keys: &[&str], place: &str) -> Vec<String> {
-    let unread = table.keys().filter(|key| !keys.contains(&key.as_str()));
-    unread.map(|key| not_read(key, place)).collect()
-}
-
-fn not_read(key: &str, place: &str) -> String {
-    format!("`{}`{place} is no key that is read", printable(key))
 }
 
 #[cfg(test)]
@@ -340,7 +363,6 @@ mod tests {
         for example in examples {
             let folder = tempfile::tempdir().unwrap();
             let source = if example.contains("[[registry]]") {
-                assert_eq!(registries_conf::warnings(example), Vec::<String>::new());
                 let file = folder.path().join("registries.conf");
                 std::fs::write(&file, example).unwrap();
                 file
@@ -351,14 +373,14 @@ mod tests {
                 std::fs::write(&file, format!("mirrors:{text}")).unwrap();
                 file
             } else {
-                assert_eq!(certs_d::warnings(example), Vec::<String>::new());
                 let own = folder.path().join("docker.io");
                 std::fs::create_dir(&own).unwrap();
                 std::fs::write(own.join("corp-ca.crt"), "").unwrap();
                 std::fs::write(own.join("hosts.toml"), example).unwrap();
                 folder.path().to_owned()
             };
-            let hosts = load(&[source], &reference).expect(example).hosts;
+            let ConfiguredHosts { hosts, warnings } = load(&[source], &reference).expect(example);
+            assert_eq!(warnings, Vec::<String>::new());
             assert_eq!(
                 hosts.last().map(|host| host.origin.to_string()).as_deref(),
                 Some("https://registry-1.docker.io")

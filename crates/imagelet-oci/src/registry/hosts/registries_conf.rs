@@ -9,38 +9,36 @@ use std::{
 };
 
 use imagelet_core::{image::Reference, runtime::RuntimeError};
-use serde::Deserialize;
-use toml::Table;
+use serde::{Deserialize, Deserializer};
 
-use super::{Host, check_file, check_folder, complaint, shown, toml_problem, unread, utf8, warn_once};
+use super::{Host, check_folder, complaint, parse_toml, read_file, shown};
 use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
 /// Other entries of the folder count here.
 const ENTRIES_MAX: usize = 4096;
-/// Those after the first are about short names and about the tools that read the file: they have no effect on a pull here.
-const FILE_KEYS: [&str; 6] = [
-    "registry",
+/// Keys about short names and about the tools that read the file: they have no effect on a pull here.
+const WITHOUT_EFFECT: [&str; 5] = [
     "unqualified-search-registries",
     "short-name-mode",
     "aliases",
     "credential-helpers",
     "additional-layer-store-auth-helper",
 ];
-const REGISTRY_KEYS: [&str; 6] = ["prefix", "location", "insecure", "blocked", "mirror", "mirror-by-digest-only"];
-const MIRROR_KEYS: [&str; 3] = ["location", "insecure", "pull-from-mirror"];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct File {
+pub(super) struct File {
     registry: Vec<Registry>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct Registry {
+    #[serde(deserialize_with = "place")]
     prefix: String,
+    #[serde(deserialize_with = "place")]
     location: String,
     insecure: bool,
     blocked: bool,
@@ -51,6 +49,7 @@ struct Registry {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct Mirror {
+    #[serde(deserialize_with = "place")]
     location: String,
     insecure: bool,
     #[serde(rename = "pull-from-mirror")]
@@ -67,6 +66,11 @@ enum PullFrom {
     TagOnly,
 }
 
+/// As in containers/image, a final slash of a place says nothing.
+fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    String::deserialize(deserializer).map(|text| text.trim_end_matches('/').to_owned())
+}
+
 /// The hosts of an image for which the file, or a file in the folder `FILE.d`, has a prefix.
 pub(super) fn load(
     file: &Path,
@@ -74,8 +78,7 @@ pub(super) fn load(
     found: &mut Vec<String>,
 ) -> Result<Option<Vec<Host>>, RuntimeError> {
     let files = read_files(file, found)?;
-    let name = reference.repository();
-    let Some((path, registry, rest)) = choose(&files, name) else { return Ok(None) };
+    let Some((path, registry, rest)) = choose(&files, reference.repository()) else { return Ok(None) };
     registry.hosts(rest, reference, is_blocked(&files)).map(Some).map_err(|problem| complaint(path, &problem))
 }
 
@@ -92,21 +95,10 @@ pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeE
 
 fn read_files(file: &Path, found: &mut Vec<String>) -> Result<Vec<(PathBuf, File)>, RuntimeError> {
     let drop_ins = drop_ins(file)?;
-    let has_main = match std::fs::metadata(file) {
-        Err(error) if error.kind() == ErrorKind::NotFound => drop_ins.is_empty(),
-        Err(error) => return Err(complaint(file, &error.to_string())),
-        Ok(_) => true,
-    };
-    let paths = has_main.then(|| file.to_owned()).into_iter().chain(drop_ins);
-    let read = |path: PathBuf| {
-        let bytes = check_file(&path)?;
-        let parsed = utf8(&bytes).and_then(|text| {
-            warn_once(&path, warnings(text), found);
-            File::parse(text)
-        });
-        parsed.map_err(|problem| complaint(&path, &problem)).map(|parsed| (path, parsed))
-    };
-    paths.map(read).collect()
+    let is_absent = std::fs::metadata(file).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let main = (!is_absent || drop_ins.is_empty()).then(|| file.to_owned());
+    let read = |path: PathBuf| Ok((path.clone(), read_file(&path, found, File::parse)?));
+    main.into_iter().chain(drop_ins).map(read).collect()
 }
 
 /// The folder of a file's drop-ins.
@@ -120,24 +112,23 @@ pub(super) fn folder(file: &Path) -> PathBuf {
 fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     let folder = folder(file);
     check_folder(&folder)?;
+    let unusable = |problem: &dyn std::fmt::Display| complaint(&folder, &problem.to_string());
     let entries = match std::fs::read_dir(&folder) {
-        Ok(entries) => entries,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
-        Err(error) => return Err(complaint(&folder, &error.to_string())),
+        entries => entries.map_err(|error| unusable(&error))?,
     };
     let mut paths = Vec::new();
     for (number, entry) in entries.enumerate() {
         if number == ENTRIES_MAX {
-            return Err(complaint(&folder, &format!("it has more than {ENTRIES_MAX} entries")));
+            return Err(unusable(&format_args!("it has more than {ENTRIES_MAX} entries")));
         }
-        let path = entry.map_err(|error| complaint(&folder, &error.to_string()))?.path();
+        let path = entry.map_err(|error| unusable(&error))?.path();
         if path.extension().is_some_and(|extension| extension == "conf") && !path.is_dir() {
             paths.push(path);
         }
     }
     if paths.len() > DROP_INS_MAX {
-        let problem = format!("it has {} files; the limit is {DROP_INS_MAX}", paths.len());
-        return Err(complaint(&folder, &problem));
+        return Err(unusable(&format_args!("it has {} files; the limit is {DROP_INS_MAX}", paths.len())));
     }
     paths.sort();
     Ok(paths)
@@ -158,7 +149,8 @@ fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Re
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<Host>>, String> {
-    let files = texts.iter().map(|text| Ok(((), File::parse(text)?))).collect::<Result<Vec<_>, String>>()?;
+    let read = |text: &&str| Ok(((), File::parse(text, &mut Vec::new())?));
+    let files = texts.iter().map(read).collect::<Result<Vec<_>, String>>()?;
     let chosen = choose(&files, reference.repository());
     chosen.map(|((), registry, rest)| registry.hosts(rest, reference, is_blocked(&files))).transpose()
 }
@@ -169,16 +161,10 @@ fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
 }
 
 impl File {
-    /// As in containers/image, a final slash of a place says nothing.
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut file: Self = toml::from_str(text).map_err(|error| toml_problem(text, &error))?;
-        for registry in &mut file.registry {
-            let mirrors = registry.mirror.iter_mut().map(|mirror| &mut mirror.location);
-            for place in mirrors.chain([&mut registry.prefix, &mut registry.location]) {
-                place.truncate(place.trim_end_matches('/').len());
-            }
-        }
-        Ok(file)
+    fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Self, String> {
+        let file = parse_toml(text, warnings);
+        warnings.retain(|warning| !WITHOUT_EFFECT.iter().any(|key| warning.starts_with(&format!("`{key}`"))));
+        file
     }
 }
 
@@ -188,7 +174,6 @@ impl Registry {
     fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
         // Another host is not the registry that the name is of, be it a mirror or the location.
         let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
-        let is_elsewhere = |host: &Host| !host.origin.is_same_place(&registry);
         let (mut hosts, mut has_blocked) = (Vec::new(), false);
         for mirror in &self.mirror {
             let from = if self.mirror_by_digest_only { PullFrom::DigestOnly } else { mirror.pull_from };
@@ -199,30 +184,25 @@ impl Registry {
                 has_blocked = true;
                 continue;
             }
-            for host in hosts_at(&mirror.location, rest, mirror.insecure)? {
-                let is_mirror = is_elsewhere(&host);
-                hosts.push(Host { is_mirror, can_resolve: from != PullFrom::DigestOnly, ..host });
-            }
+            let found = hosts_at(&mirror.location, rest, mirror.insecure)?.into_iter();
+            hosts.extend(found.map(|host| Host { can_resolve: from != PullFrom::DigestOnly, ..host }));
             if hosts.len() > HOSTS_MAX {
                 return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
             }
         }
         // Without a location, or with one that is only the prefix, the name stays as it is.
         let has_location = !(self.location.is_empty() || self.location == self.prefix);
-        let own = if self.blocked || has_location && is_blocked(&format!("{}{rest}", self.location)) {
+        if self.blocked || has_location && is_blocked(&format!("{}{rest}", self.location)) {
             has_blocked = true;
-            Vec::new()
-        } else if !has_location {
-            hosts_at(reference.domain(), &format!("/{}", reference.path()), self.insecure)?
         } else {
-            hosts_at(&self.location, rest, self.insecure)?
-        };
-        let kept = reference.path();
-        let named = |host: Host| {
-            let is_mirror = is_elsewhere(&host);
-            Host { repository: host.repository.filter(|repository| repository != kept), is_mirror, ..host }
-        };
-        hosts.extend(own.into_iter().map(named));
+            let path = format!("/{}", reference.path());
+            let (location, rest) =
+                if has_location { (&*self.location, rest) } else { (reference.domain(), path.as_str()) };
+            let kept = |repository: &String| repository != reference.path();
+            let found = hosts_at(location, rest, self.insecure)?.into_iter();
+            hosts.extend(found.map(|host| Host { repository: host.repository.filter(kept), ..host }));
+        }
+        hosts.iter_mut().for_each(|host| host.is_mirror = !host.origin.is_same_place(&registry));
         if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
             return Err(format!(
                 "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",
@@ -283,22 +263,6 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
     Ok(vec![encrypted, Host { origin: plain, ..host }])
 }
 
-pub(super) fn warnings(text: &str) -> Vec<String> {
-    let file: Table = toml::from_str(text).unwrap_or_default();
-    let mut found = unread(&file, &FILE_KEYS, "");
-    for registry in tables(file.get("registry")) {
-        found.extend(unread(registry, &REGISTRY_KEYS, " of `[[registry]]`"));
-        for mirror in tables(registry.get("mirror")) {
-            found.extend(unread(mirror, &MIRROR_KEYS, " of `[[registry.mirror]]`"));
-        }
-    }
-    found
-}
-
-fn tables(value: Option<&toml::Value>) -> impl Iterator<Item = &Table> {
-    value.and_then(toml::Value::as_array).into_iter().flatten().filter_map(toml::Value::as_table)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,6 +277,12 @@ mod tests {
         };
         let hosts = parse(&[text], &name.parse().expect(name))?;
         Ok(hosts.map(|hosts| hosts.iter().map(show).collect()))
+    }
+
+    fn warnings(text: &str) -> Vec<String> {
+        let mut warnings = Vec::new();
+        File::parse(text, &mut warnings).map(drop).expect(text);
+        warnings
     }
 
     const DIGEST: &str = "@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -433,10 +403,7 @@ mod tests {
         std::fs::write(&drop_in, "[[registry]]\nprefix = \"b.example\"\nlocation = \"https://u:hunter2@b\"\n").unwrap();
         let check = || crate::registry::hosts::check_registry_files(std::slice::from_ref(&file));
         let found = check();
-        assert!(
-            found[0].ends_with("registries.conf`: `locaton` of `[[registry]]` is no key that is read"),
-            "{found:?}"
-        );
+        assert!(found[0].ends_with("registries.conf`: `registry.0.locaton` is no key that is read"), "{found:?}");
         assert!(found[1].contains("a.conf` cannot be used: a location is written as") && found.len() == 2, "{found:?}");
         assert!(!found[1].contains("hunter2"), "{found:?}");
         std::fs::write(&drop_in, "[[registry]\n").unwrap();

@@ -6,7 +6,7 @@
 //! "*" in either       for what has no entry of its own
 //! ```
 
-use std::{collections::BTreeMap, fmt, marker::PhantomData, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use base64::Engine as _;
 use imagelet_core::{
@@ -14,17 +14,15 @@ use imagelet_core::{
     image::{ByteSize, DOCKER_HUB, Reference},
     runtime::RuntimeError,
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
-};
+use indexmap::IndexMap;
+use serde::{Deserialize, Deserializer};
 use serde_saphyr::Error::{AliasExpansionLimitExceeded, AliasReplayLimitExceeded, Budget, DuplicateMappingKey};
 use zeroize::Zeroizing;
 
-use super::{Host, check_file, complaint, not_read, pem, shown, target_at, utf8, warn_once};
+use super::{Host, complaint, deserialize, read_file, shown, target_at, tls_settings};
 use crate::{
     manifest::printable,
-    registry::connection::{ConnectionSettings, Identity, Origin, Target, TlsSettings},
+    registry::connection::{ConnectionSettings, Origin, TlsSettings},
 };
 
 const WILDCARD: &str = "*";
@@ -42,14 +40,13 @@ pub(super) fn load(
     found: &mut Vec<String>,
 ) -> Result<Option<Vec<Host>>, RuntimeError> {
     let folder = file.parent().unwrap_or(Path::new(""));
-    read_file(file, found)?.hosts(reference, folder).map_err(|problem| complaint(file, &problem))
+    read_file(file, found, File::parse)?.hosts(reference, folder).map_err(|problem| complaint(file, &problem))
 }
 
 /// Reads the file, with every endpoint and host in it.
 pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
-    let read = read_file(file, found)?;
-    let mirrors = read.mirrors.iter().flatten().filter_map(|(_, mirror)| mirror.as_ref());
-    for endpoint in mirrors.flat_map(|mirror| mirror.endpoint.iter().flatten()) {
+    let read = read_file(file, found, File::parse)?;
+    for endpoint in read.mirrors.values().flat_map(|mirror| &mirror.endpoint) {
         if let Err(problem) = host_at(endpoint) {
             found.push(complaint(file, &format!("endpoint `{}`: {problem}", shown(endpoint))).chain());
         }
@@ -57,41 +54,30 @@ pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeE
     Ok(())
 }
 
-fn read_file(file: &Path, found: &mut Vec<String>) -> Result<File, RuntimeError> {
-    let bytes = Zeroizing::new(check_file(file)?);
-    let read = utf8(&bytes).and_then(File::parse).map_err(|problem| complaint(file, &problem))?;
-    warn_once(file, read.warnings(), found);
-    Ok(read)
-}
-
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct File {
-    mirrors: Option<BTreeMap<String, Option<Mirror>>>,
-    configs: Option<BTreeMap<String, Option<Config>>>,
-    #[serde(flatten)]
-    unread: Unread,
+    #[serde(deserialize_with = "or_nulls")]
+    mirrors: BTreeMap<String, Mirror>,
+    #[serde(deserialize_with = "or_nulls")]
+    configs: BTreeMap<String, Config>,
 }
-
-/// The keys that are not read.
-type Unread = Pairs<IgnoredAny>;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Mirror {
-    endpoint: Option<Vec<String>>,
-    rewrite: Option<Pairs<String>>,
-    #[serde(flatten)]
-    unread: Unread,
+    #[serde(deserialize_with = "or_null")]
+    endpoint: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
+    rewrite: IndexMap<String, String>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Config {
     auth: Option<Auth>,
-    tls: Option<Tls>,
-    #[serde(flatten)]
-    unread: Unread,
+    #[serde(deserialize_with = "or_null")]
+    tls: Tls,
 }
 
 #[derive(Default, Deserialize)]
@@ -102,13 +88,10 @@ struct Auth {
     #[serde(deserialize_with = "or_null")]
     password: Zeroizing<String>,
     /// `USER:PASSWORD` in base64.
-    #[serde(rename = "auth")]
-    #[serde(deserialize_with = "or_null")]
+    #[serde(rename = "auth", deserialize_with = "or_null")]
     encoded: Zeroizing<String>,
     #[serde(deserialize_with = "or_null")]
     identity_token: Zeroizing<String>,
-    #[serde(flatten)]
-    unread: Unread,
 }
 
 #[derive(Default, Deserialize)]
@@ -122,8 +105,6 @@ struct Tls {
     key_file: String,
     #[serde(deserialize_with = "or_null")]
     insecure_skip_verify: bool,
-    #[serde(flatten)]
-    unread: Unread,
 }
 
 /// A null is an absent value.
@@ -131,154 +112,101 @@ fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserialize
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A mapping in the order of the file.
-#[derive(Default)]
-struct Pairs<T>(Vec<(String, T)>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Collect<T> {
-            type Value = Pairs<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a mapping")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<T>, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-        deserializer.deserialize_map(Collect(PhantomData))
-    }
+/// As [`or_null`], also for each value of the mapping.
+fn or_nulls<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, T>, D::Error> {
+    let read: BTreeMap<String, Option<T>> = or_null(deserializer)?;
+    Ok(read.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect())
 }
 
 impl File {
     /// The error names key and line, and no value.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Self, String> {
         let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
         let mut place = String::new();
         let read = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-            serde_path_to_error::deserialize::<_, Option<Self>>(deserializer).map_err(|error| {
-                place = error.path().to_string();
-                error.into_inner()
+            deserialize::<Option<Self>, _>(deserializer, warnings).map_err(|(key, error)| {
+                place = key;
+                error
             })
         });
-        read.map(Option::unwrap_or_default).map_err(|error| {
+        let read = read.map(Option::unwrap_or_default).map_err(|error| {
             let line = error.location().map(|location| format!("line {}: ", location.line())).unwrap_or_default();
-            let key = if matches!(place.as_str(), "" | ".") { "the file".to_owned() } else { format!("`{place}`") };
+            let key = if place.is_empty() { "the file".to_owned() } else { format!("`{place}`") };
             let problem = match error.without_snippet() {
                 DuplicateMappingKey { .. } => "has a key twice",
                 Budget { .. } | AliasReplayLimitExceeded { .. } | AliasExpansionLimitExceeded { .. } => {
                     "has more values than a configuration has"
                 }
-                _ if place.len() > 1 => "has a value of another type, or no valid YAML",
-                _ => "is no mapping of `mirrors` and `configs`, or no valid YAML",
+                _ if place.is_empty() => "is no mapping of `mirrors` and `configs`, or no valid YAML",
+                _ => "has a value of another type, or no valid YAML",
             };
             printable(&format!("{line}{key} {problem}"))
-        })
+        })?;
+        for (name, config) in &read.configs {
+            if name == WILDCARD && config.auth.is_some() {
+                warnings.push("`auth` of `configs.*` is not used: a credential belongs to one host".to_owned());
+            } else if name != WILDCARD && (name.contains(['/', '@', '?', '#']) || Host::own(name).is_err()) {
+                warnings.push(format!("`configs.{}` is not used: it is no `HOST` or `HOST:PORT`", printable(name)));
+            }
+        }
+        Ok(read)
     }
 
     /// `None`: the file knows neither the registry nor all registries.
     pub(super) fn hosts(&self, reference: &Reference, folder: &Path) -> Result<Option<Vec<Host>>, String> {
         let own = Host::own(reference.domain())?;
-        let mirrors = self.mirrors.as_ref();
-        let mirror = mirrors.and_then(|mirrors| mirrors.get(reference.domain()).or_else(|| mirrors.get(WILDCARD)));
+        let mirror = self.mirrors.get(reference.domain()).or_else(|| self.mirrors.get(WILDCARD));
         if mirror.is_none() && self.config(&own.origin).is_none() {
             return Ok(None);
         }
+        let is_same = |one: &Host, other: &Host| (&one.origin, &one.base_path) == (&other.origin, &other.base_path);
         let mut hosts: Vec<Host> = Vec::new();
-        if let Some(mirror) = mirror.and_then(Option::as_ref) {
-            let rewrites = mirror.rewrite.as_ref().map_or(&[][..], |rewrites| &rewrites.0);
-            let repository = renamed(rewrites, reference).map_err(|problem| format!("`rewrite`: {problem}"))?;
-            for endpoint in mirror.endpoint.iter().flatten() {
-                let bad = |problem| format!("endpoint `{}`: {problem}", shown(endpoint));
-                let host = host_at(endpoint).map_err(bad)?;
-                let is_known = |other: &Host| (&other.origin, &other.base_path) == (&host.origin, &host.base_path);
-                if hosts.iter().any(is_known) {
+        if let Some(mirror) = mirror {
+            let repository = renamed(&mirror.rewrite, reference).map_err(|problem| format!("`rewrite`: {problem}"))?;
+            for endpoint in &mirror.endpoint {
+                let host = host_at(endpoint).map_err(|problem| format!("endpoint `{}`: {problem}", shown(endpoint)))?;
+                if hosts.iter().any(|other| is_same(other, &host)) {
                     continue;
                 }
                 if hosts.len() == ENDPOINTS_MAX {
                     return Err(format!("it names more than {ENDPOINTS_MAX} endpoints for one registry"));
                 }
                 let is_mirror = !host.origin.is_same_place(&own.origin);
-                let repository = repository.clone();
-                hosts.push(Host { is_mirror, names_registry: is_mirror, repository, ..host });
+                hosts.push(Host { is_mirror, names_registry: is_mirror, repository: repository.clone(), ..host });
             }
         }
-        let is_own = |host: &Host| (&host.origin, &host.base_path) == (&own.origin, &own.base_path);
-        if !hosts.last().is_some_and(is_own) {
+        if !hosts.last().is_some_and(|last| is_same(last, &own)) {
             hosts.push(own);
         }
         hosts.into_iter().map(|host| self.configured(host, folder)).collect::<Result<_, _>>().map(Some)
     }
 
-    /// The settings of a host, and whether they are those of all hosts without an entry.
-    fn config(&self, origin: &Origin) -> Option<(&str, Option<&Config>)> {
-        let configs = self.configs.as_ref()?;
+    /// The settings of a host, and their key.
+    fn config(&self, origin: &Origin) -> Option<(&String, &Config)> {
         let is_of = |key: &str| Host::own(key).is_ok_and(|host| host.origin.is_same_place(origin));
         // Docker Hub has two names; that of its host goes before.
-        let found = configs.iter().filter(|(key, _)| is_of(key)).min_by_key(|(key, _)| *key == DOCKER_HUB);
-        let (key, config) = found.or_else(|| configs.get_key_value(WILDCARD))?;
-        Some((key, config.as_ref()))
+        let found = self.configs.iter().filter(|(key, _)| is_of(key)).min_by_key(|(key, _)| *key == DOCKER_HUB);
+        found.or_else(|| self.configs.get_key_value(WILDCARD))
     }
 
     fn configured(&self, host: Host, folder: &Path) -> Result<Host, String> {
-        let Some((key, Some(config))) = self.config(&host.origin) else { return Ok(host) };
+        let Some((key, config)) = self.config(&host.origin) else { return Ok(host) };
         let bad = |problem| format!("`configs` of `{}`: {problem}", printable(key));
-        let tls = config.tls.as_ref().map(|tls| tls.settings(folder)).transpose().map_err(bad)?;
+        let tls = config.tls.settings(folder).map_err(bad)?;
         // A credential belongs to one host.
         let auth = config.auth.as_ref().filter(|_| key != WILDCARD);
         let kind = auth.map(Auth::kind).transpose().map_err(bad)?.flatten();
         let server_address = host.origin.authority();
         let credential = kind.map(|kind| Credential { kind, server_address });
-        let connection = ConnectionSettings { tls: tls.unwrap_or_default(), ..host.connection };
-        Ok(Host { connection, credential, ..host })
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        let mut add = |unread: &Unread, place: &str| {
-            found.extend(unread.0.iter().map(|(key, _)| not_read(key, place)));
-        };
-        add(&self.unread, "");
-        for (name, mirror) in self.mirrors.iter().flatten() {
-            if let Some(mirror) = mirror {
-                add(&mirror.unread, &format!(" of mirror `{}`", printable(name)));
-            }
-        }
-        let configs = self.configs.iter().flatten().filter_map(|(name, config)| Some((name, config.as_ref()?)));
-        for (name, config) in configs.clone() {
-            let place = format!("of `configs.{}`", printable(name));
-            add(&config.unread, &format!(" {place}"));
-            for (key, unread) in [
-                ("auth", config.auth.as_ref().map(|auth| &auth.unread)),
-                ("tls", config.tls.as_ref().map(|tls| &tls.unread)),
-            ] {
-                if let Some(unread) = unread {
-                    add(unread, &format!(" in `{key}` {place}"));
-                }
-            }
-        }
-        for (name, config) in configs {
-            if name == WILDCARD && config.auth.is_some() {
-                found.push("`auth` of `configs.*` is not used: a credential belongs to one host".to_owned());
-            } else if name != WILDCARD && (name.contains(['/', '@', '?', '#']) || Host::own(name).is_err()) {
-                found.push(format!("`configs.{}` is not used: it is no `HOST` or `HOST:PORT`", printable(name)));
-            }
-        }
-        found
+        Ok(Host { connection: ConnectionSettings { tls, ..host.connection }, credential, ..host })
     }
 }
 
 /// An endpoint with a path other than `/v2` is complete, as with `override_path`.
 fn host_at(endpoint: &str) -> Result<Host, String> {
-    let is_plain = |port| !matches!(port, 80 | 443);
-    let target = if endpoint.contains("://") { Target::parse(endpoint)? } else { target_at(endpoint, is_plain)? };
+    let target = target_at(endpoint, |port| !matches!(port, 80 | 443))?;
     let path = target.path().trim_end_matches('/');
     let base_path = if path.is_empty() { "/v2".to_owned() } else { path.to_owned() };
     let origin = if target.origin.host() == DOCKER_HUB { Host::own(DOCKER_HUB)?.origin } else { target.origin };
@@ -286,7 +214,7 @@ fn host_at(endpoint: &str) -> Result<Host, String> {
 }
 
 /// The repository after the first expression that changes it; `None`: none does.
-fn renamed(rewrites: &[(String, String)], reference: &Reference) -> Result<Option<String>, String> {
+fn renamed(rewrites: &IndexMap<String, String>, reference: &Reference) -> Result<Option<String>, String> {
     if rewrites.len() > REWRITES_MAX {
         return Err(format!("it has more than {REWRITES_MAX} expressions"));
     }
@@ -335,19 +263,13 @@ impl Auth {
 
 impl Tls {
     fn settings(&self, folder: &Path) -> Result<TlsSettings, String> {
-        let file = |path: &str| pem(&folder.join(path));
-        let authorities = match self.ca_file.as_str() {
-            "" => Vec::new(),
-            path => vec![file(path)?],
-        };
+        let authorities = Some(self.ca_file.clone()).filter(|path| !path.is_empty());
         let identities = match (self.cert_file.as_str(), self.key_file.as_str()) {
-            ("", "") => Vec::new(),
-            (certificate, key) if !certificate.is_empty() && !key.is_empty() => {
-                vec![Identity { chain: file(certificate)?, key: file(key)? }]
-            }
-            _ => return Err("`cert_file` and `key_file` need one another".to_owned()),
+            ("", "") => None,
+            ("", _) | (_, "") => return Err("`cert_file` and `key_file` need one another".to_owned()),
+            (certificate, key) => Some((certificate.to_owned(), key.to_owned())),
         };
-        Ok(TlsSettings { authorities, identities, skip_verify: self.insecure_skip_verify })
+        tls_settings(folder, authorities.as_slice(), identities.as_slice(), self.insecure_skip_verify)
     }
 }
 
@@ -380,7 +302,13 @@ configs:
 "#;
 
     fn hosts(name: &str, text: &str) -> Result<Option<Vec<Host>>, String> {
-        File::parse(text)?.hosts(&name.parse().expect(name), Path::new("/nonexistent"))
+        File::parse(text, &mut Vec::new())?.hosts(&name.parse().expect(name), Path::new("/nonexistent"))
+    }
+
+    fn warnings(text: &str) -> Vec<String> {
+        let mut warnings = Vec::new();
+        File::parse(text, &mut warnings).map(drop).expect(text);
+        warnings
     }
 
     /// Host, path and repository in order: `~` before a mirror, `?` for any certificate, `+` with a credential.
@@ -440,7 +368,7 @@ configs:
         ] {
             assert_eq!(chain("r.example/app:v1", text), Ok(expected.map(|host| vec![host.to_owned()])), "{text}");
         }
-        assert_eq!(File::parse(FILE).unwrap().warnings(), Vec::<String>::new());
+        assert_eq!(warnings(FILE), Vec::<String>::new());
     }
 
     #[test]
@@ -489,8 +417,7 @@ configs:
         }
         let all = "configs: {\"*\": {auth: {username: u, password: hunter2}}}";
         assert!(hosts("r.example/x:v1", all).unwrap().unwrap()[0].credential.is_none());
-        let warnings = File::parse(all).unwrap().warnings();
-        assert_eq!(warnings, ["`auth` of `configs.*` is not used: a credential belongs to one host"]);
+        assert_eq!(warnings(all), ["`auth` of `configs.*` is not used: a credential belongs to one host"]);
     }
 
     #[test]
@@ -513,13 +440,13 @@ configs:
         let text = "mirror: 1\nmirrors: {docker.io: {endpoints: []}}\n\
                     configs: {r.example: {auth: {user: hunter2}, tls: {skip: 1}, x: 2}, \"https://r.example\": {}}\n";
         assert_eq!(
-            File::parse(text).unwrap().warnings(),
+            warnings(text),
             [
                 "`mirror` is no key that is read",
-                "`endpoints` of mirror `docker.io` is no key that is read",
-                "`x` of `configs.r.example` is no key that is read",
-                "`user` in `auth` of `configs.r.example` is no key that is read",
-                "`skip` in `tls` of `configs.r.example` is no key that is read",
+                "`mirrors.docker.io.endpoints` is no key that is read",
+                "`configs.r.example.auth.user` is no key that is read",
+                "`configs.r.example.tls.skip` is no key that is read",
+                "`configs.r.example.x` is no key that is read",
                 "`configs.https://r.example` is not used: it is no `HOST` or `HOST:PORT`",
             ]
         );

@@ -94,36 +94,28 @@ impl Walk<'_> {
         }
         let (shared, reference) = (Arc::clone(&registry.shared), reference.canonical());
         let session = PullSession::new(shared, reference.clone(), vec![host], credentials, Patience::FULL);
-        let (resolved, took) = match self.timed(session.clone().resolve(&reference, platform)).await {
-            Ok(found) => found,
-            Err((_, took, error)) if error.fault().class == ErrorClass::PlatformMissing => {
-                self.passed(Stage::Manifest.word(), took, String::new());
-                return self.failed("platform", took, error);
-            }
-            Err((stage, took, error)) => return self.failed(stage, took, error),
-        };
+        let Some((resolved, took)) = self.timed(session.clone().resolve(&reference, platform)).await else { return };
         let layers = &resolved.manifest.layers;
         self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
         self.passed(Stage::Manifest.word(), took, resolved.root.digest.to_string());
-        if let Err((name, took, error)) = self.check_content(&session, &resolved, (platform, is_given)).await {
-            return self.failed(name, took, error);
-        }
-        self.found.is_served = true;
+        let served = self.check_content(&session, &resolved, (platform, is_given)).await;
+        self.found.is_served |= served.is_some();
     }
 
+    /// `None`: a step failed, and is reported.
     async fn check_content(
         &mut self,
         session: &PullSession,
         resolved: &Resolved,
         (platform, is_given): (&Platform, bool),
-    ) -> Result<(), (&'static str, Duration, RuntimeError)> {
+    ) -> Option<()> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
         let config = resolved.manifest.read_config(&bytes);
         let fits = config.and_then(|config| resolved.check_platform(&config, platform, is_given));
         let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
-        let other = fits.map_err(|error| ("platform", Duration::ZERO, error))?;
+        let other = fits.map_err(|error| self.failed("platform", Duration::ZERO, error)).ok()?;
         let by = if resolved.is_named { "by the index" } else { "without an index" };
         let other = other.map(|other| format!(", {by}; {other}")).unwrap_or_default();
         self.passed("platform", Duration::ZERO, format!("{platform}{other}"));
@@ -132,28 +124,24 @@ impl Walk<'_> {
             let read = if first { "first byte" } else { "empty" };
             self.passed(Stage::Blob.word(), took, format!("layer {}: {read}", layer.digest));
         }
-        Ok(())
+        Some(())
     }
 
-    /// Runs one request, and reports the connections that it made.
-    async fn timed<T>(
-        &mut self,
-        request: impl Future<Output = Result<T, RuntimeError>>,
-    ) -> Result<(T, Duration), (&'static str, Duration, RuntimeError)> {
+    /// Runs one request, and reports the connections that it made, and its failure.
+    async fn timed<T>(&mut self, request: impl Future<Output = Result<T, RuntimeError>>) -> Option<(T, Duration)> {
         let began = Instant::now();
         let (outcome, steps) = recording(request).await;
-        let took = began.elapsed().saturating_sub(self.connected(steps));
-        match outcome {
-            Ok(found) => Ok((found, took)),
-            Err(error) => Err((error.fault().stage.word(), took, error)),
-        }
-    }
-
-    /// Reports the stages of connections; returns their time.
-    fn connected(&mut self, steps: Vec<PathStep>) -> Duration {
-        let took = steps.iter().map(|step| step.took).sum();
+        let took = began.elapsed().saturating_sub(steps.iter().map(|step| step.took).sum());
         steps.into_iter().for_each(&mut self.report);
-        took
+        match outcome {
+            Ok(found) => return Some((found, took)),
+            Err(error) if error.fault().class == ErrorClass::PlatformMissing => {
+                self.passed(Stage::Manifest.word(), took, String::new());
+                self.failed("platform", took, error);
+            }
+            Err(error) => self.failed(error.fault().stage.word(), took, error),
+        }
+        None
     }
 
     fn passed(&mut self, name: &'static str, took: Duration, detail: String) {

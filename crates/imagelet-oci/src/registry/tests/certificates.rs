@@ -69,25 +69,19 @@ async fn a_server_certificate_that_is_itself_named_as_ca_is_believed() {
 async fn a_self_signed_server_certificate_with_the_flags_of_an_authority_is_refused_in_words() {
     let (chain, hint) = ask(&authority_for("127.0.0.1"), |_| another()).await.expect_err("another one was named");
     assert!(chain.contains("that of an authority, as a self-signed one often is"), "{chain}");
-    assert!(hint.contains("name this very certificate as `ca`"), "{hint}");
+    assert!(hint.contains("or the certificate itself, as `ca`"), "{hint}");
     assert!(!chain.contains("Other(") && !chain.contains("CaUsedAsEndEntity"), "{chain}");
 }
 
 #[tokio::test]
-async fn a_critical_extension_that_is_not_known_is_named_with_the_way_around_it() {
-    for (id, name) in [
-        (&[2, 5, 29, 32][..], "`2.5.29.32` (certificate policies)"),
-        (&[1, 3, 6, 1, 4, 1, 99_999, 7], "`1.3.6.1.4.1.99999.7`"),
-    ] {
-        let mut parameters = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-        let mut extension = CustomExtension::from_oid_content(id, vec![5, 0]);
-        extension.set_criticality(true);
-        parameters.custom_extensions.push(extension);
-        let (chain, hint) = ask(&parameters, |_| another()).await.expect_err("it may restrict the certificate");
-        let said = format!("its certificate has the critical extension {name}, which this client does not know");
-        assert!(chain.contains(&said), "{chain}");
-        assert!(hint.contains("is not critical") && hint.contains("`skip_verify = true`"), "{hint}");
-    }
+async fn a_certificate_with_a_critical_extension_that_is_not_known_is_refused_with_the_way_around_it() {
+    let mut parameters = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let mut extension = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99_999, 7], vec![5, 0]);
+    extension.set_criticality(true);
+    parameters.custom_extensions.push(extension);
+    let (chain, hint) = ask(&parameters, |_| another()).await.expect_err("it may restrict the certificate");
+    assert!(chain.contains("its certificate has a critical extension that this client does not know"), "{chain}");
+    assert!(hint.contains("is not critical") && hint.contains("`skip_verify = true`"), "{hint}");
 }
 
 #[tokio::test]

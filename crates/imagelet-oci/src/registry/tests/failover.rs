@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::{ErrorClass, Party, Patience, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Party, Patience, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::time::{Instant, sleep};
 
@@ -326,7 +326,10 @@ async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keep
         let attempt = |_| {
             async move {
                 sleep(takes).await;
-                Err::<(), _>(Failure { error: unavailable("the registry is away"), retry })
+                Err::<(), _>(Failure {
+                    error: unavailable(ErrorClass::ConnectionRefused, Stage::Connect, "the registry is away"),
+                    retry,
+                })
             }
             .boxed()
         };

@@ -433,7 +433,7 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_a
     let session = registry.session(&reference, None, Patience::FULL).await.unwrap();
     let query = Query {
         path: "manifests/v1".to_owned(),
-        method: http::Method::GET,
+        is_head: false,
         range: None,
         is_tag: true,
         subject: "`team/app:v1`".to_owned(),

@@ -164,7 +164,7 @@ async fn a_login_is_accepted_by_the_registry_or_its_token_service_and_asks_for_n
         assert!(fake.seen().iter().all(|seen| !seen.query.contains("scope")), "{guard:?}");
         let error = check(&fake, "wrong-word").await.unwrap_err();
         assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{guard:?}");
-        assert!(error.chain().contains("does not accept this user and password"), "{}", error.chain());
+        assert!(error.chain().contains("does not accept this user and password for a login"), "{}", error.chain());
         assert!(!error.chain().contains("wrong-word") && !error.chain().contains("`login`"), "{}", error.chain());
     }
 }

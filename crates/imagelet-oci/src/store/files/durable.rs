@@ -20,7 +20,6 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// The kernel reports an error to every descriptor opened before it, and to no later one: a view is opened before the
 /// first write of the work that it covers. A failed view stays failed, because a second sync would succeed.
-#[derive(Debug)]
 pub(crate) struct SyncView {
     root: File,
     failed: AtomicBool,

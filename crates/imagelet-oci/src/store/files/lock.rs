@@ -4,7 +4,6 @@ use std::{
     fs::File,
     io::{Read as _, Seek as _, Write as _},
     path::Path,
-    sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -21,16 +20,10 @@ use tokio::time::Instant;
 use super::root::Place;
 use crate::store::could_not;
 
-/// How often the progress of an owner is recorded at most.
-const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
-
 /// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is that of the
 /// owner's last progress.
 #[derive(Debug)]
-pub(crate) struct Lock {
-    file: File,
-    recorded: Mutex<Option<Instant>>,
-}
+pub(crate) struct Lock(File);
 
 impl Lock {
     pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
@@ -44,17 +37,13 @@ impl Lock {
         }
         // Only for the error message of other processes: a failure does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
-        Ok(Self { file, recorded: Mutex::default() })
+        Ok(Self(file))
     }
 
     /// Records that a pull received bytes: processes that wait for the store wait on.
     pub(crate) fn record_progress(&self) {
-        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-        if recorded.is_none_or(|at| at.elapsed() >= PROGRESS_PERIOD) {
-            *recorded = Some(Instant::now());
-            // Without it the others give up earlier.
-            let _ = self.file.set_modified(SystemTime::now());
-        }
+        // Without it the others give up earlier.
+        let _ = self.0.set_modified(SystemTime::now());
     }
 }
 
@@ -91,7 +80,6 @@ fn is_daemon(holder: &str) -> bool {
 }
 
 /// The wait for a store that another process owns: it ends after `wait_max` without a progress of that process.
-#[derive(Debug)]
 pub(crate) struct LockWait {
     wait_max: Duration,
     begun: Instant,
@@ -217,20 +205,14 @@ mod tests {
         assert_eq!(LockWait::new(Duration::ZERO, start).left(mark(1), start), Duration::ZERO, "no wait");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_progress_of_an_owner_is_seen_by_others() {
+    #[test]
+    fn the_progress_of_an_owner_is_seen_by_others() {
         let folder = tempfile::tempdir().unwrap();
         let place = Place::find(&folder.path().join("store"), true).unwrap().unwrap();
         let lock = Lock::take(&place).unwrap();
-        let is_recorded = || {
-            lock.file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-            lock.record_progress();
-            progress_of_owner(&place.path).unwrap() > SystemTime::UNIX_EPOCH
-        };
-        assert!(is_recorded());
-        assert!(!is_recorded(), "not for each byte");
-        tokio::time::advance(PROGRESS_PERIOD).await;
-        assert!(is_recorded());
+        lock.0.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        lock.record_progress();
+        assert!(progress_of_owner(&place.path).unwrap() > SystemTime::UNIX_EPOCH);
         let holder = |text: String| {
             std::fs::write(place.path.join("lock"), text).unwrap();
             command_of_owner(&place.path)

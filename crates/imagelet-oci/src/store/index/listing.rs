@@ -128,13 +128,13 @@ impl Index {
             parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
                 key: PartKey::Layer(diff_id),
                 usage: layer.allocated,
-                is_leased: self.leases.contains_key(diff_id),
+                is_leased: self.unfinished.leases.contains_key(diff_id),
             }));
             let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
             parts.extend(blob.map(|(blob, size)| ImagePart {
                 key: PartKey::Blob(blob),
                 usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
-                is_leased: self.written.contains_key(blob),
+                is_leased: false,
             }));
         }
         parts.sort_unstable_by_key(|part| part.key);

@@ -2,16 +2,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     io::{self, Read as _},
     num::NonZeroUsize,
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
 use imagelet_core::runtime::Findings;
 use imagelet_core::{image::Digest, runtime::RuntimeError};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 
 use crate::store::{could_not, record::checksum};
@@ -22,20 +21,28 @@ const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
 const READERS_MAX: usize = 4;
 /// Below this, starting a thread takes longer than the reads.
 const FOLDERS_PER_THREAD_MIN: usize = 256;
-/// A pipe in the place of a file must not block a start.
-const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
+    checksum::open(&read_whole(open_regular(path)?)?)
+}
+
+/// Opens a file; a pipe, a link or a device in its place is an error, and holds nothing up.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"))
     }
+}
+
+pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     // One byte more, so that the end of the file shows without another read.
-    let length = metadata.len().min(FILE_SIZE_MAX) + 1;
+    let length = file.metadata()?.len().min(FILE_SIZE_MAX) + 1;
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
-    checksum::open(&bytes)
+    Ok(bytes)
 }
 
 /// The record of a folder; else its findings, with a sound record where the folder is marked as damaged.

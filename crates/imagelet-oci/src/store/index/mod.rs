@@ -25,8 +25,7 @@ use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     could_not,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, SpareRecord, checksum},
-    storage_error,
+    record::{ImageRecord, LayerRecord, SpareRecord, checksum, disk_usage::block_size},
 };
 
 #[derive(Default)]
@@ -34,21 +33,27 @@ pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
-    pub(crate) leases: HashMap<Digest, usize>,
     /// Number of writes of the names; the file with the higher number is the newer.
     generation: u64,
     /// The names on disk are valid for this boot only.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Blobs that have a writer; `Some`: one that ends when its flag is set.
-    pub(crate) written: HashMap<Digest, Option<Arc<AtomicBool>>>,
     /// Damaged images that have a name; their names are in `names` too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
-    pub(crate) spares: HashMap<Digest, Spare>,
-    pub(crate) block: u64,
+    pub(crate) unfinished: Unfinished,
+    block: u64,
     /// The images sorted by id; `None`: the index may have changed since (see [`listing::Locked`]).
     list: Option<Listing>,
+}
+
+/// What running pulls need, and what earlier ones left.
+#[derive(Default)]
+pub(crate) struct Unfinished {
+    pub(crate) leases: HashMap<Digest, usize>,
+    /// The partial blobs that have a writer, by file name; `Some`: one that ends when its flag is set.
+    pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
+    pub(crate) spares: HashMap<Digest, Spare>,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +69,14 @@ impl DamagedImage {
     pub(crate) fn new(record: ImageRecord, documents: Option<Findings>) -> Self {
         Self { layers: record.diff_ids().cloned().collect(), record: Some(record), documents }
     }
+}
+
+/// An image of the store, with what is known of it.
+pub(crate) struct StoredImage {
+    pub(crate) id: ImageId,
+    pub(crate) names: Vec<String>,
+    pub(crate) is_damaged: bool,
+    pub(crate) image: DamagedImage,
 }
 
 #[derive(Clone)]
@@ -90,6 +103,8 @@ struct NamesFile {
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 const NAMES_VERSION: u32 = 1;
 
+/// Block size of most file systems, for those that report none.
+const BLOCK_USUAL: u64 = 4096;
 /// Maximum reads of a store that another process keeps changing.
 const READS_MAX: usize = 8;
 
@@ -117,22 +132,21 @@ impl StoreContents {
         Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change, until its names are the same before and after. At the limit the
-    /// last read is used; the flag is then true, because it may mix several moments.
+    /// Reads a store that another process may change, until its names are the same before and after.
     fn read_concurrently<N: PartialEq>(
+        root: &Path,
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
-    ) -> Result<(Self, bool), RuntimeError> {
-        let mut reads = 0;
-        loop {
+    ) -> Result<Self, RuntimeError> {
+        for _ in 0..READS_MAX {
             let before = names();
             let found = read()?;
-            reads += 1;
-            let is_torn = names() != before;
-            if !is_torn || reads == READS_MAX {
-                return Ok((found, is_torn));
+            if names() == before {
+                return Ok(found);
             }
         }
+        let message = format!("the store `{}` changed {READS_MAX} times while it was read", root.display());
+        Err(RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint("try again"))
     }
 }
 
@@ -148,15 +162,14 @@ impl Index {
     /// Content with the mark of another boot is dropped: any part of it may be lost. Unless `writable`, nothing is
     /// changed, and concurrent changes by another process do not count as damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
-        let (found, is_torn) = if writable {
-            (StoreContents::read(root, boot, true)?, false)
-        } else {
-            StoreContents::read_concurrently(|| names_bytes(root), || StoreContents::read(root, boot, false))?
-        };
+        let read = || StoreContents::read(root, boot, writable);
+        let found =
+            if writable { read()? } else { StoreContents::read_concurrently(root, || names_bytes(root), read)? };
         let mut index = Self {
             blobs: found.blobs,
             generation: found.names.generation,
             names_unsettled: found.names_unsettled,
+            block: block_size(root).unwrap_or(BLOCK_USUAL),
             ..Self::default()
         };
         for (layer, read) in found.layers {
@@ -177,11 +190,6 @@ impl Index {
         for (name, id) in found.names.names {
             if !index.is_known(&id) {
                 let read = images.remove(&id);
-                let record = read.as_ref().and_then(|read| read.as_ref().ok());
-                // Another process adds or removes it right now.
-                if is_torn && record.is_none_or(|record| index.missing_layer(record).is_some()) {
-                    continue;
-                }
                 if read.is_none() && id.as_str().parse::<Digest>().is_err() {
                     tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                     continue;
@@ -194,7 +202,7 @@ impl Index {
         }
         if found.names_rebuilt && writable {
             replace_file(&root.join("names.json"), &index.names_file(None))
-                .map_err(|error| storage_error("could not write the store's names", error))?;
+                .map_err(could_not("write the names of", root))?;
         }
         Ok(index)
     }
@@ -268,15 +276,8 @@ impl Index {
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
         let layers = self.layers.keys().chain(self.marked.keys());
-        let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer));
-        let mut unneeded: Vec<Digest> = unneeded.cloned().collect();
-        unneeded.sort();
-        unneeded
-    }
-
-    pub(crate) fn forget_layer(&mut self, layer: &Digest) {
-        self.layers.remove(layer);
-        self.marked.remove(layer);
+        let unneeded = layers.filter(|layer| !needed.contains(*layer) && !self.unfinished.leases.contains_key(*layer));
+        unneeded.cloned().collect()
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
@@ -355,16 +356,10 @@ fn load_names(
         Err(error) => return Err(could_not("read", &path)(error)),
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        // An earlier set-aside file is not overwritten, even within the same second.
-        let mut names = (0..).map(|number| match number {
-            0 => root.join(format!("names.json.corrupt-{seconds}")),
-            _ => root.join(format!("names.json.corrupt-{seconds}-{number}")),
-        });
-        let aside = names.find(|path| fs::symlink_metadata(path).is_err()).expect("there is no end of numbers");
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let aside = root.join(format!("names.json.corrupt-{}", since.as_nanos()));
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
-        fs::rename(&path, &aside)
-            .map_err(|error| storage_error(format!("could not set `{}` aside", path.display()), error))?;
+        fs::rename(&path, &aside).map_err(could_not("set aside", &path))?;
         failpoint!("open.set-aside");
     }
     let rebuilt = records.flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));

@@ -19,6 +19,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
 use self::disk_usage::DiskUsage;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
@@ -41,6 +42,15 @@ pub(crate) struct ImageRecord {
     pub names: Vec<String>,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LayerEnd {
+    /// Stays in the store, with a list of its files.
+    #[default]
+    Store,
+    /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
+    Sink,
+}
+
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
@@ -56,9 +66,9 @@ pub(crate) struct LayerRecord {
     /// The boot that wrote it unsynced; for any other boot it does not exist. `None`: durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// Unpacked for a sink; it stays in `tmp/` until the sink takes it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub for_sink: bool,
+    /// One for a sink stays in `tmp/` until the sink takes it.
+    #[serde(default)]
+    pub end: LayerEnd,
     /// Digests of the files beside it.
     #[serde(default)]
     pub sums: BTreeMap<String, Digest>,

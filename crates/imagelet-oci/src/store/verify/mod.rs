@@ -21,13 +21,14 @@ use imagelet_core::{
     runtime::{Findings, LayerCheck},
 };
 use rustix::{
-    fs::{Advice, Mode, OFlags, fadvise},
+    fs::{Advice, fadvise},
     io::Errno,
 };
 
 use super::{
     Store,
     file_manifest::{FileManifestReader, LIST},
+    index::load::{open_regular, read_whole},
     record::{ImageRecord, LayerRecord, checksum},
 };
 use crate::hash::Hash;
@@ -36,8 +37,6 @@ const BUFFER: usize = 128 << 10;
 /// Files beside a layer's manifest that its record may have a digest of.
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
-/// Records are read whole; a longer file is damaged.
-const RECORD_MAX: u64 = 64 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Watch {
@@ -109,7 +108,7 @@ impl Store {
     pub(crate) fn check_names(&self) -> Findings {
         let index = self.index();
         let mut findings = Findings::default();
-        match read_whole(&self.root.join("names.json")) {
+        match open_cold(&self.root.join("names.json")).and_then(read_whole) {
             // The first durable name creates the file.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && (index.names.is_empty() || index.is_unsettled()) => {}
@@ -142,7 +141,7 @@ impl Store {
 }
 
 fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findings: &mut Findings) -> Option<T> {
-    let read = read_whole(&folder.join(name)).and_then(|bytes| checksum::open(&bytes));
+    let read = open_cold(&folder.join(name)).and_then(read_whole).and_then(|bytes| checksum::open(&bytes));
     read.inspect_err(|error| findings.unreadable(name, error)).ok()
 }
 
@@ -169,18 +168,9 @@ fn check_side_file(
     Ok(0)
 }
 
-fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_cold(path)?.take(RECORD_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Opens a file with its page cache dropped, so that reads reach the disk.
 fn open_cold(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    forget_cached(&file);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
+    open_regular(path).inspect(forget_cached)
 }
 
 /// Drops a file's page cache: cached pages are not evidence of the disk. Pages mapped by a process stay.

@@ -195,7 +195,7 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
     let directory = match &settings.images.backend {
         // The store may not exist yet: then its first folder that does.
         Backend::Embedded(store) => {
-            let existing = store.engine.root.ancestors().find(|path| path.exists());
+            let existing = store.engine.place.root.ancestors().find(|path| path.exists());
             existing.unwrap_or(Path::new("/")).to_owned()
         }
         Backend::Cri(runtime) => {

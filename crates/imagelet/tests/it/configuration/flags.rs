@@ -149,7 +149,7 @@ fn a_misspelt_key_of_hosts_toml_shows_in_pull_doctor_and_config_check_and_a_newe
     std::fs::write(certs.join(host).join("hosts.toml"), text).unwrap();
     std::fs::write(&config, format!("registry: {{configPath: {}}}\n", certs.display())).unwrap();
     let words = [
-        format!("{}/{host}/hosts.toml`: `skip-verify` of host `http://{host}` is no key that is read", certs.display()),
+        format!("{}/{host}/hosts.toml`: `host.http://{host}.skip-verify` is no key that is read", certs.display()),
         format!("capability `fly` of host `http://{host}` is unknown and grants nothing"),
     ];
     let warns = |what: &str, text: &str| {

@@ -6,6 +6,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
 use crate::credentials::TokenCache;
+use crate::text::PlainError;
 
 /// No part of it looks like a secret.
 const TOKEN: &str = "planted-header-of-a-token.planted-claims-of-a-token.planted-signature-of-a-token";
@@ -23,16 +24,16 @@ struct Repeating {
 
 #[async_trait]
 impl TokenSource for Repeating {
-    async fn service_account(&self, _: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+    async fn service_account(&self, _: &str, name: &str) -> Result<ServiceAccount, PlainError> {
         if name == "unknown" {
-            return Err(TokenSourceError::new("service account not found"));
+            return Err(PlainError::new("service account not found"));
         }
         Ok(ServiceAccount { uid: "uid".into(), ..ServiceAccount::default() })
     }
 
-    async fn token(&self, _: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+    async fn token(&self, _: &TokenRequest) -> Result<IssuedToken, PlainError> {
         if self.issued.fetch_add(1, Ordering::Relaxed) > 0 {
-            return Err(TokenSourceError::new(format!("unauthorized: `{TOKEN}` is revoked")));
+            return Err(PlainError::new(format!("unauthorized: `{TOKEN}` is revoked")));
         }
         let now = SystemTime::now();
         let (issued, expires) = (now - Duration::from_hours(1), now + self.expires_in);

@@ -18,7 +18,7 @@ use std::{
 
 use self::{
     greedy::Moves,
-    set_cover::{CoverState, Item, Problem, Weight, place},
+    set_cover::{CoverState, Problem, Weight, place},
 };
 use super::{PlanInput, is_idle, retention_score};
 use crate::{
@@ -52,10 +52,10 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
     let field = Field::new(input, old);
     let possible = field.most(candidates);
     let Some(wanted) = wanted else {
-        let chosen = if input.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
+        let chosen = if input.request.goal == GcGoal::AllUnused { field.in_order(candidates) } else { Vec::new() };
         return Selection { chosen, possible, ..Selection::default() };
     };
-    if !input.policy.is_planned() {
+    if !input.request.policy.is_planned() {
         let mut listed = ByteSize::ZERO;
         let is_last = |place: &usize| {
             listed = listed + input.size(*place);
@@ -87,8 +87,11 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
     // An image of several handlers is as idle as its last used entry.
-    let recent: BTreeSet<&ImageId> =
-        candidates.iter().filter(|place| !is_idle(&field.input.entries[**place], field.input)).map(id).collect();
+    let recent: BTreeSet<&ImageId> = candidates
+        .iter()
+        .filter(|place| !is_idle(&field.input.snapshot.entries[**place], field.input))
+        .map(id)
+        .collect();
     let idle: Vec<usize> = candidates.iter().copied().filter(|place| !recent.contains(id(place))).collect();
     let mut chosen = field.choose(&idle, field.most(&idle));
     let freed = chosen.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
@@ -116,9 +119,8 @@ impl<'a> Field<'a> {
 
     fn most(&self, candidates: &[usize]) -> Freed {
         let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| self.input.size(*it)).sum()) };
-        let items: Vec<Item> =
-            by_image(self.input, candidates).into_keys().map(|id| Item { image: id.clone(), cost: 0 }).collect();
-        most(graph, &items)
+        let images = by_image(self.input, candidates).into_keys().map(|id| (id, 0)).collect();
+        Problem::new(graph, images).all().narrowed()
     }
 
     fn in_order(&self, candidates: &[usize]) -> Vec<(usize, Freed)> {
@@ -138,14 +140,13 @@ impl<'a> Field<'a> {
     /// The candidates that free the wanted amount, in removal order; the amount must be possible.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
-        match (&self.graph, input.policy.order) {
+        match (&self.graph, input.request.policy.order) {
             (Some(graph), GcOrder::Cost) => {
                 let costs = retention_score::costs(input, candidates);
                 let of_image = by_image(input, candidates);
                 let cost = |at: &Vec<usize>| at.iter().fold(0_u64, |sum, at| sum.saturating_add(costs[*at]));
-                let item = |(id, at): (&&ImageId, &Vec<usize>)| Item { image: (*id).clone(), cost: cost(at) };
-                let items: Vec<Item> = of_image.iter().map(item).collect();
-                let cover = choose(graph, &items, wanted).unwrap_or_default();
+                let images = of_image.iter().map(|(id, at)| (*id, cost(at))).collect();
+                let cover = choose(graph, images, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
                     // The last entry of a multi-handler image frees its bytes.
@@ -207,7 +208,7 @@ fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     while of_image.start > 0 && input.id(of_image.start - 1) == id {
         of_image.start -= 1;
     }
-    while of_image.end < input.entries.len() && input.id(of_image.end) == id {
+    while of_image.end < input.snapshot.entries.len() && input.id(of_image.end) == id {
         of_image.end += 1;
     }
     of_image
@@ -253,11 +254,11 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
 }
 
 /// The images in removal order, most freed for its cost first, with the bytes freed after the previous ones, which are
-/// often zero until the last image of a shared layer. `None`: all items together do not free enough.
+/// often zero until the last image of a shared layer. `None`: all together do not free enough.
 ///
-/// The order of the items does not matter; a duplicate counts once, and an image outside the graph frees zero.
-fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
-    let problem = Problem::new(graph, items);
+/// The order of the images does not matter; a duplicate counts once, and one outside the graph frees zero.
+fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
+    let problem = Problem::new(graph, images);
     let target = Weight::of(wanted);
     if !problem.all().meets(target) {
         return None;
@@ -270,10 +271,6 @@ fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(Imag
         (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
     };
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
-}
-
-fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
-    Problem::new(graph, items).all().narrowed()
 }
 
 /// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free

@@ -7,13 +7,6 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Item {
-    pub(super) image: ImageId,
-    /// Expected removal cost, in a unit common to all items.
-    pub(super) cost: u64,
-}
-
 /// Freed bytes and inodes, wide enough for any sum (`docs/spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
@@ -62,8 +55,8 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(graph: &LayerGraph, items: &[Item]) -> Self {
-        let mut candidates: Vec<(&ImageId, u64)> = items.iter().map(|item| (&item.image, item.cost)).collect();
+    /// Candidates with their removal costs, in a unit common to all.
+    pub(super) fn new(graph: &LayerGraph, mut candidates: Vec<(&ImageId, u64)>) -> Self {
         candidates.sort_unstable();
         candidates.dedup_by_key(|(image, _)| *image);
 

@@ -5,6 +5,24 @@ use crate::runtime::{Certainty, LayerFacts};
 
 const MIB: u64 = 1 << 20;
 
+#[derive(Clone)]
+struct Item {
+    image: ImageId,
+    cost: u64,
+}
+
+fn costs(items: &[Item]) -> Vec<(&ImageId, u64)> {
+    items.iter().map(|item| (&item.image, item.cost)).collect()
+}
+
+fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
+    super::choose(graph, costs(items), wanted)
+}
+
+fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
+    Problem::new(graph, costs(items)).all().narrowed()
+}
+
 /// A deterministic generator (xorshift64*).
 struct Dice(u64);
 
@@ -270,7 +288,7 @@ fn putting_back_undoes_taking() {
     let mut dice = Dice(4);
     for shape in SHAPES {
         let case = case(shape, 12, &mut dice);
-        let problem = Problem::new(&case.graph, &case.candidates);
+        let problem = Problem::new(&case.graph, costs(&case.candidates));
         let all: Vec<u32> = (0..number_of(problem.costs.len() as u64)).collect();
         let (back, stay): (Vec<u32>, Vec<u32>) = all.iter().partition(|_| dice.below(2) == 0);
         let mut state = state_of(&problem, &all);
@@ -318,7 +336,7 @@ fn number_of(number: u64) -> u32 {
 
 /// A lower bound of the cost: each group's bytes are split among its users, which may be selected in part.
 fn bound(case: &Case, wanted: u64) -> f64 {
-    let problem = Problem::new(&case.graph, &case.candidates);
+    let problem = Problem::new(&case.graph, costs(&case.candidates));
     let mut gains = vec![0.0; problem.costs.len()];
     for group in &problem.groups {
         let users = group.users.iter().map(|user| *user as usize);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use http::{HeaderValue, Uri};
+use http::{HeaderValue, Uri, header::InvalidHeaderValue};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use imagelet_core::credentials::Secret;
 use percent_encoding::percent_decode_str;
@@ -47,7 +47,7 @@ impl Proxy {
         let mut proxy = Self { uri, authorization: None, login };
         if let Some((user, password)) = &proxy.login {
             if !proxy.is_socks() {
-                proxy.authorization = Some(basic(user, password));
+                proxy.authorization = authorization("Basic", &basic(user, password)).ok();
             } else if user.len().max(password.expose().len()) > SOCKS_CREDENTIAL_BYTES_MAX {
                 return Err("its user or password is longer than 255 bytes");
             }
@@ -118,12 +118,17 @@ fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
     Ok((decoded(user)?.into_owned(), Secret::new(decoded(password)?)))
 }
 
-fn basic(user: &str, password: &Secret) -> HeaderValue {
+/// User and password in the encoding of the scheme `Basic`.
+pub(crate) fn basic(user: &str, password: &Secret) -> Secret {
     let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
-    let encoded = Zeroizing::new(BASE64_STANDARD.encode(pair.as_bytes()));
-    let mut value = HeaderValue::try_from(format!("Basic {}", *encoded)).expect("base64 is ASCII");
+    Secret::new(BASE64_STANDARD.encode(pair.as_bytes()))
+}
+
+/// The value of a header that shows a credential.
+pub(crate) fn authorization(scheme: &str, secret: &Secret) -> Result<HeaderValue, InvalidHeaderValue> {
+    let mut value = HeaderValue::from_str(&Zeroizing::new(format!("{scheme} {}", secret.expose())))?;
     value.set_sensitive(true);
-    value
+    Ok(value)
 }
 
 impl fmt::Display for Proxy {

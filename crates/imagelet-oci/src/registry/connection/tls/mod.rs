@@ -1,7 +1,6 @@
 //! HTTP clients, one per set of TLS settings.
 
 pub(super) mod client_certificate;
-pub(super) mod extension;
 
 use std::{
     collections::HashMap,
@@ -114,8 +113,7 @@ impl Clients {
     }
 
     async fn roots(&self) -> Result<RootCertStore, RuntimeError> {
-        let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
-        roots.cloned().map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))
+        Ok(self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await?.clone())
     }
 
     /// The sum of the deadlines of a connection's stages, a proxy's and the end of another connection included.
@@ -145,13 +143,10 @@ impl Clients {
         let builder = if !settings.skip_verify && roots.is_empty() {
             builder.with_root_certificates(roots)
         } else {
-            let trust = if settings.skip_verify {
-                Trust::Any
-            } else {
-                let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
-                Trust::Named { webpki: webpki.build().map_err(|error| unusable("`ca`").caused_by(error))?, named }
-            };
-            let verifier = ConfiguredTrust { provider: Arc::clone(&self.provider), trust };
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
+            let webpki = (!settings.skip_verify).then(|| webpki.build()).transpose();
+            let webpki = webpki.map_err(|error| unusable("`ca`").caused_by(error))?;
+            let verifier = ConfiguredTrust { provider: Arc::clone(&self.provider), webpki, named };
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let certificates = ClientCertificates::read(&settings.identities, &self.provider).map_err(unusable)?;
@@ -173,16 +168,11 @@ fn system_roots() -> RootCertStore {
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
-    trust: Trust,
-}
-
-#[derive(Debug)]
-enum Trust {
-    /// `skip_verify`: any server that holds the key of its certificate.
-    Any,
+    /// `None`, for `skip_verify`: any server that holds the key of its certificate is trusted.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
     /// Webpki rejects an authority as a server. A self-signed server certificate often is one; when `ca` names that
     /// very certificate, only its names are left to check.
-    Named { webpki: Arc<WebPkiServerVerifier>, named: Vec<CertificateDer<'static>> },
+    named: Vec<CertificateDer<'static>>,
 }
 
 /// Whether webpki rejected only that an authority is the server. It checks the validity period first.
@@ -200,10 +190,9 @@ impl ServerCertVerifier for ConfiguredTrust {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Trust::Named { webpki, named } = &self.trust else { return Ok(ServerCertVerified::assertion()) };
-        let verified = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
-        match verified.map_err(|error| extension::named(error, end_entity, intermediates)) {
-            Err(error) if is_authority_as_server(&error) && named.contains(end_entity) => {
+        let Some(webpki) = &self.webpki else { return Ok(ServerCertVerified::assertion()) };
+        match webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(error) if is_authority_as_server(&error) && self.named.contains(end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }

@@ -1,4 +1,4 @@
-//! The recheck of an image right before its removal.
+//! The check of an image right before its removal.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -63,20 +63,20 @@ impl Inventory {
     ///
     /// For an unused image the removal starts with the result: later requests wait for its end, and earlier ones are
     /// part of the result.
-    pub(crate) async fn clear(
+    pub(crate) async fn check_removable(
         &self,
         entry: &ImageEntry,
         containers: usize,
         now: SystemTime,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
         let began = Instant::now();
-        let found = self.recheck(entry, containers).await?;
+        let found = self.found_removable(entry, containers).await?;
         self.leases.reload(now + began.elapsed()).await;
         Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
     /// The current image, if the runtime reports no obstacle to its removal.
-    async fn recheck(
+    async fn found_removable(
         &self,
         entry: &ImageEntry,
         containers: usize,
@@ -105,11 +105,11 @@ impl Inventory {
         // A concurrent pass may have seen the container and ended its lease.
         let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
-        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.in_use_by.is_empty()) {
-            return Err(RemovalBlocker::InUse(entry.in_use_by.clone()));
+        if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.usage.used_by.is_empty()) {
+            return Err(RemovalBlocker::InUse(entry.usage.used_by.clone()));
         }
         // A release that is too recent to trust.
-        let released_at = state.memory.images.get(key).and_then(|usage| usage.released_at);
+        let released_at = state.memory.images.get(key).and_then(|usage| usage.times.released_at);
         let settling = settling(self.leases.lock().lasts);
         if let Some(released_at) = released_at.filter(|at| now.duration_since(*at).unwrap_or_default() < settling) {
             return Err(RemovalBlocker::Released(released_at));
@@ -122,7 +122,7 @@ impl Inventory {
         if !awaited_by.is_empty() {
             return Err(RemovalBlocker::Awaited(awaited_by));
         }
-        if state.memory.requested_at(key) > entry.leased_at {
+        if state.memory.requested_at(key) > entry.usage.times.requested_at {
             return Err(RemovalBlocker::Touched);
         }
         self.leases.begin_removal(key.id(), now)
