@@ -38,14 +38,13 @@ impl ImportRun {
     }
 
     pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
-        for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
+        for (document, references) in records::documents(&self.image, &self.chains, OVERLAYFS) {
             self.check_whole()?;
-            let document = labelled.document;
             let content = match &document.bytes {
                 DocumentBytes::Memory(bytes) => Content::Document(bytes),
                 DocumentBytes::Staged(file) => Content::File((**file).as_ref()),
             };
-            self.write_content(content, &document.digest, document.bytes.len() as u64, labelled.references).await?;
+            self.write_content(content, &document.digest, document.bytes.len() as u64, references).await?;
             failpoint!("import.document");
         }
         Ok(())
