@@ -65,9 +65,7 @@ impl LayerImport for ContainerdImport {
     async fn abandon(&self) {
         self.run.break_off();
         let _all_ended = self.run.running.write().await;
-        if let Err(error) = self.run.lease.end(true).await {
-            tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
-        }
+        self.run.lease.end(true).await;
     }
 }
 
