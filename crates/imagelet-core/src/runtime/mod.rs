@@ -22,7 +22,7 @@ pub use containers::{
 };
 pub use details::{ImageDetails, JsonText, LayerDetails, Members, PulledLayer, PulledManifest, chain_ids};
 pub(crate) use error::error_chain;
-pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
+pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage, kind_of_pull_text};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;

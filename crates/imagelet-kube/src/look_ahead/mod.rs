@@ -18,7 +18,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio_util::task::JoinMap;
 
-use self::plan::{Fetch, FetchState, asks_registry, plan};
+use self::plan::{Fetch, FetchState, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
 
 /// Below that of every request: what a container waits for is pulled first.
@@ -117,11 +117,7 @@ impl LookAhead {
     /// Returns the outcome as the metric names it.
     async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
         let image = self.spelling(&fetch.image.image);
-        let is_present = match fetch.image.policy {
-            PullPolicy::Always => false,
-            _ => self.is_present(&image).await,
-        };
-        if !asks_registry(&fetch.image.policy, is_present) {
+        if fetch.image.policy != PullPolicy::Always && self.is_present(&image).await {
             return Ok("present");
         }
         let secrets = self.secrets.of_pod(&fetch.pod).await;

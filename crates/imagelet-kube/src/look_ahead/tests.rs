@@ -58,7 +58,7 @@ impl TestNode {
     }
 
     fn bind(&self, pods: &[Value]) {
-        let pods = pods.iter().filter_map(|pod| bound_pod(&serde_json::from_value(pod.clone()).unwrap()).unwrap());
+        let pods = pods.iter().filter_map(|pod| bound_pod(&serde_json::from_value(pod.clone()).unwrap()));
         self.pods.send_replace(pods.map(Arc::new).collect());
     }
 

@@ -105,8 +105,6 @@ fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     (request.pod != PodIdentity::default()).then(|| config.encode_to_vec())
 }
 
-/// # Errors
-/// If the credential or the pod does not decode, or the handler is unknown.
 pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
     let mut image = spec_from_wire(request.image);
     let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
