@@ -36,12 +36,12 @@ pub use pull_progress::{
     LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullWatcher, PulledLayerProgress, no_progress,
     unwatched,
 };
-pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost, SandboxConfig};
-pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
+pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost};
+pub use pull_route::{ForwardReason, PULLS, PullRoute};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    manager::FAMILIES.into_iter().chain([&PULLS])
+    manager::FAMILIES.iter().copied().chain([&PULLS])
 }

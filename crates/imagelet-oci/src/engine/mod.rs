@@ -3,7 +3,6 @@
 mod admit;
 mod archive;
 mod confirm;
-mod details;
 mod durability;
 mod estimate;
 mod import;
@@ -269,7 +268,7 @@ impl ImageService for Engine {
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
-        self.on_disk(move |store| details::details(store, &id)).await
+        self.on_disk(move |store| confirm::details(store, &id)).await
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {

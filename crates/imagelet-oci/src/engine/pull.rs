@@ -268,8 +268,7 @@ impl Engine {
 }
 
 pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
-    let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
-    Arc::new(Tenant { namespace, credential: request.credential.clone() })
+    Arc::new(Tenant { namespace: request.pod.namespace.to_string(), credential: request.credential.clone() })
 }
 
 /// Reports the resolution after checking that all layers can be unpacked: an unsupported layer type is rejected before

@@ -167,7 +167,6 @@ impl EngineImporter {
                     .map(|(layer, diff_id)| ImportedLayer {
                         digest: layer.digest.clone(),
                         size: layer.size,
-                        media_type: layer.media_type.clone(),
                         diff_id: diff_id.clone(),
                     })
                     .collect(),

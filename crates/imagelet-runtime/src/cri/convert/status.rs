@@ -1,12 +1,12 @@
 //! Converts errors to gRPC statuses and back; the only reader of a peer's texts (`docs/spec/cri.md §3.2`, §5.10).
 
-use std::error::Error;
-
 use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},
     text::split_grpc_error,
 };
 use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
+
+use crate::wire::innermost;
 
 /// The message prefix of an unreachable registry; gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
@@ -91,14 +91,6 @@ pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
         format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message())
     };
     RuntimeError::new(kind(call, status), message)
-}
-
-fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
-    let mut cause = status.source()?;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    Some(cause)
 }
 
 fn kind(call: Call, status: &Status) -> RuntimeErrorKind {
