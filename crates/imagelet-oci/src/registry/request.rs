@@ -163,10 +163,11 @@ impl PullSession {
         }
         if let Some(next) = next.filter(|next| count > 1 || (next.is_requested && count > 0)) {
             let what = if next.is_requested { "the registry requests a wait of" } else { "the next one is due in" };
-            let (wait, spent) =
-                ((next.wait.as_secs_f32() * 10.0).ceil() / 10.0, self.retry_budget.spent().as_secs_f32());
+            let (wait, spent) = (next.wait.as_secs_f32().ceil(), self.retry_budget.spent().as_secs_f32());
             let total = self.retry_budget.allowed(&next).as_secs_f32();
-            parts.push(format!("{what} {wait} s, and the pull retries for {total} s, of which {spent:.1} s are over"));
+            parts.push(format!(
+                "{what} {wait} s, and the pull retries for at most {total} s, of which {spent:.1} s are over"
+            ));
         }
         let words = mirrors
             .iter()
