@@ -18,11 +18,13 @@ use super::{
     attempts::{Attempts, Next, Standing},
     auth::challenge::is_answerable,
     connection::{Reception, Request, RequestKind, Response, Target, Urgency, drain},
-    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, scrubbed, status_fault, status_retry},
+    error::{
+        ERROR_BYTES_MAX, Failure, RETRY_AFTER_MAX, Retry, denied, explanation, scrubbed, status_fault, status_retry,
+    },
     health,
     hosts::Host,
     pull_session::{PullSession, SessionHost},
-    rate_limit::{RETRY_AFTER_MAX, requested_wait},
+    rate_limit::requested_wait,
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
