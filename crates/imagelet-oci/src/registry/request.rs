@@ -195,7 +195,7 @@ impl PullSession {
                 bound,
                 open: open_headers(query),
                 kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
-                strays: Some(Arc::clone(&self.listed)),
+                redirects: Some(Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
                 ..Request::get(host.target(&query.path), &host.host.connection)
