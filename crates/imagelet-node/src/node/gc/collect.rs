@@ -200,11 +200,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
     // Removed images first, in order of removal; kept images after them, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
-    let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
+    let stays = |it: &GcDecision| it.outcome == GcOutcome::Kept;
     decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
     let images = decisions.into_iter().map(|decision| {
         let (verdict, frees) = match decision.outcome {
-            GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
+            GcOutcome::Kept => ("keep", None),
             GcOutcome::Chosen => ("remove", Some(decision.frees.0)),
             GcOutcome::Removed => ("removed", Some(decision.frees.0)),
             GcOutcome::Failed(_) => ("failed", None),

@@ -97,7 +97,7 @@ impl LocalNode {
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
         for decision in &report.decisions {
-            let goes = !matches!(decision.outcome, GcOutcome::Kept | GcOutcome::Spared);
+            let goes = decision.outcome != GcOutcome::Kept;
             let code = decision.reason.code();
             candidates += u64::from(goes || matches!(code, "not_needed" | "not_enough" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
