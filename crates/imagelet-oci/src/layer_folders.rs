@@ -33,55 +33,39 @@ impl LayerFolders {
     }
 }
 
-enum Found {
-    Nothing,
-    /// Ends the search: a whiteout, a file, or an opaque directory above.
-    Hidden,
-    /// `alone`: an opaque directory above it hides the lower layers. An opaque directory itself hides their content,
-    /// and is still the same directory.
-    Directory {
-        folder: OwnedFd,
-        alone: bool,
-    },
-}
-
 /// The folder whose metadata the merged folder at `path` shows, for layers from the top down. `None`: the merged view
 /// has no such folder.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
     for layer in layers {
-        match look(&layer.tree, path)? {
-            Found::Nothing => {}
-            Found::Hidden => break,
-            Found::Directory { folder, alone } => {
-                if !layer.implicit.contains(path) {
-                    return Ok(Some(folder));
-                }
-                fallback.get_or_insert(folder);
-                if alone {
-                    break;
-                }
-            }
+        let (folder, hides_lower) = find(&layer.tree, path)?;
+        match folder {
+            Some(folder) if !layer.implicit.contains(path) => return Ok(Some(folder)),
+            Some(folder) => fallback = fallback.or(Some(folder)),
+            None => {}
+        }
+        if hides_lower {
+            break;
         }
     }
     Ok(fallback)
 }
 
-/// Walks one layer by component and follows no symlink.
-fn look(tree: &OwnedFd, path: &[u8]) -> io::Result<Found> {
+/// Walks one layer by component and follows no symlink. The flag: the layer has a whiteout or a file there, or an opaque
+/// directory above. An opaque directory itself hides the content of lower ones, and is still the same directory.
+fn find(tree: &OwnedFd, path: &[u8]) -> io::Result<(Option<OwnedFd>, bool)> {
     let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
-    let mut alone = false;
+    let mut is_alone = false;
     for component in path.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
-        alone |= is_opaque(&here)?;
+        is_alone |= is_opaque(&here)?;
         here = match openat(&here, component, folder_flags(), Mode::empty()) {
             Ok(folder) => folder,
-            Err(Errno::NOENT) if alone => return Ok(Found::Hidden),
-            Err(Errno::NOENT) => return Ok(Found::Nothing),
-            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Found::Hidden),
+            Err(Errno::NOENT) => return Ok((None, is_alone)),
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok((None, true)),
             Err(error) => return Err(error.into()),
         };
     }
-    Ok(Found::Directory { folder: here, alone })
+    Ok((Some(here), is_alone))
 }
 
 fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {

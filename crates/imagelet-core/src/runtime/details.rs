@@ -71,6 +71,7 @@ pub struct PulledLayer {
     pub media_type: String,
 }
 
+#[expect(clippy::ref_option, reason = "serde passes the field")]
 fn text_of<S: Serializer>(digest: &Option<Digest>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(digest.as_ref().map_or("", Digest::as_str))
 }

@@ -32,7 +32,7 @@ impl PrefetchTarget {
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let node = &self.0;
         if request.policy != PullPolicy::Always
-            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(&request.image)).await
+            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(request.image())).await
         {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl PrefetchNode for PrefetchTarget {
         self.check_space(&request).await?;
         let node = &self.0;
         let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let Err(error) = node.parts.tracer.ensure(&request.image, watcher, ensure).await else { return Ok(()) };
+        let Err(error) = node.parts.tracer.ensure(request.image(), watcher, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
         Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }

@@ -18,7 +18,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::Inventory,
-    manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
+    manager::{ImageManager, ManagerParts, ManagerReports, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
@@ -112,12 +112,14 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
         providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
-        events: Arc::clone(&events) as Arc<dyn EventSink>,
-        metrics: Arc::clone(&metrics),
+        reports: ManagerReports {
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            metrics: Arc::clone(&metrics),
+            recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
+            decisions: Arc::clone(&decisions),
+        },
         inventory: Some(Arc::clone(&inventory)),
-        recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
         stale: settings.stale_max.map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
-        decisions: Arc::clone(&decisions),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {

@@ -2,17 +2,17 @@
 //!
 //! A manifest has only compressed sizes. So every amount here has two numbers: the estimate, and the certain minimum.
 
-mod expansion_ratio;
 mod refusal_message;
 mod reservations;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::{
-    expansion_ratio::expected,
     refusal_message::refusal,
     reservations::{Reservation, Reservations, RunningPull, WrittenBytes},
 };
+
+use crate::manifest::Compression;
 
 /// What a pull holds against others, and asks for at a time.
 const STEP_SECONDS: u64 = 60;
@@ -86,6 +86,40 @@ impl Amount {
         };
         Self { bytes, bytes_min, inodes: share(self.inodes), inodes_min: share(self.inodes_min) }
     }
+}
+
+/// What each layer uses beside its files: records, file list, folders.
+const LAYER_BYTES: u64 = 64 << 10;
+const LAYER_BYTES_MIN: u64 = 16 << 10;
+const LAYER_INODES: u64 = 6;
+const MARGIN_DIVISOR: u64 = 20;
+const MEBIBYTE: u64 = 1 << 20;
+
+/// The assumption, rather high: unpacked to packed bytes in thousandths, and inodes per packed MiB.
+fn assumed(compression: Compression) -> (u64, u64) {
+    match compression {
+        Compression::None => (1_500, 48),
+        Compression::Gzip => (3_000, 128),
+        Compression::Zstd => (3_500, 160),
+        Compression::Stored => (1_000, 1),
+    }
+}
+
+/// Estimates a layer of `packed` bytes, unpacked, with its blob where blobs are kept.
+pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) -> Amount {
+    let (thousandths, per_mebibyte) = assumed(compression);
+    let blob = if keeps_blob { packed } else { 0 };
+    Amount {
+        bytes: scaled(packed, thousandths, 1_000).saturating_add(LAYER_BYTES).saturating_add(blob),
+        bytes_min: packed.saturating_add(packed / MARGIN_DIVISOR).saturating_add(LAYER_BYTES_MIN + blob),
+        inodes: scaled(packed, per_mebibyte, MEBIBYTE).saturating_add(LAYER_INODES),
+        inodes_min: LAYER_INODES,
+    }
+}
+
+fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
+    let product = u128::from(value) * u128::from(factor);
+    u64::try_from(product.div_ceil(u128::from(divisor))).unwrap_or(u64::MAX)
 }
 
 /// The state of a layer that is being fetched, in bytes.

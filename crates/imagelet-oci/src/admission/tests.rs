@@ -239,3 +239,20 @@ fn one_tenant_holds_half_of_what_is_free_above_the_floors_at_most_against_others
         assert_eq!(place.share_max(), most, "{place:?}");
     }
 }
+
+#[test]
+fn each_compression_has_its_ratio_and_the_least_is_the_compressed_size_with_a_margin() {
+    for (compression, tenths) in
+        [(Compression::None, 15), (Compression::Gzip, 30), (Compression::Zstd, 35), (Compression::Stored, 10)]
+    {
+        let amount = expected(compression, 100 * MEBIBYTE, false);
+        assert_eq!(amount.bytes, tenths * 10 * MEBIBYTE + LAYER_BYTES, "{compression:?}");
+        assert_eq!(amount.bytes_min, 105 * MEBIBYTE + LAYER_BYTES_MIN);
+        let with_blob = expected(compression, 100 * MEBIBYTE, true);
+        assert_eq!(with_blob.bytes_min - amount.bytes_min, 100 * MEBIBYTE);
+        assert_eq!(with_blob.bytes - amount.bytes, 100 * MEBIBYTE);
+    }
+    assert_eq!(expected(Compression::Gzip, 2 * MEBIBYTE, false).inodes, 2 * 128 + LAYER_INODES);
+    let huge = expected(Compression::Gzip, u64::MAX / 4, true);
+    assert!(huge.bytes >= huge.bytes_min, "{huge:?}");
+}

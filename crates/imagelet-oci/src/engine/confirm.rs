@@ -1,9 +1,11 @@
 //! The documents of present images: read from the disk, and used for a digest or tag that the registry grants to the
 //! credentials.
 
+use std::{path::Path, sync::Arc};
+
 use imagelet_core::{
-    image::{Digest, ImageId},
-    runtime::{RuntimeError, Stage},
+    image::{ByteSize, Digest, ImageId},
+    runtime::{ImageDetails, JsonText, RuntimeError, Stage},
 };
 
 use super::{Engine, estimate::PullTarget};
@@ -11,7 +13,7 @@ use crate::{
     hash::Hash,
     manifest::{Manifest, ManifestDocument, corrupt},
     registry::{ImageDocument, PullSession, Resolved},
-    store::{DocumentBytes, ImageRecord},
+    store::{DocumentBytes, ImageRecord, Store, could_not},
 };
 
 type Read = (ImageDocument, ManifestDocument);
@@ -117,6 +119,26 @@ impl Engine {
         });
         read.await.unwrap_or_default()
     }
+}
+
+/// The configuration of an image and the sizes of its layers.
+pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
+    let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
+    let image = Arc::unwrap_or_clone(image);
+    let bytes =
+        store.image_file(id, "config.json").map_err(could_not("read the configuration of", Path::new(id.as_str())))?;
+    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.pulled.artifact_type) {
+        (Some(config), None) => ImageDetails::of_config(image, config),
+        (config, Some(_)) => ImageDetails { config, ..ImageDetails::bare(image) },
+        (None, None) => ImageDetails::bare(image),
+    };
+    for layer in &mut details.layers {
+        layer.bytes = store.layer(&layer.diff_id).map(|layer| ByteSize(layer.disk_bytes));
+    }
+    let packed: u64 = record.pulled.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+    details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
+    details.pulled = Some(record.pulled);
+    Ok(Some(details))
 }
 
 pub(super) fn lost(name: &str) -> RuntimeError {

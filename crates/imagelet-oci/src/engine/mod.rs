@@ -3,7 +3,6 @@
 mod admit;
 mod archive;
 mod confirm;
-mod details;
 mod durability;
 mod estimate;
 mod import;
@@ -43,7 +42,7 @@ use crate::{
     confine::Confinement,
     mount::{self, MountUses},
     pipeline::{LayerLimits, PullSlots},
-    registry::{Registry, RegistryConfig, about},
+    registry::{Registry, RegistryConfig},
     scarce,
     store::{Access, Durability, LockWait, StagedLayer, Store, StoreOptions, progress_of_owner},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
@@ -269,7 +268,7 @@ impl ImageService for Engine {
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
-        self.on_disk(move |store| details::details(store, &id)).await
+        self.on_disk(move |store| confirm::details(store, &id)).await
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
@@ -500,5 +499,5 @@ fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
     if error.kind() == RuntimeErrorKind::InUse {
         return error;
     }
-    about(error, &format!("could not remove `{image}`"))
+    error.about(format!("could not remove `{image}`"))
 }

@@ -47,7 +47,7 @@ use crate::{
     confine::Confinement,
     hash::Hash,
     manifest::Descriptor,
-    registry::{PullSession, ReaderWait, about},
+    registry::{PullSession, ReaderWait},
     store::{
         BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
         storage_error,
@@ -289,7 +289,7 @@ impl LayerJob {
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
-        let error = about(error, &format!("could not unpack layer `{}`", self.descriptor.digest));
+        let error = error.about(format!("could not unpack layer `{}`", self.descriptor.digest));
         // The manifest check rejects unsupported layer types, so this layer breaks a limit.
         if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }

@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use super::{LayerJob, buffer_pool::BlockReader, unconfined};
+use super::{LayerJob, LayerStaging, buffer_pool::BlockReader, unconfined};
 use crate::{
     store::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
@@ -131,7 +131,7 @@ impl LayerJob {
             end: self.staging.end,
             sums,
         };
-        let LayerStaging { store, view, .. } = &self.staging;
+        let (store, view) = (&self.staging.store, &self.staging.view);
         let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
         // A kept blob resumes by itself, and a spare would lack it.
         if self.blob.is_kept {

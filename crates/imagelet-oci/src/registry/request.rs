@@ -18,7 +18,7 @@ use super::{
     attempts::{Attempts, Next, Standing},
     auth::challenge::is_answerable,
     connection::{Reception, Request, RequestKind, Response, Target, Urgency, drain},
-    error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, status_retry},
+    error::{ERROR_BYTES_MAX, Failure, Retry, denied, explanation, scrubbed, status_fault, status_retry},
     health,
     hosts::Host,
     pull_session::{PullSession, SessionHost},
@@ -47,6 +47,11 @@ pub(crate) struct Query {
 }
 
 impl Query {
+    /// A `GET` of a digest's content.
+    pub(crate) fn new(path: impl Into<String>, urgency: Arc<Urgency>) -> Self {
+        Self { path: path.into(), is_head: false, range: None, is_tag: false, subject: String::new(), urgency }
+    }
+
     pub(crate) fn stage(&self) -> Stage {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
@@ -174,7 +179,7 @@ impl PullSession {
             Some(hint) if error.hint().is_none() => error.with_hint(hint),
             _ => error,
         };
-        if parts.is_empty() { error } else { about(error, &format!("{subject}: {}", parts.join("; "))) }
+        if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
     /// Sends one request to one host and answers at most one 401. Only a success is a result.

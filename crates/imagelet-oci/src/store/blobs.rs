@@ -8,7 +8,7 @@
 //! request.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     ops::RangeInclusive,

@@ -7,7 +7,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{credentials::access_of, reporter::Reporter};
 use crate::{
-    audit_log::{Act, ActCode, ActDetails, AuditLog},
+    audit_log::{Act, ActCode, ActDetails},
     credentials::PullCredentials,
     image::ByteSize,
     manager::{ImageEnd, puller::Pulled},
@@ -23,7 +23,6 @@ pub(super) struct Completion {
     pub(super) records: Arc<PullRecords>,
     pub(super) credentials: PullCredentials,
     pub(super) reporter: Reporter,
-    pub(super) decisions: Arc<AuditLog>,
     /// The decision log entry of a cancelled pull.
     pub(super) act: Act,
     pub(super) progress: watch::Receiver<PullProgress>,
@@ -64,7 +63,7 @@ impl Completion {
 
     fn record(&self, act: Act) {
         let details = ActDetails { took_ms: u64::try_from(self.began.elapsed().as_millis()).ok(), ..act.details };
-        self.decisions.act(Act { at: SystemTime::now(), details, ..act });
+        self.reporter.reports.decisions.act(Act { at: SystemTime::now(), details, ..act });
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     attempts::Attempts,
     bandwidth::ByteTicket,
     connection::{BodyReader, ReadError, Response, Silent, Urgency},
-    error::{Failure, Retry, about},
+    error::{Failure, Retry},
     locked,
     request::Query,
     resolve::verify,
@@ -241,7 +241,7 @@ impl BlobSource {
         }
         let document = document.finish().await?;
         let verified = self.session.parse(&document, |bytes| verify(digest, bytes)).await?;
-        verified.map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
+        verified.map_err(|error| error.about(format!("blob `{digest}` is not what was asked for")))?;
         Ok(document)
     }
 

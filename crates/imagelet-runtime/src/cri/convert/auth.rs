@@ -40,9 +40,6 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
 }
 
 /// A caller's credential for a pull of `image`; `None` if it is empty, or for another host.
-///
-/// # Errors
-/// If the `auth` field does not decode.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {

@@ -132,12 +132,8 @@ mod tests {
     }
 
     fn image(reference: &str, has_index: bool) -> ImportedImage {
-        let layer = |name: &str| ImportedLayer {
-            digest: digest(&format!("packed {name}")),
-            size: 7,
-            media_type: "type/layer".to_owned(),
-            diff_id: digest(name),
-        };
+        let layer =
+            |name: &str| ImportedLayer { digest: digest(&format!("packed {name}")), size: 7, diff_id: digest(name) };
         ImportedImage {
             reference: reference.parse().unwrap(),
             root: document(if has_index { "index" } else { "manifest" }),
