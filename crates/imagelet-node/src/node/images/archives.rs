@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     credentials::TrackedCredential,
     image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
     runtime::{self, ImportOutcome},
