@@ -40,7 +40,7 @@ impl PrefetchTarget {
         let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
         let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
         let estimate = node.parts.manager.estimate(request).await;
-        decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
+        decide_space(&node.settings().collection.policy, &disk, estimate.as_ref()).map_err(no_space)
     }
 }
 

@@ -121,7 +121,7 @@ impl ImageService for ServedImages {
 
     async fn pull(&self, asked: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.readiness.node().await?;
-        let request = Self::request(asked, node.local().is_some(), node.settings().callers);
+        let request = Self::request(asked, node.local().is_some(), node.settings().interfaces.callers);
         let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
         let ensure = node.parts.tracer.ensure(request.image(), unwatched(), ensure);
         let ensured = tokio::select! {
@@ -139,7 +139,7 @@ impl ImageService for ServedImages {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = &node.parts;
-        let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
+        let used = if node.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Later requests for the image wait until it is removed or kept.
         let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed.map_err(|error| Self::refused(&spec.image, error))? else {

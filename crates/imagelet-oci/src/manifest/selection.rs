@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Documents that are fetched because no index names their platform: more than an image has platforms.
-const LOOKS_MAX: usize = 32;
+const DOCUMENTS_MAX: usize = 32;
 
 pub(crate) trait DocumentSource: Sync {
     type Document: Clone + Send;
@@ -95,7 +95,7 @@ impl Index {
         }
     }
 
-    /// Whether containerd finds the chosen image too: of entries without a platform it looks at the first alone.
+    /// Whether containerd finds the chosen image too: of entries without a platform it checks the first alone.
     pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
         let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
         matches!(self.choose(platform), IndexMatch::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
@@ -119,7 +119,7 @@ pub(crate) async fn select<S: DocumentSource>(
     let mut search = Search {
         wanted,
         pending: Vec::new(),
-        looks: 0,
+        fetches: 0,
         best: None,
         plain: None,
         artifact: None,
@@ -195,7 +195,7 @@ struct Search<'a, D> {
     wanted: &'a Platform,
     /// The next one is the last.
     pending: Vec<(Descriptor, Place<D>)>,
-    looks: usize,
+    fetches: usize,
     best: Option<(usize, Selected<D>)>,
     /// Of no platform.
     plain: Option<Selected<D>>,
@@ -221,10 +221,10 @@ impl<D: Clone> Search<'_, D> {
             }
             IndexMatch::Unnamed(entries) => {
                 let place = Place { is_only: place.is_only && index.manifests.len() == 1, ..place };
-                let looks = entries.len().min(LOOKS_MAX - self.looks);
-                self.looks += looks;
-                self.is_cut |= looks < entries.len();
-                let taken = entries[..looks].iter().rev();
+                let fetches = entries.len().min(DOCUMENTS_MAX - self.fetches);
+                self.fetches += fetches;
+                self.is_cut |= fetches < entries.len();
+                let taken = entries[..fetches].iter().rev();
                 self.pending.extend(taken.map(|entry| ((*entry).clone(), place.clone())));
             }
         }
@@ -255,7 +255,7 @@ impl<D: Clone> Search<'_, D> {
     fn end(self) -> Result<Selected<D>, RuntimeError> {
         let unnamed = self.plain.or(self.artifact).filter(|_| !self.is_offered);
         let cut = if self.is_cut {
-            format!("; of the entries without a platform, {LOOKS_MAX} were looked at")
+            format!("; of the entries without a platform, {DOCUMENTS_MAX} were looked at")
         } else {
             String::new()
         };

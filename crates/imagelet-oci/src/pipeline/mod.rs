@@ -60,8 +60,8 @@ const COPIED_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
-const WRITER_LOOK: Duration = Duration::from_millis(20);
-const WRITER_LOOKS_MAX: u32 = 100;
+const WRITER_CHECK: Duration = Duration::from_millis(20);
+const WRITER_CHECKS_MAX: u32 = 100;
 
 /// The most that one layer may inflate to, whatever its size: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -230,9 +230,9 @@ impl LayerJob {
 
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
-        let mut patience = WRITER_LOOKS_MAX;
+        let mut patience = WRITER_CHECKS_MAX;
         while self.copies() && patience > 0 && self.staging.store.is_written(&self.blob.key) {
-            tokio::time::sleep(WRITER_LOOK).await;
+            tokio::time::sleep(WRITER_CHECK).await;
             patience -= 1;
         }
         self.on_thread(move |job| {

@@ -9,11 +9,11 @@ use imagelet_core::{
 };
 use regex_lite::{Captures, Regex};
 
-use super::rate_limit::RETRY_AFTER_MAX;
-
 /// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
+/// A request that must wait longer fails.
+pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const REDACTED: &str = "[redacted]";
 
 #[derive(Debug)]

@@ -39,18 +39,18 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 #[derive(Debug)]
 pub struct ContainerdSizes {
     client: ContainerdClient,
-    look_max: Duration,
+    survey_max: Duration,
     /// Of the snapshots of the last survey: the usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
 }
 
 impl ContainerdSizes {
-    /// A reader with this client; a survey of all images takes `look_max` at most.
-    pub fn new(client: ContainerdClient, look_max: Duration) -> Self {
-        Self { client, look_max, usages: Mutex::default() }
+    /// A reader with this client; a survey of all images takes `survey_max` at most.
+    pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
+        Self { client, survey_max, usages: Mutex::default() }
     }
 
-    async fn look(&self) -> Result<LayerGraph, ContainerdError> {
+    async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
         // In this order each list contains what the previous one refers to, except after a concurrent removal.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
@@ -175,12 +175,12 @@ pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
 impl LayerSource for ContainerdSizes {
     /// `None`: the socket does not serve containerd's own API.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        match tokio::time::timeout(self.look_max, self.look()).await {
+        match tokio::time::timeout(self.survey_max, self.survey()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),
             Ok(Err(error)) if error.code() == Code::Unimplemented => Ok(None),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => {
-                let message = format!("the sizes of containerd's images did not come within {:?}", self.look_max);
+                let message = format!("the sizes of containerd's images did not come within {:?}", self.survey_max);
                 Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message))
             }
         }

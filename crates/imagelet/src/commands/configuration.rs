@@ -53,7 +53,7 @@ pub(super) async fn run(
         let mut result: Map<String, Value> = files.iter().map(|(key, file)| ((*key).to_owned(), json!(file))).collect();
         result.insert("valid".to_owned(), true.into());
         // A pull says them, too; none keeps the daemon from its start.
-        let warnings = check_registry_files(&settings.registry.hosts_dirs);
+        let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
         warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
         if !warnings.is_empty() {
             result.insert("warnings".to_owned(), json!(warnings));

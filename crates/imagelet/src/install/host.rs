@@ -10,10 +10,11 @@ use std::{
 };
 
 use imagelet_core::trusted_files;
+use serde_json::{Map, Value};
 
 use super::{
-    BaseConfiguration, CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
-    SERVICE_UNIT, SOCKET, SOCKET_UNIT,
+    CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, SERVICE_UNIT, SOCKET,
+    SOCKET_UNIT,
     owned_file::{FileState, mode, of_path},
     pod::PROGRAM,
 };
@@ -27,7 +28,6 @@ pub(super) const PACKAGED_UNITS: [&str; 2] =
 const STATE: &str = "/var/lib/imagelet";
 const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 
-/// Whether systemd can be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
     Running,
@@ -37,12 +37,10 @@ pub(super) enum Systemd {
     Absent,
 }
 
-/// The kubelet of the host, by its command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kubelet {
     /// `--config-dir`; `None`: without, or no kubelet runs.
     pub(super) config_dir: Option<PathBuf>,
-    /// `--image-service-endpoint`.
     pub(super) image_endpoint_flag: Option<String>,
 }
 
@@ -59,13 +57,10 @@ pub(super) struct HostFacts {
     pub(super) program: PathBuf,
     /// The mode of the configuration that is there; 0 without one.
     pub(super) configuration_mode: u32,
-    /// The runtime in a configuration that is there.
     pub(super) configured_endpoint: Option<String>,
-    /// The endpoints of the runtimes whose sockets are there.
     pub(super) runtimes: Vec<String>,
     pub(super) kubelet: Kubelet,
-    /// What `--base-configuration` names.
-    pub(super) base_configuration: BaseConfiguration,
+    pub(super) base_configuration: Map<String, Value>,
 }
 
 impl HostFacts {
@@ -75,13 +70,10 @@ impl HostFacts {
 }
 
 /// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration.
-///
-/// # Errors
-/// When a file cannot be read, the program may be changed by other users, or a part of another root file system is a link.
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
-    base_configuration: BaseConfiguration,
+    base_configuration: Map<String, Value>,
     endpoint_of: impl FnOnce(&Path) -> Result<Option<String>, Failure>,
 ) -> Result<HostFacts, Failure> {
     let is_live = root == Path::new("/");
@@ -137,7 +129,6 @@ pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     Ok(place)
 }
 
-/// The program that the service starts.
 fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
     if !is_live {
         let found = PROGRAMS.iter().find(|path| below(root, Path::new(path)).is_ok_and(|path| path.is_file()));

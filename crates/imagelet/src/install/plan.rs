@@ -18,7 +18,6 @@ const RESTART: &[&str] = &["restart", "imagelet.service"];
 /// One step. Paths are those of the installed host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A CRI runtime has to answer at this endpoint.
     ProbeRuntime(String),
     Write {
         path: PathBuf,
@@ -26,7 +25,6 @@ pub(super) enum Step {
     },
     /// A file that every user may read becomes readable for root alone; its content stays.
     Protect(&'static str),
-    /// The file stays as it is.
     Keep {
         path: PathBuf,
         why: &'static str,
@@ -37,16 +35,12 @@ pub(super) enum Step {
     /// The daemon's configuration has to be valid: this one, or the one that is there.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
-    /// The daemon has to answer on its socket.
     AwaitDaemon,
     /// What is left to the administrator.
     Advise(String),
 }
 
-/// All steps, in their order.
-///
-/// # Errors
-/// When the host has to be changed by its administrator first; nothing is written then.
+/// All steps, in their order; the error names what the administrator has to change first.
 pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     match request.role {
         Some(role) => install(role, request, host),
@@ -54,7 +48,6 @@ pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>,
     }
 }
 
-/// The host has to be changed by its administrator first.
 fn refused(message: String, hint: &str) -> Failure {
     Failure::new("Failed", message).or_hint(hint)
 }
@@ -122,7 +115,6 @@ fn has_writes(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step, Step::Write { .. }))
 }
 
-/// The runtime's endpoint, and what happens to the configuration.
 fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Step), Failure> {
     let path = Path::new(CONFIGURATION);
     let state = host.state(path);

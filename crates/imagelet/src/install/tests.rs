@@ -293,7 +293,7 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     let base = "imageGCHighThresholdPercent: 70\nkubernetes: {lookAheadMax: 8, nodeName: other}\nkind: Other\n";
     let pods =
         InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..request(Some(Role::Node)) };
-    let base = BaseConfiguration::read(base).unwrap();
+    let base = base_configuration(base).unwrap();
     let tree: serde_json::Value = serde_saphyr::from_str(&contents::configuration(CONTAINERD, &pods, &base)).unwrap();
     let expected = serde_json::json!({
         "apiVersion": "imagelet.dev/v1alpha1",
@@ -323,10 +323,10 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
         (&"a: &a [*a]\n".repeat(2), ""),
         (&format!("a: [{}]\n", "1,".repeat(20_000)), ""),
     ] {
-        let error = BaseConfiguration::read(base).unwrap_err();
+        let error = base_configuration(base).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
-    assert!(BaseConfiguration::read("").unwrap().is_empty() && BaseConfiguration::read("{}\n").unwrap().is_empty());
+    assert!(base_configuration("").unwrap().is_empty() && base_configuration("{}\n").unwrap().is_empty());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_configuration_names_the_runtime_and_the_node_and_quotes_both() {
         kubeconfig: Some("/k \"1\"".into()),
         ..request(Some(Role::Node))
     };
-    let text = contents::configuration("unix:///run/x: y", &pods, &BaseConfiguration::default());
+    let text = contents::configuration("unix:///run/x: y", &pods, &Map::new());
     let tree: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(tree["imageService"]["cri"]["endpoint"], "unix:///run/x: y");
     assert_eq!(tree["kubernetes"]["nodeName"], "a: b");

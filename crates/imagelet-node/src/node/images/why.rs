@@ -243,7 +243,7 @@ impl Command for WhyRequest {
 
 /// The command in another process that changes the store of this one: it may pull what is asked for.
 fn changing(settings: &Settings) -> Option<String> {
-    match &settings.backend {
+    match &settings.images.backend {
         Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
         Backend::Cri(_) => None,
     }
@@ -279,7 +279,7 @@ struct Prediction {
 
 async fn predict(node: &LocalNode) -> Result<Prediction, Failure> {
     let settings = node.settings();
-    let policy = settings.gc;
+    let policy = settings.collection.policy;
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The audit log records collections, not requests for a prediction.
     let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;

@@ -36,7 +36,7 @@ impl Command for PodRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
-        if !node.settings().node_policy.pods.sends_runtime_handler {
+        if !node.settings().pulls.node_policy.pods.sends_runtime_handler {
             // The kubelet sends one only with a feature gate that is off.
             request.common.pull.image.runtime_handler = String::new();
         }

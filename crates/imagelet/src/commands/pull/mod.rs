@@ -82,7 +82,7 @@ fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Logi
         (Some(path), _) => Some(std::fs::File::open(path).and_then(first_line).map_err(|error| unread(path, &error))?),
         (None, Some("-")) => Some(first_line(std::io::stdin())?),
         (None, Some(text)) => Some(Secret::new(text)),
-        (None, None) => environment.creds.clone(),
+        (None, None) => environment.logins.creds.clone(),
     };
     let Some(text) = text else { return Ok(None) };
     let (user, password) = text
@@ -181,10 +181,12 @@ pub(super) fn seconds(milliseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use imagelet_node::config::LoginVariables;
 
     #[test]
     fn credentials_come_from_the_flag_or_the_environment_and_do_not_print() {
-        let environment = Environment { creds: Some(Secret::new("env:pw:with:colons")), ..Environment::default() };
+        let logins = LoginVariables { creds: Some(Secret::new("env:pw:with:colons")), ..LoginVariables::default() };
+        let environment = Environment { logins, ..Environment::default() };
         let read = |line: &str| match crate::cli::Cli::read(line.split(' ')).expect("a command line").command {
             crate::cli::Command::Pull(arguments) => arguments.login,
             other => panic!("another command: {other:?}"),
