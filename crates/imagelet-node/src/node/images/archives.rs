@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     image::{Image, ImageKey, Platform, Reference, shown_name},
     runtime::{self, ImportOutcome},
 };
@@ -68,11 +68,10 @@ pub(super) async fn import(
         tracing::info!(image = %id, ?names, present, "imported an image");
         let key = ImageKey::new(id.clone(), String::new());
         images.inventory.touch(&key, SystemTime::now());
-        images.log.act(Act {
-            took_ms: Some(milliseconds_of(began.elapsed())),
-            why: format!("from `{}`", request.place.path.display()),
-            ..act_now(ActCode::Imported, &[key], &names, by)
-        });
+        let mut act = act_now(ActCode::Imported, &[key], &names, by);
+        act.details.took_ms = Some(milliseconds_of(began.elapsed()));
+        act.details.why = format!("from `{}`", request.place.path.display());
+        images.log.act(act);
         rows.push(ImportedRow { id: id.to_string(), names, present, ..ImportedRow::default() });
     }
     if request.pin {

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     gc::UsedImages,
     image::{ByteSize, ImageKey, ImageSpec, Reference},
     runtime::{MountOptions, MountedImage, RuntimeErrorKind},
@@ -91,8 +91,9 @@ impl Command for RemoveRequest {
         let names = image.names().to_vec();
         tracing::info!(image = %image.id, ?names, ?held_until, ?pinned_by, ?awaited_by, "removed an image on request");
         let freed = freed(before.store_bytes, after).or_else(|| before.freed_by(&image.id));
-        let act = act_now(ActCode::RemovedOnRequest, &[image.key()], &names, "command");
-        images.log.act(Act { bytes: freed, ..act });
+        let mut act = act_now(ActCode::RemovedOnRequest, &[image.key()], &names, "command");
+        act.details.bytes = freed;
+        images.log.act(act);
         Ok(Removed { id: image.id.to_string(), names, freed, held_until, pinned_by, awaited_by })
     }
 }
@@ -115,8 +116,9 @@ impl Command for UntagRequest {
         images.store("the removal of one name")?.untag(&name).await?;
         let freed = freed(before, images.store_bytes().await?);
         tracing::info!(image = %image.id, name, "removed a name on request");
-        let act = act_now(ActCode::UntaggedOnRequest, &[image.key()], std::slice::from_ref(&name), "command");
-        images.log.act(Act { bytes: freed, ..act });
+        let mut act = act_now(ActCode::UntaggedOnRequest, &[image.key()], std::slice::from_ref(&name), "command");
+        act.details.bytes = freed;
+        images.log.act(act);
         Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
     }
 }

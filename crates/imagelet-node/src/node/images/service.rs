@@ -188,16 +188,5 @@ impl KnownSizes {
 
 /// An act of this moment on these images; its size, time and reason are not known.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
-    Act {
-        at: SystemTime::now(),
-        code,
-        keys: keys.iter().map(ToString::to_string).collect(),
-        names: names.to_vec(),
-        by: by.to_owned(),
-        bytes: None,
-        took_ms: None,
-        reason: String::new(),
-        why: String::new(),
-        hosts: Vec::new(),
-    }
+    Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }

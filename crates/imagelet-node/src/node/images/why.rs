@@ -6,7 +6,7 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::{Act, ActCode, History, ImageHistory, PullHost},
+    audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome},
     image::{ByteSize, Image, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -313,7 +313,7 @@ fn history_row(
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
-    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.bytes);
+    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.details.bytes);
     let is_it = |entry: &&Arc<ImageEntry>| entry.key() == key;
     let entry = snapshot.and_then(|snapshot| snapshot.entries.iter().find(is_it)).filter(|_| now.is_some());
     let pulled = entry.and_then(|entry| entry.usage.pulled.as_ref());
@@ -334,6 +334,7 @@ fn history_row(
 }
 
 pub(super) fn happening(act: Act) -> WhyHappening {
+    let ActDetails { bytes, took_ms, reason, why, hosts } = act.details;
     let what = match act.code {
         ActCode::Pulled => "pulled",
         ActCode::Imported => "imported",
@@ -349,12 +350,12 @@ pub(super) fn happening(act: Act) -> WhyHappening {
     WhyHappening {
         at: moment(act.at),
         what: what.into(),
-        code: if act.reason.is_empty() { act.code.code().into() } else { act.reason },
-        reason: act.why,
+        code: if reason.is_empty() { act.code.code().into() } else { reason },
+        reason: why,
         by: act.by,
         names: act.names,
-        bytes: act.bytes,
-        took_ms: act.took_ms,
-        hosts: act.hosts.into_iter().map(WhyHost::from).collect(),
+        bytes,
+        took_ms,
+        hosts: hosts.into_iter().map(WhyHost::from).collect(),
     }
 }
