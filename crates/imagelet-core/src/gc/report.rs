@@ -8,7 +8,7 @@ use super::{
     reason::{GcPhase, Reason},
 };
 use crate::{
-    audit_log::{Act, ActCode},
+    audit_log::{Act, ActCode, ActDetails},
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
@@ -176,18 +176,11 @@ impl GcDecision {
             GcOutcome::Kept => (ActCode::Refused, self.reason.to_string()),
             GcOutcome::Failed(error) => (ActCode::Refused, error.clone()),
         };
-        Some(Act {
-            at,
-            code,
-            keys: vec![self.key().to_string()],
-            names: self.entry.image.names().to_vec(),
-            by: by.to_owned(),
-            bytes: (code == ActCode::Removed).then_some(self.entry.image.size.0),
-            took_ms: None,
-            reason: self.reason.code().to_owned(),
-            why: cut(&why),
-            hosts: Vec::new(),
-        })
+        let bytes = (code == ActCode::Removed).then_some(self.entry.image.size.0);
+        let reason = self.reason.code().to_owned();
+        let details = ActDetails { bytes, reason, why: cut(&why), ..ActDetails::default() };
+        let keys = vec![self.key().to_string()];
+        Some(Act { at, keys, details, ..Act::new(code, self.entry.image.names().to_vec(), by) })
     }
 }
 

@@ -1,16 +1,10 @@
 //! A request for an image, and its answer.
 
-use std::{
-    fmt,
-    num::NonZeroUsize,
-    str::FromStr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use super::puller::throttle::PullRate;
 use crate::{
-    audit_log::{Act, ActCode},
+    audit_log::{Act, ActCode, ActDetails},
     credentials::{CredentialQuery, PullSecret},
     events::EventSubject,
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Reference, ReferenceError},
@@ -25,7 +19,7 @@ const POLICY_LENGTH_MAX: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// How many run at once; `None`: any number. With [`NodePolicy::prioritized_queue`] a few small pulls may run beside.
+    /// How many run at once; `None`: any number. With [`PullRules::prioritized_queue`](crate::node_policy::PullRules::prioritized_queue) a few small pulls may run beside.
     pub slots: Option<NonZeroUsize>,
     pub rate: Option<PullRate>,
     pub backoff_first: Duration,
@@ -193,18 +187,9 @@ impl EnsureRequest {
             (true, false) => "command".to_owned(),
         };
         why.truncate(why.floor_char_boundary(REASON_LENGTH_MAX));
-        Act {
-            at: SystemTime::now(),
-            code,
-            keys: Vec::new(),
-            names: vec![canonical.to_string()],
-            by,
-            bytes: None,
-            took_ms: u64::try_from(took.as_millis()).ok(),
-            why,
-            reason: String::new(),
-            hosts: Vec::new(),
-        }
+        let took_ms = u64::try_from(took.as_millis()).ok();
+        let details = ActDetails { took_ms, why, ..ActDetails::default() };
+        Act { details, ..Act::new(code, vec![canonical.to_string()], by) }
     }
 
     pub(crate) fn query(&self, repository: &str) -> CredentialQuery {

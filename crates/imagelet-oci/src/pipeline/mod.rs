@@ -37,7 +37,7 @@ pub(crate) use self::{
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{Attempt, Fetched, Intake, copy_to},
+    fetch::{Fetched, Intake, LayerAttempt, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::Checks,
@@ -148,7 +148,7 @@ impl LayerJob {
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let attempt = Attempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
+            let attempt = LayerAttempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
             let error = match attempt.run(on_disk, copy).await {
                 Err(error) => error,
                 Ok(None) => {
@@ -295,7 +295,7 @@ impl LayerJob {
     }
 }
 
-impl Attempt<'_> {
+impl LayerAttempt<'_> {
     /// `None`: others have the place or the memory now; the bytes so far are on the disk.
     async fn run(
         mut self,

@@ -10,8 +10,9 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::image::Reference;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
+use serde_json::{Map, Value};
 
 use super::Identity;
 use crate::manifest::{object, printable};
@@ -221,14 +222,14 @@ struct RawRequirement {
     key_datas: Option<Vec<String>>,
     signed_identity: Option<RawIdentity>,
     #[serde(flatten)]
-    others: BTreeMap<String, IgnoredAny>,
+    others: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
 struct RawIdentity {
     r#type: String,
     #[serde(flatten)]
-    others: BTreeMap<String, IgnoredAny>,
+    others: Map<String, Value>,
 }
 
 impl Requirement {

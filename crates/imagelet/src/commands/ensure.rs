@@ -13,10 +13,10 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
-use super::pull::{read_bytes, seconds, unread};
+use super::pull::{read_manifest, seconds, unread};
 use crate::{
     cli::EnsureArgs,
-    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests, decode},
+    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     output::{Format, Table, exit_code, id, or_dash, print, print_failure, size},
     progress::{Screen, Shown, lock},
 };
@@ -37,9 +37,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
         for path in paths {
             for path in files_of(path).map_err(|error| unread(path, &error))? {
                 let name = path.display().to_string();
-                let no_text = || Failure::new("Failed", format!("`{name}` is neither UTF-8 nor UTF-16"));
-                let text = decode(read_bytes(&path, FILE_LENGTH_MAX)?).ok_or_else(no_text)?;
-                files.push(ManifestFile { name, text });
+                files.push(ManifestFile { name, text: read_manifest(&path, FILE_LENGTH_MAX)? });
             }
         }
         Ok(files)

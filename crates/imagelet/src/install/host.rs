@@ -49,18 +49,31 @@ pub(super) struct Kubelet {
 pub(super) struct HostFacts {
     pub(super) files: BTreeMap<PathBuf, FileState>,
     pub(super) systemd: Systemd,
-    /// A package has the units.
-    pub(super) has_package: bool,
-    pub(super) has_state: bool,
-    /// The service's socket is there, open or not.
-    pub(super) has_socket: bool,
+    pub(super) there: HostParts,
     pub(super) program: PathBuf,
-    /// The mode of the configuration that is there; 0 without one.
-    pub(super) configuration_mode: u32,
-    pub(super) configured_endpoint: Option<String>,
+    pub(super) configuration: HostConfiguration,
     pub(super) runtimes: Vec<String>,
     pub(super) kubelet: Kubelet,
-    pub(super) base_configuration: Map<String, Value>,
+}
+
+/// What is on the host besides files of an installation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostParts {
+    /// A package has the units.
+    pub(super) package: bool,
+    pub(super) state: bool,
+    /// The service's socket, open or not.
+    pub(super) socket: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostConfiguration {
+    /// The mode of the configuration that is there; 0 without one.
+    pub(super) mode: u32,
+    /// The runtime that it names.
+    pub(super) endpoint: Option<String>,
+    /// What `--base-configuration` names.
+    pub(super) base: Map<String, Value>,
 }
 
 impl HostFacts {
@@ -73,7 +86,7 @@ impl HostFacts {
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
-    base_configuration: Map<String, Value>,
+    base: Map<String, Value>,
     endpoint_of: impl FnOnce(&Path) -> Result<Option<String>, Failure>,
 ) -> Result<HostFacts, Failure> {
     let is_live = root == Path::new("/");
@@ -88,7 +101,7 @@ pub(super) fn gather(
         files.insert(path, state);
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
-    let configured_endpoint = match files.get(Path::new(CONFIGURATION)) {
+    let endpoint = match files.get(Path::new(CONFIGURATION)) {
         // The way back does not depend on what the file says.
         Some(state) if state.is_kept() && request.role.is_some() => {
             endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
@@ -104,15 +117,15 @@ pub(super) fn gather(
     Ok(HostFacts {
         files,
         systemd,
-        has_package: PACKAGED_UNITS.iter().any(|path| there(path)),
-        has_state: there(STATE),
-        has_socket: is_live && is_socket(Path::new(SOCKET)),
+        there: HostParts {
+            package: PACKAGED_UNITS.iter().any(|path| there(path)),
+            state: there(STATE),
+            socket: is_live && is_socket(Path::new(SOCKET)),
+        },
         program: if request.role.is_some() { program(request, root, is_live)? } else { PathBuf::new() },
-        configuration_mode: mode(&below(root, Path::new(CONFIGURATION))?),
-        configured_endpoint,
+        configuration: HostConfiguration { mode: mode(&below(root, Path::new(CONFIGURATION))?), endpoint, base },
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
         kubelet,
-        base_configuration,
     })
 }
 

@@ -72,7 +72,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     let is_kept = matches!(configuration, Step::Keep { .. });
     steps.push(configuration);
     if is_kept
-        && trusted_files::is_public(host.configuration_mode)
+        && trusted_files::is_public(host.configuration.mode)
         && host.state(Path::new(CONFIGURATION)) != FileState::Foreign
     {
         steps.push(Step::Protect(CONFIGURATION));
@@ -80,7 +80,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     let units =
         [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
     for (path, content) in units {
-        if host.has_package {
+        if host.there.package {
             steps.push(Step::Keep { path: path.into(), why: "the package has the unit" });
         } else {
             steps.push(owned(host, Path::new(path), content)?);
@@ -120,14 +120,14 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
     let state = host.state(path);
     if state.is_kept() {
         let exists = |what: &str, hint: &str| refused(format!("`{CONFIGURATION}` exists and {what}"), hint);
-        let configured = host.configured_endpoint.clone().ok_or_else(|| {
+        let configured = host.configuration.endpoint.clone().ok_or_else(|| {
             exists("names no runtime", "set `imageService.cri.endpoint` in it, or move the file away")
         })?;
         if let Some(wanted) = request.runtime_endpoint.as_ref().filter(|wanted| **wanted != configured) {
             let other = format!("names the runtime `{configured}`, not `{wanted}`");
             return Err(exists(&other, "change the file, or leave `--runtime-endpoint` out"));
         }
-        if request.node_name.is_some() || !host.base_configuration.is_empty() {
+        if request.node_name.is_some() || !host.configuration.base.is_empty() {
             let without = "is not changed: `--node-name` and `--base-configuration` would have no effect";
             return Err(exists(without, "set the keys in the file, or move it away"));
         }
@@ -146,7 +146,7 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
             return Err(refused(message, "choose one with `--runtime-endpoint`"));
         }
     };
-    let content = contents::configuration(&endpoint, request, &host.base_configuration);
+    let content = contents::configuration(&endpoint, request, &host.configuration.base);
     Ok((endpoint, owned(host, path, content)?))
 }
 
@@ -202,7 +202,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let mut steps = without_kubelet(request, host, is_live);
     let units = [SERVICE_UNIT, SOCKET_UNIT].map(PathBuf::from);
     let are_ours = units.iter().any(|path| matches!(host.state(path), FileState::Unchanged(_) | FileState::Changed));
-    if are_ours && !host.has_package {
+    if are_ours && !host.there.package {
         match host.systemd {
             Systemd::Running => {
                 steps.push(Step::Systemctl(&["disable", "--now", "imagelet.service", "imagelet.socket"]));
@@ -215,7 +215,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     if are_ours {
         steps.extend(reload(is_live));
     }
-    if are_ours && !host.has_package && host.has_socket {
+    if are_ours && !host.there.package && host.there.socket {
         // systemd closes a socket, and leaves its file.
         steps.extend([Step::Remove(SOCKET.into()), Step::RemoveFolder(SOCKET_FOLDER)]);
     }
@@ -224,10 +224,10 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
         steps.push(step);
         steps.extend(folder);
     }
-    if host.has_package {
+    if host.there.package {
         steps.push(Step::Advise("the package stays: `apt remove imagelet` removes it".into()));
     }
-    if host.has_state {
+    if host.there.state {
         steps.push(Step::Advise("/var/lib/imagelet stays: pull records and images of imagelet's own store".into()));
     }
     steps

@@ -29,7 +29,7 @@ use super::{
     startup_latency::ImageEnd,
 };
 use crate::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     credentials::PullCredentials,
     events::PodIdentity,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
@@ -247,11 +247,9 @@ impl<'a> Ensuring<'a> {
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        self.manager
-            .parts
-            .reports
-            .decisions
-            .act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
+        let mut act = act(ActCode::PullFailed, failure.chain());
+        act.details.hosts = progress.hosts;
+        self.manager.parts.reports.decisions.act(act);
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);
         self.failed(key, &error);

@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 
 use super::{
     REPORTED_SETS_MAX,
-    image_set::{ImageSet, SetName, SetObject, SetScope},
+    image_set::{ImageSet, SetName, SetObject},
+    set_spec::SetScope,
 };
 use crate::watch::follow;
 
@@ -43,11 +44,6 @@ impl SetLimit {
             Self::Total => "TotalLimit",
             Self::Report => "ReportLimit",
         }
-    }
-
-    /// Whether nodes pass over the set.
-    pub(crate) fn is_passed_over(self) -> bool {
-        !matches!(self, Self::Report)
     }
 }
 

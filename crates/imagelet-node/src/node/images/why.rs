@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::{Act, ActCode, History, ImageHistory, PullHost},
+    audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ByteSize, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -328,7 +328,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
-    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.bytes);
+    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.details.bytes);
     WhyImage {
         id: key.id().to_string(),
         names,
@@ -341,6 +341,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
 }
 
 pub(super) fn happening(act: Act) -> WhyHappening {
+    let ActDetails { bytes, took_ms, reason, why, hosts } = act.details;
     let what = match act.code {
         ActCode::Pulled => "pulled",
         ActCode::Imported => "imported",
@@ -356,12 +357,12 @@ pub(super) fn happening(act: Act) -> WhyHappening {
     WhyHappening {
         at: moment(act.at),
         what: what.into(),
-        code: if act.reason.is_empty() { act.code.code().into() } else { act.reason },
-        reason: act.why,
+        code: if reason.is_empty() { act.code.code().into() } else { reason },
+        reason: why,
         by: act.by,
         names: act.names,
-        bytes: act.bytes,
-        took_ms: act.took_ms,
-        hosts: act.hosts.into_iter().map(WhyHost::from).collect(),
+        bytes,
+        took_ms,
+        hosts: hosts.into_iter().map(WhyHost::from).collect(),
     }
 }

@@ -24,6 +24,7 @@ pub(super) use self::{
 };
 use crate::{
     cli::{LoginArgs, PullArgs},
+    manifests::decode,
     output::{Format, exit_code, print, print_failure},
     progress::{Screen, lock},
 };
@@ -56,12 +57,13 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-pub(super) fn read_file(path: &Path, length_max: usize) -> Result<String, Failure> {
-    let no_text = |error| unread(path, &std::io::Error::new(std::io::ErrorKind::InvalidData, error));
-    String::from_utf8(read_bytes(path, length_max)?).map_err(no_text)
+/// The text of a manifest, or of standard input.
+pub(super) fn read_manifest(path: &Path, length_max: usize) -> Result<String, Failure> {
+    let no_text = || Failure::new("Failed", format!("`{}` is neither UTF-8 nor UTF-16", path.display()));
+    decode(read_bytes(path, length_max)?).ok_or_else(no_text)
 }
 
-pub(super) fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
+fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let limit = length_max as u64 + 1;
     if path == Path::new("-") {
