@@ -31,7 +31,7 @@ use super::{
     StagedBlob, Staging, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare, load::read_json},
-    record::{LayerEnd, LayerRecord, SpareRecord, checksum, read_implicit},
+    record::{LayerEnd, LayerRecord, SPARE_RECORD, SpareRecord, checksum, read_implicit},
     resumption::{Resumption, is_outdated},
     staging::discard,
     storage_error,
@@ -266,7 +266,7 @@ impl Store {
     fn read_spare(&self, folder: &Path) -> Option<Spare> {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
-        let origin: SpareRecord = SpareRecord::read(folder).ok()?;
+        let origin: SpareRecord = read_json(&folder.join(SPARE_RECORD)).ok()?;
         let is_whole = self.boot.as_ref() == Some(&origin.boot)
             && record.unsettled == self.unsettled_mark(record.end)
             && record.diff_id == origin.entry.diff_id

@@ -281,7 +281,11 @@ impl Attempt<'_> {
         failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        blocking(move || Ok(layer.taken())).await.map_err(handover)?;
+        let cleared = blocking(move || {
+            layer.taken();
+            Ok(())
+        });
+        cleared.await.map_err(handover)?;
         Ok(vec![view])
     }
 
