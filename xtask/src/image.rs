@@ -9,13 +9,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
-/// What the image is made of.
 pub(crate) struct ProgramImage {
     /// Linked statically: the image has no C library.
     pub(crate) program: PathBuf,
     /// The authorities that registries' certificates are checked against, one PEM file.
     pub(crate) authorities: PathBuf,
-    /// The name in the layout.
     pub(crate) name: String,
     pub(crate) version: String,
     /// In OCI's words: `amd64`.
@@ -25,7 +23,6 @@ pub(crate) struct ProgramImage {
 }
 
 impl ProgramImage {
-    /// The bytes of the tar file.
     pub(crate) fn layout(&self) -> Result<Vec<u8>> {
         let layer = self.layer()?;
         let mut packed = GzBuilder::new().write(Vec::new(), Compression::best());

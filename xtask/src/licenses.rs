@@ -97,7 +97,9 @@ fn files(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     for folder in folders.iter().map(PathBuf::as_path).chain([folder]) {
         let is_wanted = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
-            path.is_file() && NAMES.iter().any(|start| name.starts_with(start)) && !name.ends_with(".RS")
+            path.is_file()
+                && NAMES.iter().any(|start| name.starts_with(start))
+                && path.extension().is_none_or(|one| one != "rs")
         };
         found.extend(entries(folder)?.into_iter().filter(is_wanted));
     }

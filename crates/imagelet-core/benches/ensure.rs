@@ -18,8 +18,8 @@ use std::{
 
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
-    events::{Event, EventSink},
-    manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy},
+    events::{Event, EventSink, PodIdentity},
+    manager::{EnsureRequest, ImageManager, ManagerParts, ManagerReports, Origin, PullPolicy},
     metrics::Metrics,
     records::{PullRecords, VerificationPolicy},
     runtime::{PullWatcher, RuntimeManager, unwatched},
@@ -112,8 +112,11 @@ impl Bed {
         let events = Arc::new(Counted::default());
         let images = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(runtime.clone()));
         let manager = ImageManager::new(ManagerParts {
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as _,
+                metrics: Arc::clone(&metrics),
+                ..ManagerReports::default()
+            },
             ..ManagerParts::new(images.measured(metrics), Arc::new(records))
         });
         let document = r#"{"auths": {"registry.example.com": {"username": "user", "password": "password"}}}"#;
@@ -122,12 +125,12 @@ impl Bed {
             kind: PullSecretKind::DockerConfigJson,
             document: Secret::new(document),
         };
-        let request = EnsureRequest {
-            pod: PodIdentity { namespace: "default".into(), name: "web-0".into(), uid: "8a1e".into() },
+        let mut request = EnsureRequest {
             container: "spec.containers{app}".into(),
             secrets: vec![secret],
             ..EnsureRequest::new(IMAGE, PullPolicy::IfNotPresent)
         };
+        request.pull.pod = PodIdentity { namespace: "default".into(), name: "web-0".into(), uid: "8a1e".into() };
         let bed = Self { manager, runtime, request, progress: unwatched(), events };
         let first = bed.manager.ensure(&bed.request, Arc::clone(&bed.progress)).await.expect("it is pulled");
         assert!(matches!(first.origin, Origin::Pulled { .. }));

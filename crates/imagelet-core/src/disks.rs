@@ -38,12 +38,7 @@ impl DiskStats {
 
     /// The first file system counts and includes the writable layers, as in the kubelet.
     fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
-        let first = reported.images.first();
-        let first = first.ok_or_else(|| PlainError("imageFs information is unavailable".to_owned()))?;
-        let disk = visible(probe, &first.mountpoint).map_err(|error| {
-            let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
-            PlainError(format!("{what}: {error}"))
-        })?;
+        let (first, disk) = image_disk(reported, probe)?;
         let (measured_at, used, inodes_used) = (first.measured_at, first.used, first.inodes_used);
         let images = FsStats { measured_at, used, inodes_used, disk };
         Ok(Self { containers: images.clone(), images })
@@ -68,6 +63,19 @@ impl DiskStats {
         let images = measured(of_images, image_disk);
         Ok(Self { containers: other.map_or_else(|| images.clone(), |disk| measured(of_containers, disk)), images })
     }
+}
+
+/// The first file system of images, and its disk where that is visible.
+pub(crate) fn image_disk<'a>(
+    reported: &'a ImageFilesystems,
+    probe: &dyn DiskProbe,
+) -> Result<(&'a FilesystemUsage, Option<DiskUse>), PlainError> {
+    let first = reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))?;
+    let disk = visible(probe, &first.mountpoint).map_err(|error| {
+        let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
+        PlainError(format!("{what}: {error}"))
+    })?;
+    Ok((first, disk))
 }
 
 /// Both file systems where they are reported in two places.
@@ -157,7 +165,7 @@ impl DiskProbe for StatVfs {
 }
 
 /// The usage of the disk; `None` where the directory is not visible from this process, which is not a failure.
-pub(crate) fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
+fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
     match probe.look(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::debug!(directory = %directory.display(), "the image filesystem is not visible from here");

@@ -55,13 +55,19 @@ impl EventKind {
     }
 }
 
+/// Which pod asks or is concerned. All empty: none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodIdentity {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+    pub uid: Arc<str>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
     /// A pod, or a container in it.
     Pod {
-        namespace: Arc<str>,
-        name: Arc<str>,
-        uid: Arc<str>,
+        pod: PodIdentity,
         /// `spec.containers{NAME}` and the like; empty for the pod itself.
         field_path: Arc<str>,
     },
@@ -72,7 +78,7 @@ impl fmt::Display for EventSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node => f.write_str("node"),
-            Self::Pod { namespace, name, field_path, .. } => {
+            Self::Pod { pod: PodIdentity { namespace, name, .. }, field_path } => {
                 if namespace.is_empty() && name.is_empty() {
                     return f.write_str("-");
                 }

@@ -20,20 +20,14 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{
-    api_error::text,
-    names::{NAME_LENGTH_MAX, shown},
-};
+use crate::{api_error::text, names::shown};
 
 /// The reasons that are sent, of events about the node.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 const CONTROLLER: &str = "imagelet.dev/node-agent";
-/// The API's limits, in bytes.
+/// The API's limit, in bytes.
 const NOTE_LENGTH_MAX: usize = 1024;
-const INSTANCE_LENGTH_MAX: usize = 128;
-/// The name of an event is that of its object and, after a dot, the time in 16 hexadecimal digits.
-const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
 /// An API server that takes longer loses the event.
 const SEND_MAX: Duration = Duration::from_secs(10);
 /// A series is sent again after this time at the earliest.
@@ -68,13 +62,11 @@ impl NodeEvents {
     /// Sends events for as long as this future lives.
     pub(crate) async fn run(&self) {
         let mut received = self.events.follow();
-        let instance = &self.node[..self.node.floor_char_boundary(INSTANCE_LENGTH_MAX)];
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance.to_owned()) };
-        let name = &self.node[..self.node.floor_char_boundary(REGARDING_LENGTH_MAX)];
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(self.node.clone()) };
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(name.trim_end_matches(['-', '.']).to_owned()),
+            name: Some(self.node.clone()),
             // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
@@ -167,7 +159,7 @@ pub(crate) fn failure_event(
 mod tests {
     use std::num::NonZeroUsize;
 
-    use imagelet_core::events::EventSink as _;
+    use imagelet_core::events::{EventSink as _, PodIdentity};
     use serde_json::{Value, json};
 
     use super::*;
@@ -181,13 +173,9 @@ mod tests {
 
     impl Bed {
         async fn new() -> Self {
-            Self::of("node-1").await
-        }
-
-        async fn of(node: &str) -> Self {
             let api = FakeApi::start(FakeApiOptions::default()).await;
             let events = Arc::new(LogEvents::new(NonZeroUsize::new(1000).unwrap()));
-            let sender = NodeEvents::new(api.client(), node, Arc::clone(&events));
+            let sender = NodeEvents::new(api.client(), "node-1", Arc::clone(&events));
             let running = tokio::spawn(async move { sender.run().await });
             // It subscribes when it first runs.
             tokio::task::yield_now().await;
@@ -215,7 +203,7 @@ mod tests {
 
     fn pod() -> EventSubject {
         let (namespace, name, uid) = ("shop".into(), "web".into(), "uid-web".into());
-        EventSubject::Pod { namespace, name, uid, field_path: "".into() }
+        EventSubject::Pod { pod: PodIdentity { namespace, name, uid }, field_path: "".into() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -283,18 +271,6 @@ mod tests {
             seconds(1).await;
             assert_eq!(bed.api.events().len(), 1, "{fault:?}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_name_of_an_event_about_a_node_with_the_longest_name_is_valid() {
-        let node = format!("{}-{}", "n".repeat(REGARDING_LENGTH_MAX - 1), "n".repeat(17));
-        let bed = Bed::of(&node).await;
-        bed.warn("ImageGCFailed", "no space");
-        seconds(1).await;
-        let event = &bed.api.events()[0];
-        let name = event["metadata"]["name"].as_str().unwrap();
-        assert!(name.len() <= NAME_LENGTH_MAX && !name.contains("-."), "{name}");
-        assert_eq!((node.len(), &event["regarding"]["uid"]), (NAME_LENGTH_MAX, &json!(node)));
     }
 
     #[tokio::test(start_paused = true)]

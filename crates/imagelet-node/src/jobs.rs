@@ -38,7 +38,7 @@ pub(crate) struct Jobs {
 impl Jobs {
     pub(crate) fn start(node: &Arc<LocalNode>, stop: &CancellationToken) -> Self {
         let mut jobs = Self { tasks: JoinSet::new(), wake: Arc::default(), stop: stop.clone() };
-        jobs.repeat(node, |settings| settings.detection_period, |node| async move { detect(&node).await });
+        jobs.repeat(node, |settings| settings.images.detection_period, |node| async move { detect(&node).await });
         let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
         jobs.repeat(node, period, |node| async move { collect_if_needed(&node).await });
         // Uses arrive without a pass, too.
@@ -56,7 +56,7 @@ impl Jobs {
         if let Some(agent) = node.parts.agent.clone() {
             jobs.spawn(async move { agent.run().await });
         }
-        if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().kubernetes {
+        if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().node.kubernetes {
             let target = Arc::new(PrefetchTarget(Arc::clone(node)));
             let agent = PrefetchAgent::new(access.client(), name, target);
             jobs.spawn(async move { agent.run().await });
@@ -128,11 +128,11 @@ async fn detect(node: &LocalNode) {
 /// The policy of periodic collection; `None`: disabled. Detection runs in both cases.
 fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     settings.collection.period?;
-    if settings.gc.is_off() {
+    if settings.collection.policy.is_off() {
         tracing::debug!("ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC");
         return None;
     }
-    Some(settings.gc)
+    Some(settings.collection.policy)
 }
 
 /// Collects as configured, and logs the result like the kubelet.
@@ -197,7 +197,7 @@ mod tests {
             let settings = sources.settings().expect("it holds");
             assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);
             // One pass does both here, and has a period whatever is collected.
-            let detects = !settings.detection_period.is_zero();
+            let detects = !settings.images.detection_period.is_zero();
             assert_eq!(expected["detect_loop_started"], detects, "{}", case["name"]);
             assert_eq!(expected["cache_loop_started"], detects, "{}", case["name"]);
             compared += 1;

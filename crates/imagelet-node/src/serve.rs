@@ -23,7 +23,7 @@ pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, run
 
 use crate::{
     api,
-    config::{Backend, Environment, Settings},
+    config::{Backend, Settings},
     connections::{self, Limits},
     failure::Failure,
     http::{self, HttpAccess},
@@ -46,21 +46,17 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// Reads the files that the settings name, for their refusal: the token, and the configuration of credential providers.
 pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
-    HttpAccess::load(&settings.http)?;
+    HttpAccess::load(&settings.interfaces.http)?;
     wiring::providers(settings).await.map(drop)
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// `read` reads the settings: at the start, and again at each SIGHUP. `lock_wait` is how long another owner of the store may take.
-pub async fn serve(
-    read: impl Fn() -> Result<Settings, Failure>,
-    lock_wait: Option<Duration>,
-    environment: &Environment,
-) -> Result<(), Failure> {
+pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Option<Duration>) -> Result<(), Failure> {
     let settings = read()?;
     // Refused before anything is opened.
-    let access = HttpAccess::load(&settings.http)?;
+    let access = HttpAccess::load(&settings.interfaces.http)?;
     let wanted = StoreAccess { access: Access::Write { or_create: true }, lock_wait: lock_wait.unwrap_or(LOCK_WAIT) };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -83,12 +79,12 @@ pub async fn serve(
             _ = interrupt.recv() => Ok(None),
         }
     };
-    let bind_http = async || match &settings.http.address {
+    let bind_http = async || match &settings.interfaces.http.address {
         Some(address) => http::bind(address, access.has_token()).await.map(Some),
         None => Ok(None),
     };
     // All listeners are bound before one of them serves: a start that fails has answered no call.
-    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over(environment)? {
+    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over()? {
         let http_listener = bind_http().await?;
         // Callers may be connected already: they get an answer or a retry.
         let server = tokio::spawn(server(listener));
@@ -102,10 +98,10 @@ pub async fn serve(
         let Some(node) = opening().await? else { return Ok(()) };
         drop(readiness.0.set(Arc::clone(&node)));
         let http_listener = bind_http().await?;
-        let listener = imagelet_runtime::cri::listen(&settings.socket).await.map_err(|error| {
-            Failure::because(format!("could not listen on `{}`", settings.socket.display()), &error)
+        let listener = imagelet_runtime::cri::listen(&settings.interfaces.socket).await.map_err(|error| {
+            Failure::because(format!("could not listen on `{}`", settings.interfaces.socket.display()), &error)
         })?;
-        let guard = SocketGuard::new(&settings.socket);
+        let guard = SocketGuard::new(&settings.interfaces.socket);
         (node, tokio::spawn(server(listener)), http_listener, Some(guard))
     };
     let mut http = tokio::spawn({
@@ -119,7 +115,7 @@ pub async fn serve(
     let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
-        socket = %settings.socket.display(), backend = node.parts.backend, http = settings.http.address,
+        socket = %settings.interfaces.socket.display(), backend = node.parts.backend, http = settings.interfaces.http.address,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
     let status = format!("serving images of the {}", node.parts.backend);
@@ -170,7 +166,7 @@ pub async fn serve(
 
 /// A directory of the daemon's own, most likely on the disk of its images.
 fn state_place(settings: &Settings) -> PathBuf {
-    match &settings.backend {
+    match &settings.images.backend {
         Backend::Embedded(store) => store.engine.place.root.clone(),
         Backend::Cri(runtime) => runtime.engine.place.root.clone(),
     }
@@ -182,7 +178,7 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
         Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)
     };
-    match &settings.backend {
+    match &settings.images.backend {
         Backend::Embedded(store) => {
             let runtime = match &store.runtime {
                 Some((endpoint, timeout)) => behind(endpoint, *timeout)?,
@@ -190,6 +186,6 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
             };
             Ok((Handlers::Known(BTreeSet::new()), runtime))
         }
-        Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.runtime_request_timeout)?)),
+        Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.node.request_timeout)?)),
     }
 }

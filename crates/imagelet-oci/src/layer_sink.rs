@@ -101,7 +101,6 @@ pub struct ImportedLayer {
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
-    pub media_type: String,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
 }

@@ -3,7 +3,7 @@
 //! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
 //! adapter counts the elements of a message before it decodes them.
 
-use std::{io, marker::PhantomData};
+use std::{error::Error, io, marker::PhantomData};
 
 use hyper_util::rt::TokioIo;
 use prost::Message;
@@ -31,6 +31,15 @@ where
     });
     // The URI only sets the `:authority`.
     Channel::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
+
+/// The root cause of a status that the client made because the peer is away.
+pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
+    let mut cause = status.source()?;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    Some(cause)
 }
 
 pub(crate) async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {

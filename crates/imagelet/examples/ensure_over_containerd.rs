@@ -5,7 +5,8 @@
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    manager::{EnsureRequest, ImageManager, ManagerParts, PodIdentity, PullPolicy},
+    events::PodIdentity,
+    manager::{EnsureRequest, ImageManager, ManagerParts, PullPolicy},
     records::{PullRecords, VerificationPolicy},
     runtime::{RuntimeManager, unwatched},
 };
@@ -39,7 +40,8 @@ pub(crate) async fn run(state: &Path, socket: &Path, images: &[String]) -> Resul
     let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "web-1".into() };
     let mut lines = Vec::new();
     for image in images {
-        let request = EnsureRequest { pod: pod.clone(), ..EnsureRequest::new(image, PullPolicy::IfNotPresent) };
+        let mut request = EnsureRequest::new(image, PullPolicy::IfNotPresent);
+        request.pull.pod = pod.clone();
         let ensured = manager.ensure(&request, unwatched()).await?;
         lines.push(format!("{image}: {} ({:?})", ensured.id, ensured.origin));
     }

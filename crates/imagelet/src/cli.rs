@@ -35,6 +35,12 @@ use self::values::{parse_log, parse_percent, parse_wait};
 use crate::output::Format;
 use imagelet_node::{config::is_empty_variable, size::parse_size};
 
+const NO_ENDPOINT: &str =
+    "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'";
+const NO_TIMEOUT: &str =
+    "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime";
+const NO_STORE: &str = "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'";
+
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
 #[command(name = "imagelet", version, max_term_width = 100, disable_help_flag = true, disable_help_subcommand = true)]
@@ -532,22 +538,13 @@ impl Cli {
             serve.ignored = kubelet_options::ignored(&matches);
         }
         if let Command::Serve(serve) = &cli.command {
-            let refusals = [
-                (
-                    typed("endpoint"),
-                    "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'",
-                ),
-                (
-                    typed("timeout"),
-                    "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime",
-                ),
-                (
-                    serve.runtime_endpoint.is_some() && typed("store"),
-                    "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'",
-                ),
-            ];
-            if let Some((_, message)) = refusals.iter().find(|(is_given, _)| *is_given) {
-                return conflict(message);
+            let has_two = serve.runtime_endpoint.is_some() && typed("store");
+            for (is_given, message) in
+                [(typed("endpoint"), NO_ENDPOINT), (typed("timeout"), NO_TIMEOUT), (has_two, NO_STORE)]
+            {
+                if is_given {
+                    return conflict(message);
+                }
             }
         }
         Ok(cli)

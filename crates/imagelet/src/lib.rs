@@ -22,7 +22,7 @@ use std::{
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, PodCommand, format_of, has_lines, usage_failure};
-use imagelet_node::config::Environment;
+use imagelet_node::config::{Environment, variable};
 use imagelet_node::failure::Failure;
 use output::{Format, print_failure, write_failure};
 
@@ -58,7 +58,7 @@ pub fn run_process() -> ExitCode {
     if let Some(level) = &cli.global.log_level {
         environment.log = Some(level.clone());
     }
-    if matches!(cli.command, Command::Serve(_)) && !environment.has_tunables {
+    if matches!(cli.command, Command::Serve(_)) && variable("GLIBC_TUNABLES").is_none() {
         start_with_bounded_heap(&arguments);
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);

@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use imagelet_node::config::Environment;
+use imagelet_node::config::{Environment, has_dumb_terminal, variable};
 
 /// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
 /// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
@@ -29,7 +29,8 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
         let builder = builder.without_time().with_level(false).with_target(false).with_ansi(false);
         builder.fmt_fields(debug_fn(for_people)).finish().with(filter).init();
     } else if io::stderr().is_terminal() {
-        builder.with_target(false).with_ansi(!environment.no_color).finish().with(filter).init();
+        let has_colours = variable("NO_COLOR").is_none() && !has_dumb_terminal();
+        builder.with_target(false).with_ansi(has_colours).finish().with(filter).init();
     } else {
         builder.json().flatten_event(true).finish().with(filter).init();
     }

@@ -1,4 +1,4 @@
-//! The display of a running pull: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
+//! The display of a running pull: lines that move on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -11,22 +11,22 @@ use imagelet_core::{
     image::{ByteSize, counted},
     printable::printable,
 };
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::termios::tcgetwinsize;
-use tokio::time::Instant;
+use tokio::{task::AbortHandle, time::Instant};
 
 use imagelet_node::{
-    api::{LayerSize, PullProgressRow, PullRetry, Step, Steps, no_steps},
+    api::{LayerProgress, LayerSize, PullProgressRow, PullRetry, Step, Steps, no_steps},
     config::has_dumb_terminal,
 };
 
-/// Layers with a bar of their own; the total covers the others. A low terminal has fewer.
-const BARS_MAX: usize = 24;
-/// Lines of a terminal beside those of layers: the total, a wait for the registry, and what was typed.
+/// Layers with a line of their own. A low terminal has fewer.
+const LAYER_LINES_MAX: usize = 24;
+/// Lines of a terminal beside those of layers: the pull, and what was typed.
 const LINES_RESERVED: usize = 4;
-/// Columns of a name before a bar, so that the line fits 80.
-const BAR_NAME_COLUMNS: usize = 28;
-const RESOLVING: &str = "asking the registry";
+/// Columns of a name before a bar, so that the columns after it align.
+const NAME_COLUMNS: usize = 36;
+const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are one.
@@ -50,29 +50,46 @@ impl Screen {
         }
     }
 
-    /// Shows a pull with its layers, or in a line of its own if `line_width`, the widest name of several pulls, is
-    /// given. Dropping the guard removes its bars.
+    /// Shows a pull with its layers, or in one line if `line_width`, the widest name of several pulls, is given. Dropping
+    /// the guard removes its lines.
     pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
         let image = printable(image);
+        let known = Arc::new(Mutex::new(KnownSteps::default()));
+        let hearing = Arc::clone(&known);
         match self {
-            Self::Quiet => Shown { steps: no_steps(), bars: None },
+            Self::Quiet => Shown { steps: no_steps(), line: None },
             Self::Lines => {
-                let said = Mutex::default();
                 let steps = move |step| {
-                    if let Some(text) = line(&mut lock(&said), &step) {
+                    if let Some(text) = lock(&hearing).take(step) {
                         drop(writeln!(std::io::stderr(), "{image}: {text}"));
                     }
                 };
-                Shown { steps: Arc::new(steps), bars: None }
+                Shown { steps: Arc::new(steps), line: None }
             }
             Self::Bars(screen) => {
                 let lines = tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row);
-                let layers_max = if line_width.is_some() { 0 } else { bars_for(lines) };
-                let columns = line_width.unwrap_or_else(|| image.chars().count());
-                let image = in_columns(&image, columns.min(BAR_NAME_COLUMNS));
-                let bars = Arc::new(Bars::new(screen.clone(), image, layers_max));
-                let hearing = Arc::clone(&bars);
-                Shown { steps: Arc::new(move |step| hearing.take(step)), bars: Some(bars) }
+                let layers_max = if line_width.is_some() { 0 } else { layer_lines(lines) };
+                let columns = line_width.unwrap_or_else(|| image.chars().count()).min(NAME_COLUMNS);
+                let line = PullLine::new(screen, in_columns(&image, columns));
+                let line = Arc::new(Mutex::new(Some(line)));
+                let (drawn, printing) = (Arc::clone(&line), screen.clone());
+                let draws = tokio::spawn(async move {
+                    let mut clock = tokio::time::interval(DRAW_EVERY);
+                    loop {
+                        clock.tick().await;
+                        let pull = lock(&known).row(Instant::now());
+                        if let Some(line) = &mut *lock(&drawn) {
+                            line.draw(&pull, layers_max);
+                        }
+                    }
+                });
+                let steps = move |step| {
+                    let is_said = matches!(step, Step::Removed(_) | Step::Notice { .. } | Step::Warning { .. });
+                    if let Some(text) = lock(&hearing).take(step).filter(|_| is_said) {
+                        drop(printing.println(text));
+                    }
+                };
+                Shown { steps: Arc::new(steps), line: Some((line, draws.abort_handle())) }
             }
         }
     }
@@ -94,68 +111,119 @@ fn draws_bars() -> bool {
 
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
-    bars: Option<Arc<Bars>>,
+    /// `None` after the end.
+    line: Option<(Arc<Mutex<Option<PullLine>>>, AbortHandle)>,
 }
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        if let Some(bars) = &self.bars {
-            bars.clear();
+        if let Some((line, draws)) = &self.line {
+            draws.abort();
+            drop(lock(line).take());
         }
     }
 }
 
-/// What a pull without bars has said.
+/// What the steps of a command say of its pull.
 #[derive(Default)]
-struct Said {
-    sizes: BTreeMap<String, ByteSize>,
-    retry: Option<(String, Instant)>,
+struct KnownSteps {
+    row: PullProgressRow,
+    began: Option<Instant>,
+    retry_at: Option<Instant>,
     warnings: BTreeSet<String>,
-    unanswered: BTreeMap<String, usize>,
+    unanswered: BTreeSet<String>,
+    /// When bytes of this many began to come.
+    fetching: Option<(Instant, u64)>,
 }
 
-fn line(said: &mut Said, step: &Step) -> Option<String> {
-    match step {
-        Step::Resolved { layers: resolved, .. } => {
-            said.sizes = resolved.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect();
-            let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
-            Some(format!("{}, {total} to fetch at most", counted(resolved.len(), "layer")))
+impl KnownSteps {
+    /// Adds a step. Returns the line that says it where no lines move.
+    fn take(&mut self, step: Step) -> Option<String> {
+        let row = &mut self.row;
+        match step {
+            Step::Resolved { manifest, layers } => {
+                let total: ByteSize = layers.iter().map(|layer| ByteSize(layer.size)).sum();
+                let text = format!("{}, {total} to fetch at most", counted(layers.len(), "layer"));
+                let layer = |LayerSize { digest, size }| LayerProgress { digest, size, ..LayerProgress::default() };
+                (row.phase, row.manifest, row.retry) = ("fetching".into(), manifest, None);
+                row.layers = layers.into_iter().map(layer).collect();
+                return Some(text);
+            }
+            Step::Fetching { digest, received } => drop(self.layer(&digest, "fetching", |size| received.min(size))),
+            Step::Present { digest } => {
+                self.layer(&digest, "present", |_| 0);
+                return Some(format!("layer {} is present", short(&digest)));
+            }
+            Step::Done { digest } => {
+                let size = ByteSize(self.layer(&digest, "done", |size| size).unwrap_or_default());
+                return Some(format!("layer {} is done ({size})", short(&digest)));
+            }
+            Step::Committing => (row.phase, row.retry) = ("committing".into(), None),
+            Step::ThroughRuntime => (row.phase, row.retry) = ("pulling".into(), None),
+            Step::Checking { read, total } => {
+                (row.phase, row.bytes_received, row.bytes_total) = ("checking".into(), read, Some(total));
+            }
+            Step::Notice { note } => return Some(printable(&note)),
+            Step::Removed(image) => return Some(image.text()),
+            Step::Warning { text } => {
+                let line = format!("warning: {}", printable(&text));
+                return self.warnings.insert(text).then_some(line);
+            }
+            Step::Waiting { host, over: false } => {
+                let text = waiting_for(&host);
+                return self.unanswered.insert(host).then_some(text);
+            }
+            Step::Waiting { host, over: true } => drop(self.unanswered.remove(&host)),
+            Step::Retry(retry) => {
+                let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
+                // All requests of a pull wait for the same limit.
+                let is_new = row.retry.as_ref().is_none_or(|known| known.host != retry.host)
+                    || self.retry_at.is_none_or(|known| at > known + RETRY_TOLERANCE);
+                self.retry_at = Some(at);
+                let text = retry.text();
+                row.retry = Some(retry);
+                return is_new.then_some(text);
+            }
+            Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => {}
         }
-        Step::Notice { note } => Some(printable(note)),
-        Step::Waiting { host, over } => {
-            let (was, is) = unanswered(&mut said.unanswered, host, *over);
-            (was == 0 && is == 1).then(|| waiting_for(host))
-        }
-        Step::Removed(image) => Some(image.text()),
-        // Each attempt of a pull warns anew.
-        Step::Warning { text } => said.warnings.insert(text.clone()).then(|| warning(text)),
-        Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
-        Step::Retry(retry) => {
-            let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-            // All requests of a pull wait for the same limit.
-            let is_new =
-                said.retry.as_ref().is_none_or(|(host, known)| *host != retry.host || at > *known + RETRY_TOLERANCE);
-            said.retry = Some((retry.host.clone(), at));
-            is_new.then(|| retry.text())
-        }
-        Step::Done { digest } => {
-            let size = said.sizes.get(digest).copied().unwrap_or(ByteSize::ZERO);
-            Some(format!("layer {} is done ({size})", short(digest)))
-        }
-        _ => None,
+        None
     }
-}
 
-fn warning(text: &str) -> String {
-    format!("warning: {}", printable(text))
-}
+    /// Returns the size of the layer; `None`: it is not known.
+    fn layer(&mut self, digest: &str, state: &str, received: impl FnOnce(u64) -> u64) -> Option<u64> {
+        let layer = self.row.layers.iter_mut().find(|layer| layer.digest == digest)?;
+        (layer.state, layer.received) = (state.into(), received(layer.size));
+        Some(layer.size)
+    }
 
-/// How many requests a host had not answered, and has not now.
-fn unanswered(hosts: &mut BTreeMap<String, usize>, host: &str, over: bool) -> (usize, usize) {
-    let was = hosts.get(host).copied().unwrap_or_default();
-    let is = if over { was.saturating_sub(1) } else { was + 1 };
-    hosts.insert(host.to_owned(), is);
-    (was, is)
+    /// What is known now, as a daemon reports it of its pulls.
+    fn row(&mut self, now: Instant) -> PullProgressRow {
+        let mut row = self.row.clone();
+        let missing = row.layers.iter().filter(|layer| layer.state != "present");
+        if !row.layers.is_empty() {
+            row.bytes_total = Some(missing.clone().map(|layer| layer.size).sum());
+            row.bytes_received = missing.map(|layer| layer.received).sum();
+        }
+        if row.phase.is_empty() {
+            row.phase = "asking".into();
+        }
+        let between = |from: Instant, to: Instant| {
+            u64::try_from(to.saturating_duration_since(from).as_millis()).unwrap_or(u64::MAX)
+        };
+        row.elapsed_ms = between(*self.began.get_or_insert(now), now);
+        if let Some(total) = row.bytes_total.filter(|_| row.bytes_received > 0) {
+            let (since, before) = *self.fetching.get_or_insert((now, row.bytes_received));
+            let speed = (row.bytes_received.saturating_sub(before) * 1000).checked_div(between(since, now));
+            row.bytes_per_second = speed.filter(|speed| *speed > 0);
+            let left = total.saturating_sub(row.bytes_received);
+            row.remaining_ms = row.bytes_per_second.map(|speed| left.saturating_mul(1000) / speed);
+        }
+        row.waits = self.unanswered.iter().next().map(|host| waiting_for(host)).unwrap_or_default();
+        let left = self.retry_at.map(|at| between(now, at));
+        let retry = row.retry.zip(left.filter(|left| *left > 0));
+        row.retry = retry.map(|(retry, remaining_ms)| PullRetry { remaining_ms, ..retry });
+        row
+    }
 }
 
 fn waiting_for(host: &str) -> String {
@@ -175,14 +243,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct PullScreen {
     screen: MultiProgress,
-    pulls: BTreeMap<(u64, String), (ProgressBar, BTreeMap<String, ProgressBar>)>,
-    with_layers: bool,
+    pulls: BTreeMap<(u64, String), PullLine>,
+    layers_max: usize,
 }
 
 const PULL_LINES_MAX: usize = 16;
-const LAYER_LINES_MAX: usize = 8;
-/// Columns of a name, so that the columns after it align.
-const NAME_COLUMNS: usize = 36;
 
 impl PullScreen {
     /// On stderr, drawn twice a second at most; `None` where stderr is no terminal.
@@ -190,7 +255,7 @@ impl PullScreen {
         draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
             pulls: BTreeMap::new(),
-            with_layers,
+            layers_max: if with_layers { 8 } else { 0 },
         })
     }
 
@@ -204,56 +269,73 @@ impl PullScreen {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
             // The pull has left the queue.
-            self.forget(&(0, pull.image.clone()));
+            self.pulls.remove(&(0, pull.image.clone()));
         }
         if ["done", "failed", "given-up"].contains(&pull.phase.as_str()) {
-            self.forget(&key);
+            self.pulls.remove(&key);
             return;
         }
         let is_full = self.pulls.len() >= PULL_LINES_MAX;
-        let (line, layers) = match self.pulls.entry(key) {
+        let line = match self.pulls.entry(key) {
             Entry::Occupied(shown) => shown.into_mut(),
             Entry::Vacant(_) if is_full => return,
-            Entry::Vacant(free) => free.insert((self.screen.add(ProgressBar::new(0)), BTreeMap::new())),
+            Entry::Vacant(free) => {
+                free.insert(PullLine::new(&self.screen, in_columns(&printable(&pull.image), NAME_COLUMNS)))
+            }
         };
+        line.draw(pull, self.layers_max);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.pulls.clear();
+    }
+}
+
+/// A pull on a terminal, and its layers in progress below. A drop removes the lines.
+#[derive(Debug)]
+struct PullLine {
+    screen: MultiProgress,
+    line: ProgressBar,
+    layers: BTreeMap<String, ProgressBar>,
+}
+
+impl PullLine {
+    fn new(screen: &MultiProgress, name: String) -> Self {
+        let line = screen.add(ProgressBar::new(0));
+        line.set_prefix(name);
+        Self { screen: screen.clone(), line, layers: BTreeMap::new() }
+    }
+
+    fn draw(&mut self, pull: &PullProgressRow, layers_max: usize) {
         let has_total = pull.bytes_total.is_some();
-        line.set_style(style(if has_total { "{prefix} {bar:16} {wide_msg}" } else { "{prefix} {wide_msg}" }));
-        line.set_prefix(in_columns(&printable(&pull.image), NAME_COLUMNS));
-        line.set_length(pull.bytes_total.unwrap_or(0));
-        line.set_position(pull.bytes_received);
-        line.set_message(standing(pull));
+        self.line.set_style(style(if has_total { "{prefix} {bar:16} {wide_msg}" } else { "{prefix} {wide_msg}" }));
+        self.line.set_length(pull.bytes_total.unwrap_or(0));
+        self.line.set_position(pull.bytes_received);
+        self.line.set_message(standing(pull));
         for layer in &pull.layers {
-            let comes = layer.state == "fetching" && self.with_layers;
-            if !comes {
-                if let Some(bar) = layers.remove(&layer.digest) {
+            if layer.state != "fetching" {
+                if let Some(bar) = self.layers.remove(&layer.digest) {
                     bar.finish_and_clear();
                 }
                 continue;
             }
-            if !layers.contains_key(&layer.digest) && layers.len() < LAYER_LINES_MAX {
-                let bar = self.screen.insert_after(line, ProgressBar::new(layer.size));
+            if !self.layers.contains_key(&layer.digest) && self.layers.len() < layers_max {
+                let bar = self.screen.insert_after(&self.line, ProgressBar::new(layer.size));
                 bar.set_style(style("  {prefix:>34} {bar:16} {decimal_bytes}/{decimal_total_bytes}"));
                 bar.set_prefix(short(&layer.digest).to_owned());
-                layers.insert(layer.digest.clone(), bar);
+                self.layers.insert(layer.digest.clone(), bar);
             }
-            if let Some(bar) = layers.get(&layer.digest) {
+            if let Some(bar) = self.layers.get(&layer.digest) {
                 bar.set_position(layer.received);
             }
         }
     }
+}
 
-    pub(crate) fn clear(&mut self) {
-        let keys: Vec<_> = self.pulls.keys().cloned().collect();
-        for key in &keys {
-            self.forget(key);
-        }
-    }
-
-    fn forget(&mut self, key: &(u64, String)) {
-        if let Some((line, layers)) = self.pulls.remove(key) {
-            layers.values().for_each(ProgressBar::finish_and_clear);
-            line.finish_and_clear();
-        }
+impl Drop for PullLine {
+    fn drop(&mut self) {
+        self.layers.values().for_each(ProgressBar::finish_and_clear);
+        self.line.finish_and_clear();
     }
 }
 
@@ -287,198 +369,13 @@ pub(crate) fn standing(pull: &PullProgressRow) -> String {
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
     let (received, all) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
-    let layers = counted(all, "layer");
-    format!("{} {received} of {}{speed}{left}, {over} of {layers}{retry}", pull.phase, ByteSize(total))
+    let layers = if all == 0 { String::new() } else { format!(", {over} of {}", counted(all, "layer")) };
+    format!("{} {received} of {}{speed}{left}{layers}{retry}", pull.phase, ByteSize(total))
 }
 
-/// How many layers have a bar on a terminal of so many lines.
-fn bars_for(lines: Option<u16>) -> usize {
-    lines.map_or(BARS_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, BARS_MAX))
-}
-
-struct Bars {
-    screen: MultiProgress,
-    total: ProgressBar,
-    layers_max: usize,
-    layers: Mutex<LayerBars>,
-}
-
-#[derive(Default)]
-struct LayerBars {
-    by_digest: BTreeMap<String, ProgressBar>,
-    /// Of an image with more layers than lines: those under way that have a line.
-    visible: BTreeSet<String>,
-    done: usize,
-    retry: Option<Countdown>,
-    warnings: BTreeSet<String>,
-    unanswered: BTreeMap<String, usize>,
-}
-
-/// A line below the total that counts down to the next request.
-struct Countdown {
-    bar: ProgressBar,
-    at: Instant,
-}
-
-impl Countdown {
-    const PERIOD: Duration = Duration::from_secs(1);
-
-    fn new(screen: &MultiProgress, above: &ProgressBar, retry: PullRetry) -> Self {
-        let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-        let bar = screen.insert_after(above, ProgressBar::new_spinner());
-        let text = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
-            let left = at.saturating_duration_since(Instant::now()).as_millis();
-            let retry = PullRetry { remaining_ms: u64::try_from(left).unwrap_or(u64::MAX), ..retry.clone() };
-            let _ = out.write_str(&retry.text());
-        };
-        bar.set_style(style("  {wait}").with_key("wait", text));
-        bar.enable_steady_tick(Self::PERIOD);
-        Self { bar, at }
-    }
-
-    /// Whether a step shows that the pull goes on.
-    fn is_over(&self, step: &Step, now: Instant) -> bool {
-        matches!(step, Step::Resolved { .. } | Step::Committing | Step::ThroughRuntime) || now >= self.at
-    }
-}
-
-impl Drop for Countdown {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
-/// Whether a layer that makes progress gets a line now: each one under way has one while there is room.
-fn gets_line(visible: &mut BTreeSet<String>, digest: &str, lines_max: usize) -> bool {
-    visible.len() < lines_max && visible.insert(digest.to_owned())
-}
-
-impl Bars {
-    fn new(screen: MultiProgress, image: String, layers_max: usize) -> Self {
-        let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
-        total.set_prefix(image);
-        total.set_message(RESOLVING);
-        total.enable_steady_tick(Duration::from_millis(120));
-        Self { screen, total, layers_max, layers: Mutex::default() }
-    }
-
-    fn take(&self, step: Step) {
-        let mut layers = lock(&self.layers);
-        if layers.retry.as_ref().is_some_and(|retry| retry.is_over(&step, Instant::now())) {
-            layers.retry = None;
-        }
-        match step {
-            Step::Retry(retry) => {
-                let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-                if layers.retry.as_ref().is_none_or(|shown| at > shown.at + RETRY_TOLERANCE) {
-                    layers.retry = None;
-                    layers.retry = Some(Countdown::new(&self.screen, &self.total, retry));
-                }
-                return;
-            }
-            Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
-            Step::Fetching { digest, received } => {
-                if let Some(bar) = layers.by_digest.get(&digest).cloned() {
-                    if layers.by_digest.len() > self.layers_max
-                        && self.layers_max > 0
-                        && gets_line(&mut layers.visible, &digest, self.layers_max)
-                    {
-                        drop(self.screen.add(bar.clone()));
-                    }
-                    // A retry starts over; the bar follows.
-                    bar.set_position(received.min(bar.length().unwrap_or(received)));
-                }
-            }
-            Step::Present { digest } => self.finish(&mut layers, &digest, "present"),
-            Step::Done { digest } => self.finish(&mut layers, &digest, "done"),
-            Step::ThroughRuntime => {
-                self.total.set_style(style("{spinner} {prefix} {msg} for {elapsed}"));
-                self.total.set_message(THROUGH_RUNTIME);
-                return;
-            }
-            Step::Committing => self.total.set_message("committing"),
-            Step::Checking { read, total } => {
-                self.total.set_length(total);
-                self.total.set_style(style(
-                    "{spinner} {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
-                ));
-                self.total.set_message("");
-                self.total.set_position(read);
-                return;
-            }
-            Step::Waiting { host, over } => {
-                unanswered(&mut layers.unanswered, &host, over);
-                let message = match layers.unanswered.iter().find(|(_, count)| **count > 0) {
-                    Some((host, _)) => waiting_for(host),
-                    None if layers.by_digest.is_empty() => RESOLVING.to_owned(),
-                    None => String::new(),
-                };
-                self.total.set_message(message);
-                return;
-            }
-            // The steps of a pod's images arrive one by one, each on a screen of its own.
-            Step::Notice { note } => {
-                drop(self.screen.println(printable(&note)));
-                return;
-            }
-            Step::Warning { text } => {
-                let line = warning(&text);
-                if layers.warnings.insert(text) {
-                    drop(self.screen.println(line));
-                }
-                return;
-            }
-            Step::Removed(image) => {
-                drop(self.screen.println(image.text()));
-                return;
-            }
-            Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
-        }
-        self.total.set_position(layers.by_digest.values().map(ProgressBar::position).sum());
-    }
-
-    fn resolve(&self, layers: &mut LayerBars, resolved: &[LayerSize]) {
-        self.total.set_style(style(
-            "{spinner} {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {msg}",
-        ));
-        self.total.set_message("");
-        let fits = resolved.len() <= self.layers_max;
-        let mut above = self.total.clone();
-        for layer in resolved {
-            if layers.by_digest.contains_key(&layer.digest) {
-                continue;
-            }
-            let mut bar = ProgressBar::with_draw_target(Some(layer.size), ProgressDrawTarget::hidden());
-            if fits {
-                bar = self.screen.insert_after(&above, bar);
-                above = bar.clone();
-            }
-            bar.set_style(style("  {prefix} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {msg:7}"));
-            bar.set_prefix(short(&layer.digest).to_owned());
-            layers.by_digest.insert(layer.digest.clone(), bar);
-        }
-        self.total.set_length(layers.by_digest.values().filter_map(ProgressBar::length).sum());
-    }
-
-    /// Of many layers, those that are done leave their line to one that is not.
-    fn finish(&self, layers: &mut LayerBars, digest: &str, word: &'static str) {
-        let Some(bar) = layers.by_digest.get(digest) else { return };
-        let total = layers.by_digest.len();
-        if total <= self.layers_max || self.layers_max == 0 {
-            return bar.finish_with_message(word);
-        }
-        bar.finish_and_clear();
-        layers.visible.remove(digest);
-        layers.done += 1;
-        self.total.set_message(format!("{}/{total}", layers.done.min(total)));
-    }
-
-    fn clear(&self) {
-        let mut layers = lock(&self.layers);
-        layers.retry = None;
-        layers.by_digest.values().for_each(ProgressBar::finish_and_clear);
-        self.total.finish_and_clear();
-    }
+/// How many layers have a line on a terminal of so many lines.
+fn layer_lines(lines: Option<u16>) -> usize {
+    lines.map_or(LAYER_LINES_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, LAYER_LINES_MAX))
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -488,7 +385,7 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use imagelet_node::api::{LayerProgress, RemovedForPull};
+    use imagelet_node::api::RemovedForPull;
 
     #[test]
     fn names_of_pulls_stand_one_under_the_other() {
@@ -503,36 +400,45 @@ mod tests {
         }
         assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
     }
+
     #[test]
-    fn each_of_sixty_layers_has_a_line_while_it_is_under_way() {
-        assert_eq!([None, Some(24), Some(80), Some(2)].map(bars_for), [24, 20, 24, 1]);
-        let mut visible = BTreeSet::new();
-        let digests: Vec<String> = (0..60).map(|number| format!("sha256:{number:064}")).collect();
-        let under_way = 4;
-        for (number, digest) in digests.iter().enumerate() {
-            assert!(gets_line(&mut visible, digest, bars_for(Some(24))), "{number}");
-            assert!(!gets_line(&mut visible, digest, bars_for(Some(24))), "it has one");
-            if number >= under_way {
-                visible.remove(&digests[number - under_way]);
-            }
-            assert!(visible.contains(digest) && visible.len() <= under_way + 1);
-        }
-        let all = digests.iter().filter(|digest| gets_line(&mut visible, digest, 21)).count();
-        assert_eq!((all, visible.len()), (17, 21), "no more than the terminal has");
+    fn a_low_terminal_has_fewer_lines_of_layers() {
+        assert_eq!([None, Some(24), Some(80), Some(2)].map(layer_lines), [24, 20, 24, 1]);
     }
 
     #[test]
-    fn a_bar_names_a_host_while_any_is_awaited() {
-        let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), "app:v1".into(), 4);
+    fn a_pull_names_a_host_while_any_is_awaited() {
+        let mut known = KnownSteps::default();
         for (host, over, shown) in [
             ("b", false, "waiting for b"),
             ("a", false, "waiting for a"),
             ("a", true, "waiting for b"),
-            ("b", true, RESOLVING),
+            ("b", true, ""),
         ] {
-            bars.take(Step::Waiting { host: host.into(), over });
-            assert_eq!(bars.total.message(), shown, "{host} {over}");
+            known.take(Step::Waiting { host: host.into(), over });
+            assert_eq!(known.row(Instant::now()).waits, shown, "{host} {over}");
         }
+    }
+
+    #[test]
+    fn the_steps_of_a_pull_add_up_to_what_a_daemon_reports_of_it() {
+        let (mut known, began) = (KnownSteps::default(), Instant::now());
+        let after = |seconds| began + Duration::from_secs(seconds);
+        assert_eq!(standing(&known.row(began)), "asking for 0 s");
+        let layer = |name: &str, size| LayerSize { digest: name.into(), size };
+        let layers = vec![layer("a", 10_000_000), layer("b", 5_000_000)];
+        known.take(Step::Resolved { manifest: "m".into(), layers });
+        known.take(Step::Present { digest: "b".into() });
+        known.take(Step::Fetching { digest: "a".into(), received: 1_000_000 });
+        known.row(after(1));
+        known.take(Step::Fetching { digest: "a".into(), received: 4_000_000 });
+        assert_eq!(standing(&known.row(after(4))), "fetching 4MB of 10MB, 1MB/s, 6 s left, 1 of 2 layers");
+        known.take(Step::Retry(PullRetry { host: "r.test".into(), remaining_ms: 9000, requested: true }));
+        assert!(known.row(Instant::now()).retry.is_some() && known.row(after(60)).retry.is_none());
+        known.take(Step::Done { digest: "a".into() });
+        known.take(Step::Committing);
+        let done = known.row(after(4));
+        assert_eq!((done.phase.as_str(), done.bytes_received, done.retry), ("committing", 10_000_000, None));
     }
 
     #[test]
@@ -569,8 +475,8 @@ mod tests {
     fn without_a_terminal_a_pull_is_a_few_plain_lines() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let layers = vec![LayerSize { digest: digest.clone(), size: 1_500_000 }];
-        let mut known = Said::default();
-        let mut say = |step| line(&mut known, &step);
+        let mut known = KnownSteps::default();
+        let mut say = |step| known.take(step);
         assert_eq!(
             say(Step::Resolved { manifest: String::new(), layers }).as_deref(),
             Some("1 layer, 1.5MB to fetch at most")

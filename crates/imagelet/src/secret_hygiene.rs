@@ -64,7 +64,7 @@ fn visible(given: &LoginArgs, environment: &Environment) -> Option<Secret> {
     let login = match (&given.creds_file, given.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,
         (None, Some(text)) => Secret::new(text),
-        (None, None) => environment.creds.clone()?,
+        (None, None) => environment.logins.creds.clone()?,
     };
     (login.expose().len() < PIPE_HOLDS && !login.expose().contains(['\n', '\r'])).then_some(login)
 }
@@ -104,6 +104,7 @@ fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use imagelet_node::config::LoginVariables;
 
     fn rewritten(line: &str) -> Option<String> {
         let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
@@ -129,7 +130,8 @@ mod tests {
 
     #[test]
     fn only_what_others_can_see_is_hidden() {
-        let environment = Environment { creds: Some(Secret::new("env:pw")), ..Environment::default() };
+        let logins = LoginVariables { creds: Some(Secret::new("env:pw")), ..LoginVariables::default() };
+        let environment = Environment { logins, ..Environment::default() };
         let seen = |line: &str, environment: &Environment| {
             let cli = Cli::read(line.split(' ')).expect("a command line");
             let (_, given) = cli.command.login().expect("a command with a login");

@@ -33,7 +33,7 @@ use std::{
 pub use self::{
     files::Damage,
     history::{History, ImageHistory},
-    record::{Act, ActCode, PullHost},
+    record::{Act, ActCode, ActDetails, PullHost},
 };
 use self::{
     files::LogFiles,

@@ -27,20 +27,36 @@ pub struct Act {
     pub names: Vec<String>,
     /// The requester, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
     pub by: String,
-    /// Bytes fetched or reclaimed, where known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(flatten)]
+    pub details: ActDetails,
+}
+
+/// What is known of an act, or of the images that it changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ActDetails {
+    /// Bytes fetched or reclaimed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// Of a removal by a collection, or its refusal: the stable code of the reason.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The reason as text, where the code is not enough.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// Of a pull by the embedded store: what each host of the registry sent. At most [`PullHost::REPORTED_MAX`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<PullHost>,
+}
+
+impl Act {
+    /// An act of this moment, of no images yet.
+    pub fn new(code: ActCode, names: Vec<String>, by: impl Into<String>) -> Self {
+        let (at, by, details) = (SystemTime::now(), by.into(), ActDetails::default());
+        Self { at, code, keys: Vec::new(), names, by, details }
+    }
 }
 
 /// What one host, a mirror or the registry itself, sent for a pull, and how its requests failed.

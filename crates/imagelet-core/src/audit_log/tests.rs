@@ -29,18 +29,9 @@ fn id(number: u64) -> String {
 }
 
 fn act(seconds: u64, code: ActCode, number: u64) -> Act {
-    Act {
-        at: at(seconds),
-        code,
-        keys: vec![id(number)],
-        names: vec![format!("docker.io/library/app-{number}:v1")],
-        by: "command".into(),
-        bytes: Some(number),
-        took_ms: Some(1),
-        reason: String::new(),
-        why: String::new(),
-        hosts: Vec::new(),
-    }
+    let details = ActDetails { bytes: Some(number), took_ms: Some(1), ..ActDetails::default() };
+    let names = vec![format!("docker.io/library/app-{number}:v1")];
+    Act { at: at(seconds), keys: vec![id(number)], details, ..Act::new(code, names, "command") }
 }
 
 fn size(log: &AuditLog) -> u64 {
@@ -87,7 +78,8 @@ fn the_last_acts_come_latest_first_out_of_as_many_files_as_they_need() {
 fn the_last_acts_of_a_large_log_are_read_from_its_last_bytes_alone() {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: u64| {
-        let act = Act { why: "x".repeat(10_000), ..act(number, ActCode::Pulled, 1) };
+        let details = ActDetails { why: "x".repeat(10_000), ..ActDetails::default() };
+        let act = Act { details, ..act(number, ActCode::Pulled, 1) };
         serde_json::to_string(&Line::Act(act)).unwrap() + "\n"
     };
     for file in 0..3 {
@@ -119,7 +111,8 @@ fn every_line_is_one_document_that_people_can_read() {
     let folder = tempfile::tempdir().unwrap();
     let log = AuditLog::new(folder.path(), 1 << 20);
     log.act(act(1, ActCode::Pulled, 7));
-    log.act(Act { reason: "room".into(), why: "room is wanted".into(), ..act(2, ActCode::Removed, 7) });
+    let details = ActDetails { reason: "room".into(), why: "room is wanted".into(), ..ActDetails::default() };
+    log.act(Act { details, ..act(2, ActCode::Removed, 7) });
     log.flush();
     let text = fs::read_to_string(&files_of(folder.path())[0]).unwrap();
     let documents: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -154,7 +147,8 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
     }
     let (lines, damage) = lines(&log);
     assert!(damage == Damage::default() && log.lost() == 0);
-    let acts: Vec<u64> = lines.iter().filter_map(|it| if let Line::Act(act) = it { act.bytes } else { None }).collect();
+    let acts: Vec<u64> =
+        lines.iter().filter_map(|it| if let Line::Act(act) = it { act.details.bytes } else { None }).collect();
     assert_eq!(acts.last(), Some(&2999));
     assert!(acts.len() > 300 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
     assert!(acts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "none is missing in between");

@@ -19,7 +19,6 @@ use super::{
 /// The kubelet's cache time.
 const CACHED_FOR: Duration = Duration::from_mins(5);
 
-/// The node's own credentials, cached for a few minutes.
 #[derive(Debug)]
 pub struct NodeKeyring {
     /// Held while the files are read, so that parallel lookups share one read.
@@ -30,7 +29,9 @@ pub struct NodeKeyring {
 
 #[derive(Debug, Default)]
 struct NodeKeyringState {
-    files: Vec<NodeFile>,
+    files: Vec<LoginFile>,
+    /// With the kubelet's spellings of keys, and without identity tokens.
+    as_kubelet: bool,
     /// All files are used; else the first readable one.
     reads_all: bool,
     cached: Arc<NodeCredentials>,
@@ -46,14 +47,6 @@ struct NodeCredentials {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct NodeFile {
-    path: PathBuf,
-    kind: PullSecretKind,
-    /// `None`: as the kubelet reads it, and nothing more.
-    spelling: Option<KeySpelling>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoginFile {
     /// The `auth.json` of podman, skopeo and buildah.
     Containers(PathBuf),
@@ -61,6 +54,22 @@ pub enum LoginFile {
     Docker(PathBuf),
     /// The older `.dockercfg`.
     DockerCfg(PathBuf),
+    /// Docker's `config.json` with the kubelet's spellings of keys.
+    Kubelet(PathBuf),
+    /// The older `.dockercfg`, in the same way.
+    KubeletCfg(PathBuf),
+}
+
+impl LoginFile {
+    fn parts(&self) -> (&Path, PullSecretKind, KeySpelling) {
+        match self {
+            Self::Containers(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Containers),
+            Self::Docker(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Docker),
+            Self::DockerCfg(path) => (path, PullSecretKind::DockerCfg, KeySpelling::Docker),
+            Self::Kubelet(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Kubelet),
+            Self::KubeletCfg(path) => (path, PullSecretKind::DockerCfg, KeySpelling::Kubelet),
+        }
+    }
 }
 
 impl NodeKeyring {
@@ -76,27 +85,18 @@ impl NodeKeyring {
     }
 
     pub fn from_file(path: impl Into<PathBuf>) -> Self {
-        let (kind, spelling) = (PullSecretKind::DockerConfigJson, Some(KeySpelling::Kubelet));
-        Self::from_files(vec![NodeFile { path: path.into(), kind, spelling }], false)
+        Self::from_files(vec![LoginFile::Kubelet(path.into())], false)
     }
 
     /// Reads all of a user's logins, each file with the spellings of its own program. Of equal keys the first file's is first.
     pub fn from_logins(files: impl IntoIterator<Item = LoginFile>) -> Self {
-        let file = |file| {
-            let (path, kind, spelling) = match file {
-                LoginFile::Containers(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Containers),
-                LoginFile::Docker(path) => (path, PullSecretKind::DockerConfigJson, KeySpelling::Docker),
-                LoginFile::DockerCfg(path) => (path, PullSecretKind::DockerCfg, KeySpelling::Docker),
-            };
-            NodeFile { path, kind, spelling: Some(spelling) }
-        };
-        Self::from_files(files.into_iter().map(file).collect(), true)
+        Self::from_files(files.into_iter().collect(), true)
     }
 
     /// Reads what the kubelet reads, and nothing more.
     #[must_use]
     pub fn as_the_kubelet(mut self) -> Self {
-        self.state.get_mut().files.iter_mut().for_each(|file| file.spelling = None);
+        self.state.get_mut().as_kubelet = true;
         self
     }
 
@@ -105,20 +105,19 @@ impl NodeKeyring {
     /// `$HOME` or `/`.
     pub fn searching(root: &Path, home: Option<&Path>) -> Self {
         let mut files = Vec::new();
-        for (below_home, name, kind) in [
-            (".docker", "config.json", PullSecretKind::DockerConfigJson),
-            ("", ".dockercfg", PullSecretKind::DockerCfg),
+        for (below_home, name, file) in [
+            (".docker", "config.json", LoginFile::Kubelet as fn(PathBuf) -> LoginFile),
+            ("", ".dockercfg", LoginFile::KubeletCfg),
         ] {
             let home = home.map(|home| home.join(below_home));
             let folders =
                 [root.to_owned(), PathBuf::new()].into_iter().chain(home).chain([Path::new("/").join(below_home)]);
-            let spelling = Some(KeySpelling::Kubelet);
-            files.extend(folders.map(|folder| NodeFile { path: folder.join(name), kind, spelling }));
+            files.extend(folders.map(|folder| file(folder.join(name))));
         }
         Self::from_files(files, false)
     }
 
-    fn from_files(files: Vec<NodeFile>, reads_all: bool) -> Self {
+    fn from_files(files: Vec<LoginFile>, reads_all: bool) -> Self {
         let state = NodeKeyringState { files, reads_all, until: Some(Instant::now()), ..NodeKeyringState::default() };
         Self { state: Mutex::new(state), helpers: None }
     }
@@ -164,7 +163,8 @@ impl NodeKeyring {
         let mut state = self.state.lock().await;
         if state.until.is_some_and(|until| until <= Instant::now()) {
             let (files, reads_all, until) = (state.files.clone(), state.reads_all, Instant::now() + CACHED_FOR);
-            let read = tokio::task::spawn_blocking(move || read_files(&files, reads_all)).await;
+            let as_kubelet = state.as_kubelet;
+            let read = tokio::task::spawn_blocking(move || read_files(&files, reads_all, as_kubelet)).await;
             if let Some(found) = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
                 state.cached = Arc::new(found);
             }
@@ -185,17 +185,16 @@ impl NodeKeyring {
 }
 
 /// The first readable file, or all of them; `None`: files exist, and none is readable.
-fn read_files(files: &[NodeFile], reads_all: bool) -> Option<NodeCredentials> {
+fn read_files(files: &[LoginFile], reads_all: bool, as_kubelet: bool) -> Option<NodeCredentials> {
     let (mut keyring, mut helpers, mut is_broken) = (Keyring::new(), Vec::new(), false);
-    for NodeFile { path, kind, spelling } in files {
-        match DockerConfig::read_file(path, *kind) {
+    for (path, kind, spelling) in files.iter().map(LoginFile::parts) {
+        match DockerConfig::read_file(path, kind) {
             Ok((document, refused)) => {
                 let refused = refused.map(|error| error.to_string().replace('\n', "; "));
                 helpers.push((document.helpers.clone(), refused));
-                match spelling {
-                    Some(spelling) => keyring.add_spelled(*spelling, &CredentialSource::Node, document),
-                    None => keyring.add(&CredentialSource::Node, document.without_tokens()),
-                }
+                let (document, spelling) =
+                    if as_kubelet { (document.without_tokens(), KeySpelling::Kubelet) } else { (document, spelling) };
+                keyring.add_spelled(spelling, &CredentialSource::Node, document);
                 if !reads_all {
                     break;
                 }
@@ -234,7 +233,7 @@ mod tests {
     fn files_are_looked_for_in_the_kubelets_order() {
         let keyring = NodeKeyring::searching(Path::new("/var/lib/x"), Some(Path::new("/home/u")));
         let files = keyring.state.into_inner().files;
-        let paths: Vec<&str> = files.iter().map(|file| file.path.to_str().unwrap()).collect();
+        let paths: Vec<&str> = files.iter().map(|file| file.parts().0.to_str().unwrap()).collect();
         assert_eq!(
             paths,
             [
@@ -248,7 +247,11 @@ mod tests {
                 "/.dockercfg",
             ]
         );
-        assert!(files.iter().all(|file| (file.kind == PullSecretKind::DockerCfg) == file.path.ends_with(".dockercfg")));
+        assert!(
+            files
+                .iter()
+                .all(|file| (file.parts().1 == PullSecretKind::DockerCfg) == file.parts().0.ends_with(".dockercfg"))
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,22 +14,15 @@ use crate::{image::ByteSize, text::duration_text};
 /// Why an image stays or is removed. The code is stable; the fields are the inputs of the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Stays: in use by these containers, mounts or exports.
     InUse(Vec<String>),
     /// Stays: pinned by these patterns, `runtime`, or `sandbox image`.
     Pinned(Vec<String>),
-    /// Stays: these pods are bound to the node, and their containers of it do not exist yet.
     PodWaits(Vec<String>),
     Rule(String),
-    /// Stays: this label rule may match, and the labels are unknown.
     LabelsUnknown(String),
-    /// Stays: imagelet neither pulled nor adopted it, and the configuration removes only such images.
     NotOwned,
-    /// Stays: the runtime lists it without an id, so it cannot be removed.
     NoId,
-    /// Stays: first seen less than this minimum age ago.
     Young(Duration),
-    /// Stays: requested less than this long ago, and no container is seen yet.
     Leased(Duration),
     /// Stays: requested, and its container may still start until then, in whole seconds; `None`: another caller is about
     /// to remove it.
@@ -39,15 +32,12 @@ pub enum Reason {
     JustUsed,
     /// Stays: no space was needed, or earlier removals free enough.
     NotNeeded,
-    /// Stays: the goal is out of reach, so its removal gains nothing.
     NotEnough,
-    /// Stays: the goal is out of reach, and it was not idle long enough to be removed in that case.
     Recent {
         idle: Idle,
         idle_min: Duration,
     },
     Gone,
-    /// Stays: the collection ended early, for this cause.
     Aborted(String),
     /// Stays: the runtime refused the removal with this error, because of a user that only the runtime sees.
     Refused(String),

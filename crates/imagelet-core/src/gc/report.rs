@@ -8,12 +8,12 @@ use super::{
     reason::{GcPhase, Reason},
 };
 use crate::{
-    audit_log::{Act, ActCode},
+    audit_log::{Act, ActCode, ActDetails},
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
     runtime::{Certainty, Freed, RuntimeError},
-    text::aggregate,
+    text::{PlainError, aggregate},
 };
 
 #[derive(Debug, Default)]
@@ -88,9 +88,8 @@ impl GcDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
+    /// With a phase: it was selected, and a later check prevented the removal.
     Kept,
-    /// Selected, but a later check prevented the removal.
-    Spared,
     Chosen,
     Removed,
     Failed(String),
@@ -111,11 +110,9 @@ pub enum GcError {
     Inventory(#[from] InventoryError),
     #[error(transparent)]
     Filesystem(RuntimeError),
-    #[error("imageFs information is unavailable")]
-    NoImageFilesystem,
-    /// The disk could not be measured. The kubelet's text includes the cause.
-    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
-    Probe(std::io::Error),
+    /// No disk is known, or it could not be measured.
+    #[error(transparent)]
+    Disk(#[from] PlainError),
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Removals of old images or for space failed, in the kubelet's words.
@@ -171,25 +168,19 @@ impl GcDecision {
     /// The line of a removal or its refusal in the audit log, by what started the collection; `None` where none was tried.
     pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
-            GcOutcome::Kept | GcOutcome::Chosen => return None,
+            GcOutcome::Chosen => return None,
+            GcOutcome::Kept if self.phase.is_none() => return None,
             // The end of a collection is no decision on the rest of its plan, nor is a removal by another program.
-            GcOutcome::Spared if matches!(self.reason, Reason::Aborted(_) | Reason::Gone) => return None,
+            GcOutcome::Kept if matches!(self.reason, Reason::Aborted(_) | Reason::Gone) => return None,
             GcOutcome::Removed => (ActCode::Removed, self.reason.to_string()),
-            GcOutcome::Spared => (ActCode::Refused, self.reason.to_string()),
+            GcOutcome::Kept => (ActCode::Refused, self.reason.to_string()),
             GcOutcome::Failed(error) => (ActCode::Refused, error.clone()),
         };
-        Some(Act {
-            at,
-            code,
-            keys: vec![self.key().to_string()],
-            names: self.entry.image.names().to_vec(),
-            by: by.to_owned(),
-            bytes: (code == ActCode::Removed).then_some(self.entry.image.size.0),
-            took_ms: None,
-            reason: self.reason.code().to_owned(),
-            why: cut(&why),
-            hosts: Vec::new(),
-        })
+        let bytes = (code == ActCode::Removed).then_some(self.entry.image.size.0);
+        let reason = self.reason.code().to_owned();
+        let details = ActDetails { bytes, reason, why: cut(&why), ..ActDetails::default() };
+        let keys = vec![self.key().to_string()];
+        Some(Act { at, keys, details, ..Act::new(code, self.entry.image.names().to_vec(), by) })
     }
 }
 

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     path::Path,
     sync::Arc,
     time::SystemTime,
@@ -26,7 +25,7 @@ use crate::{
     leases::{Removal, RemovalBlocker},
     node_policy::GcRules,
     runtime::{Freed, LayerGraph, RuntimeErrorKind},
-    text::{aggregate, duration_text, split_grpc_error},
+    text::{PlainError, aggregate, duration_text, split_grpc_error},
 };
 
 const PLANS_MAX: usize = 8;
@@ -108,13 +107,12 @@ impl ImageGc {
     /// An invisible directory has a capacity of zero, which only a threshold rejects.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let filesystems = self.runtime.filesystem().await.map_err(GcError::Filesystem)?;
-        let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
-        let probe = Arc::clone(&self.probe);
-        let looked = tokio::task::spawn_blocking(move || disks::visible(&*probe, &images.mountpoint)).await;
-        let disk = looked.unwrap_or_else(|error| Err(io::Error::other(error)));
-        let disk = disk.map_err(GcError::Probe)?.unwrap_or_default();
+        let (probe, reserved) = (Arc::clone(&self.probe), filesystems.reserved);
+        let measured =
+            tokio::task::spawn_blocking(move || disks::image_disk(&filesystems, &*probe).map(|(_, disk)| disk));
+        let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
         // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
-        Ok(DiskUse { reserved: filesystems.reserved, ..disk })
+        Ok(DiskUse { reserved, ..disk })
     }
 }
 
@@ -144,25 +142,13 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn dry_run(&self) -> bool {
-        self.request.dry_run
-    }
-
-    fn rules_of_node(&self) -> GcRules {
-        self.request.policy.rules
-    }
-
-    fn is_planned(&self) -> bool {
-        self.request.policy.is_planned()
-    }
-
     fn clock(&self) -> SystemTime {
         self.now + self.began.elapsed()
     }
 
     async fn collect(&mut self, mut snapshot: Arc<Snapshot>) -> Result<(), GcError> {
-        let measures_first = self.rules_of_node().measures_first;
-        if !measures_first && self.request.goal == GcGoal::Threshold && !self.dry_run() {
+        let measures_first = self.request.policy.rules.measures_first;
+        if !measures_first && self.request.goal == GcGoal::Threshold && !self.request.dry_run {
             self.pass(&snapshot, None, true).await;
         }
         if self.age_failures.is_empty() || measures_first {
@@ -218,7 +204,7 @@ impl<'a> Run<'a> {
             snapshot,
             // Removals are counted; the goal refers to the disk at the start.
             disk,
-            done: if self.rules_of_node().measures_first {
+            done: if self.request.policy.rules.measures_first {
                 self.done
             } else {
                 Done { age: Freed::default(), ..self.done }
@@ -229,17 +215,17 @@ impl<'a> Run<'a> {
         };
         let plan = plan(&input);
         self.note(&plan, &input);
-        let is_disturbed = if self.dry_run() && !self.containers_vanished {
+        let is_disturbed = if self.request.dry_run && !self.containers_vanished {
             self.foresee(&plan, &input);
             false
         } else {
             self.act(&plan, &input, is_last).await
         };
-        if !self.rules_of_node().prunes_by_present {
+        if !self.request.policy.rules.prunes_by_present {
             self.note_hook(&plan, &input);
         }
         self.last = Some((Arc::clone(snapshot), plan));
-        is_disturbed && self.aborted.is_none() && self.is_planned()
+        is_disturbed && self.aborted.is_none() && self.request.policy.is_planned()
     }
 
     /// The first plan with a known disk sets the wanted amount.
@@ -255,7 +241,7 @@ impl<'a> Run<'a> {
             }
         }
         self.wanted = self.wanted.or(plan.wanted);
-        if !self.rules_of_node().own_texts
+        if !self.request.policy.rules.own_texts
             && let (Some(disk), Some(_)) = (&input.disk, plan.wanted)
             && input.request.goal == GcGoal::Threshold
         {
@@ -288,7 +274,7 @@ impl<'a> Run<'a> {
         let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
         for step in plan.steps.iter().chain(&plan.reserve) {
-            if !self.is_planned() && self.has_enough(plan) {
+            if !self.request.policy.is_planned() && self.has_enough(plan) {
                 break;
             }
             if self.remove(&input.snapshot.entries[step.place], step).await {
@@ -296,7 +282,8 @@ impl<'a> Run<'a> {
             } else {
                 is_whole = false;
             }
-            let waits = !is_last && step.phase != GcPhase::Age && input.layers.is_some() && self.is_planned();
+            let waits =
+                !is_last && step.phase != GcPhase::Age && input.layers.is_some() && self.request.policy.is_planned();
             if !is_whole && waits {
                 break;
             }
@@ -346,7 +333,7 @@ impl<'a> Run<'a> {
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
         // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
-        let spec = if self.is_planned() { entry.image.spec.clone() } else { ImageSpec::default() };
+        let spec = if self.request.policy.is_planned() { entry.image.spec.clone() } else { ImageSpec::default() };
         let spec = ImageSpec { image: id.clone(), ..spec };
         let is_over = self.aborted.is_some() || self.containers_vanished;
         let prepared = if is_over { Ok(()) } else { self.gc.runtime.prepare_removal(&spec).await };
@@ -381,7 +368,7 @@ impl<'a> Run<'a> {
                 true
             }
             // A user that only the store sees, or a use since the check: another image is removed instead.
-            Err(error) if error.kind() == RuntimeErrorKind::InUse && self.is_planned() => {
+            Err(error) if error.kind() == RuntimeErrorKind::InUse && self.request.policy.is_planned() => {
                 self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
             }
             Err(error) if error.kind() == RuntimeErrorKind::Remains => {
@@ -405,7 +392,7 @@ impl<'a> Run<'a> {
     /// The image stays, or the collection is over.
     fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> bool {
         self.spared.insert(entry.key(), reason.clone());
-        self.decide(entry, step, GcOutcome::Spared, reason);
+        self.decide(entry, step, GcOutcome::Kept, reason);
         false
     }
 
@@ -427,7 +414,6 @@ impl<'a> Run<'a> {
         Reason::Aborted(why)
     }
 
-    /// Records a failure that does not end the run, and its event.
     fn fail(&mut self, error: GcError) {
         self.report.events.extend(error.event());
         self.report.failures.push(error);
@@ -436,7 +422,7 @@ impl<'a> Run<'a> {
     /// Records the images for the kubelet's hooks: those a space phase without failure considered and kept.
     fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         let has_space_phase = input.request.goal != GcGoal::Threshold || plan.wanted.is_some();
-        if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.dry_run() {
+        if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.request.dry_run {
             return;
         }
         let is_fresh =
@@ -461,7 +447,7 @@ impl<'a> Run<'a> {
 
     fn report_failures(&mut self) {
         let (policy, goal) = (self.request.policy, self.request.goal);
-        let GcRules { measures_first, own_texts, .. } = self.rules_of_node();
+        let GcRules { measures_first, own_texts, .. } = self.request.policy.rules;
         let is_old_alone = !measures_first && !self.age_failures.is_empty();
         if !self.age_failures.is_empty() {
             let age_max = policy.age_max.unwrap_or_default();
@@ -496,13 +482,13 @@ impl<'a> Run<'a> {
         }
         let disk = &self.report.disk_before;
         let (used_percent, capacity) = (disk.used_percent(), disk.capacity);
-        if !self.is_planned() {
+        if !self.request.policy.is_planned() {
             let is_short = self.wanted.is_some() && i128::from(for_space) < i128::from(amount);
             if is_short
                 && goal == GcGoal::Threshold
                 && !is_old_alone
                 && self.space_failures.is_empty()
-                && !self.dry_run()
+                && !self.request.dry_run
             {
                 self.fail(GcError::NotEnough { used_percent, capacity, freed: for_space });
             }
@@ -511,12 +497,12 @@ impl<'a> Run<'a> {
         // Only the last plan includes the prevented removals.
         let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortfall?, plan.certainty)));
         let Some((shortfall, certainty)) = short else {
-            if !self.dry_run() {
+            if !self.request.dry_run {
                 self.gc.shortfall.clear();
             }
             return;
         };
-        let (freed, dry_run) = (self.done.space, self.dry_run());
+        let (freed, dry_run) = (self.done.space, self.request.dry_run);
         let text = message(used_percent, capacity, freed, dry_run, &shortfall, certainty);
         let error = GcError::OutOfReach { shortfall, text };
         // A command gets the failure each time; the node's event repeats only after a change.
@@ -543,7 +529,7 @@ impl<'a> Run<'a> {
         }
         for GcDecision { entry, reason, phase, .. } in &decisions {
             // The names are joined only where the line is logged.
-            let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.dry_run());
+            let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.request.dry_run);
             match phase {
                 Some(phase) => {
                     tracing::info!(%image, tags = tags.join(" "), %reason, phase = phase.reason(), dry_run, "chose an image");
@@ -557,7 +543,7 @@ impl<'a> Run<'a> {
 
     async fn report(mut self) -> GcReport {
         self.report.decisions = self.decisions();
-        let (gc, dry_run, now) = (self.gc, self.dry_run(), self.clock());
+        let (gc, dry_run, now) = (self.gc, self.request.dry_run, self.clock());
         let report = &mut self.report;
         if !dry_run {
             match gc.inventory.refresh(now).await {

@@ -24,7 +24,6 @@ pub use pinned::PinnedNames;
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 
-/// The image of a runtime request, and of the runtime's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageSpec {
     /// A reference or an id, depending on the call.

@@ -73,7 +73,6 @@ const MISSING_ASKED_MAX: usize = 256;
 const STATUS_CALLS_MAX: usize = 8;
 const PINNED_BY_RUNTIME: &str = "runtime";
 
-/// The images of a node with their ages, uses, users and pins.
 #[derive(Debug)]
 pub struct Inventory {
     runtime: RuntimeManager,
@@ -84,7 +83,6 @@ pub struct Inventory {
     /// The number of the last successful pass. The lock queues passes and protects nothing else.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
-    /// The last list for the Node's status.
     cache: ImageCache,
     /// Locked after the state, where both are.
     pub leases: LeaseService,

@@ -83,17 +83,17 @@ pub(crate) enum RemovalBlocker {
 
 impl Leases {
     /// The mark of a look, taken before the store is queried.
-    pub(crate) fn look(&self) -> ReadMark {
+    pub(crate) fn read_mark(&self) -> ReadMark {
         ReadMark(self.begun)
     }
 
     /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
-    pub(crate) fn is_overtaken(&self, id: &ImageId, look: ReadMark) -> bool {
+    pub(crate) fn is_overtaken(&self, id: &ImageId, mark: ReadMark) -> bool {
         if self.removing.contains(id) {
             return true;
         }
-        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > look.0);
-        forgotten || self.ended.iter().any(|(begun, ended)| *begun > look.0 && ended == id)
+        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > mark.0);
+        forgotten || self.ended.iter().any(|(begun, ended)| *begun > mark.0 && ended == id)
     }
 
     /// Leases a found image to a pod. Returns the version with which the disk has the lease.
@@ -366,22 +366,22 @@ mod tests {
     #[test]
     fn who_looked_before_a_removal_looks_again_and_who_looked_after_it_does_not() {
         let (mut leases, id) = leases();
-        let (other, before) = (ImageId::new("sha256:b"), leases.look());
+        let (other, before) = (ImageId::new("sha256:b"), leases.read_mark());
         leases.begin_removal(&id, at(0)).unwrap();
-        let during = leases.look();
+        let during = leases.read_mark();
         assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
         assert!(!leases.is_overtaken(&other, before));
         leases.end_removal(&id);
         assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
-        assert!(!leases.is_overtaken(&id, leases.look()));
-        let after = leases.look();
+        assert!(!leases.is_overtaken(&id, leases.read_mark()));
+        let after = leases.read_mark();
         for number in 0..ENDED_MAX {
             let id = ImageId::new(format!("sha256:{number}"));
             leases.begin_removal(&id, at(0)).unwrap();
             leases.end_removal(&id);
         }
         assert!(leases.is_overtaken(&other, after), "too long ago to know");
-        assert!(!leases.is_overtaken(&other, leases.look()));
+        assert!(!leases.is_overtaken(&other, leases.read_mark()));
     }
 
     #[test]

@@ -76,15 +76,15 @@ impl LeaseService {
     {
         let began = Instant::now();
         loop {
-            let look = self.lock().look();
+            let mark = self.lock().read_mark();
             let answer = ask().await?;
             let Some(key) = key(&answer) else { return Ok(answer) };
             let (id, now) = (key.id().clone(), now + began.elapsed());
-            if let Some(version) = self.lease(&id, pod, look, now) {
+            if let Some(version) = self.lease(&id, pod, mark, now) {
                 granted(key, now);
                 self.keep(version).await;
                 // A requested removal takes a leased image, too, and may have done so during the write.
-                if !self.lock().is_overtaken(&id, look) {
+                if !self.lock().is_overtaken(&id, mark) {
                     return Ok(answer);
                 }
             }
@@ -95,9 +95,9 @@ impl LeaseService {
 
     /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
     /// intervened.
-    fn lease(&self, id: &ImageId, pod: &str, look: ReadMark, now: SystemTime) -> Option<u64> {
+    fn lease(&self, id: &ImageId, pod: &str, mark: ReadMark, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
-        (!leases.is_overtaken(id, look)).then(|| leases.lease(id, pod, now))
+        (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))
     }
 
     /// Starts a requested removal, which leases do not prevent, after waiting for another removal of the image.

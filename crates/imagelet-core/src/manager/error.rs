@@ -31,9 +31,25 @@ pub(super) enum Cause {
     Intent(Arc<RecordsError>),
     /// `REASON: MESSAGE` of the last failure; empty during another attempt.
     HeldBack(String),
-    RegistryUnavailable(Arc<RuntimeError>),
-    SignatureInvalid(Arc<RuntimeError>),
-    Pull(Arc<RuntimeError>),
+    Pull(PullFailure, Arc<RuntimeError>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PullFailure {
+    RegistryUnavailable,
+    SignatureInvalid,
+    Other,
+}
+
+impl PullFailure {
+    /// The reason in the pod status, which is also the prefix by which runtimes report it to the kubelet.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::RegistryUnavailable => "RegistryUnavailable",
+            Self::SignatureInvalid => "SignatureValidationFailed",
+            Self::Other => "ErrImagePull",
+        }
+    }
 }
 
 impl fmt::Display for EnsureError {
@@ -47,9 +63,14 @@ impl fmt::Display for EnsureError {
             Cause::Intent(_) => write!(f, "could not record the pull of `{image}`"),
             Cause::HeldBack(failure) if failure.is_empty() => write!(f, "pulling `{image}` is held back"),
             Cause::HeldBack(failure) => write!(f, "pulling `{image}` is held back after {failure}"),
-            Cause::RegistryUnavailable(_) => write!(f, "could not pull `{image}`: the registry is unavailable"),
-            Cause::SignatureInvalid(_) => write!(f, "could not pull `{image}`: its signature was not accepted"),
-            Cause::Pull(_) => write!(f, "could not pull `{image}`"),
+            Cause::Pull(failure, _) => {
+                let why = match failure {
+                    PullFailure::RegistryUnavailable => ": the registry is unavailable",
+                    PullFailure::SignatureInvalid => ": its signature was not accepted",
+                    PullFailure::Other => "",
+                };
+                write!(f, "could not pull `{image}`{why}")
+            }
         }
     }
 }
@@ -65,10 +86,6 @@ impl Error for EnsureError {
     }
 }
 
-/// The prefix by which runtimes report an unavailable registry to the kubelet.
-const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
-const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
-
 impl EnsureError {
     pub(super) fn new(image: &str, cause: Cause, is_stable: bool) -> Self {
         Self { image: image.to_owned(), cause, is_stable }
@@ -83,18 +100,19 @@ impl EnsureError {
     /// The kubelet knows no kinds, and accepts any text with that prefix.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
-        let begins = |word: &str| match text.strip_prefix(word) {
+        let is = |kind, failure: PullFailure| match text.strip_prefix(failure.reason()) {
+            _ if is_stable && source.kind() == kind => true,
             Some(rest) => !is_stable || !rest.starts_with(char::is_alphanumeric),
             None => false,
         };
-        let is = |kind| is_stable && source.kind() == kind;
-        let cause = if is(RuntimeErrorKind::RegistryUnavailable) || begins(REGISTRY_UNAVAILABLE) {
-            Cause::RegistryUnavailable(source)
-        } else if is(RuntimeErrorKind::SignatureInvalid) || begins(SIGNATURE_VALIDATION_FAILED) {
-            Cause::SignatureInvalid(source)
+        let failure = if is(RuntimeErrorKind::RegistryUnavailable, PullFailure::RegistryUnavailable) {
+            PullFailure::RegistryUnavailable
+        } else if is(RuntimeErrorKind::SignatureInvalid, PullFailure::SignatureInvalid) {
+            PullFailure::SignatureInvalid
         } else {
-            Cause::Pull(source)
+            PullFailure::Other
         };
+        let cause = Cause::Pull(failure, source);
         Self::new(image, cause, is_stable)
     }
 
@@ -110,9 +128,8 @@ impl EnsureError {
             Cause::Inspect(_) => "ImageInspectError",
             Cause::NeverPull => "ErrImageNeverPull",
             Cause::HeldBack(_) => "ImagePullBackOff",
-            Cause::RegistryUnavailable(_) => "RegistryUnavailable",
-            Cause::SignatureInvalid(_) => "SignatureValidationFailed",
-            Cause::Credentials(_) | Cause::Intent(_) | Cause::Pull(_) => "ErrImagePull",
+            Cause::Pull(failure, _) => failure.reason(),
+            Cause::Credentials(_) | Cause::Intent(_) => "ErrImagePull",
         })
     }
 
@@ -136,15 +153,17 @@ impl EnsureError {
             }
             Cause::HeldBack(failure) if failure.is_empty() => format!("Back-off pulling image {name}"),
             Cause::HeldBack(failure) => format!("Back-off pulling image {name}: {failure}"),
-            Cause::RegistryUnavailable(source) => format!(
-                "image pull failed for {image} because the registry is unavailable{}",
-                rest(&source.chain(), REGISTRY_UNAVAILABLE)
-            ),
-            Cause::SignatureInvalid(source) => format!(
-                "image pull failed for {image} because the signature validation failed{}",
-                rest(&source.chain(), SIGNATURE_VALIDATION_FAILED)
-            ),
-            Cause::Pull(source) => source.chain(),
+            Cause::Pull(PullFailure::Other, source) => source.chain(),
+            Cause::Pull(failure, source) => {
+                let what = match failure {
+                    PullFailure::RegistryUnavailable => "the registry is unavailable",
+                    _ => "the signature validation failed",
+                };
+                let text = source.chain();
+                let rest = text.strip_prefix(failure.reason());
+                let rest = rest.map_or_else(|| format!(": {text}"), str::to_owned);
+                format!("image pull failed for {image} because {what}{rest}")
+            }
         }
     }
 
@@ -176,9 +195,7 @@ impl EnsureError {
                 // A lookup asks no registry: an unclassified error is the store's own.
                 return if fault.class == ErrorClass::Other { Fault { stage: Stage::Store, ..fault } } else { fault };
             }
-            Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
-                return source.fault();
-            }
+            Cause::Pull(_, source) => return source.fault(),
         };
         Fault::new(class, stage)
     }
@@ -206,10 +223,7 @@ impl EnsureError {
 
     fn runtime_error(&self) -> Option<&RuntimeError> {
         match &self.cause {
-            Cause::Inspect(source)
-            | Cause::RegistryUnavailable(source)
-            | Cause::SignatureInvalid(source)
-            | Cause::Pull(source) => Some(source),
+            Cause::Inspect(source) | Cause::Pull(_, source) => Some(source),
             _ => None,
         }
     }
@@ -221,10 +235,6 @@ fn raw_intent_text(source: &RecordsError) -> String {
         cause = deeper;
     }
     format!("failed to record image pull intent: {cause}")
-}
-
-fn rest(text: &str, word: &str) -> String {
-    text.strip_prefix(word).map_or_else(|| format!(": {text}"), str::to_owned)
 }
 
 #[cfg(test)]

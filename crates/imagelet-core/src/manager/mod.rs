@@ -30,7 +30,7 @@ pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
     throttle::PullRate,
 };
-pub use request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings};
+pub use request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy, PullPolicyError, PullSettings};
 pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
@@ -59,15 +59,29 @@ pub struct ManagerParts {
     pub keyring: Arc<NodeKeyring>,
     /// Further credentials, after the node's.
     pub providers: Arc<dyn CredentialProvider>,
-    pub events: Arc<dyn EventSink>,
-    pub metrics: Arc<Metrics>,
+    pub reports: ManagerReports,
     /// Records the use of images, and leases the images of pods until their containers are created.
     pub inventory: Option<Arc<Inventory>>,
-    /// Receives the start of each pull and the result of each image, by pod.
-    pub recorder: Option<Arc<dyn PullRecorder>>,
     /// The use of images under `Always` during an outage; `None`: no image is used.
     pub stale: Option<StaleUse>,
+}
+
+/// What the requests and pulls of a manager are reported to.
+#[derive(Clone, Debug)]
+pub struct ManagerReports {
+    pub events: Arc<dyn EventSink>,
+    pub metrics: Arc<Metrics>,
+    /// Receives the start of each pull and the result of each image, by pod.
+    pub recorder: Option<Arc<dyn PullRecorder>>,
     pub decisions: Arc<AuditLog>,
+}
+
+impl Default for ManagerReports {
+    /// Without events and decision log.
+    fn default() -> Self {
+        let (events, decisions) = (Arc::new(LogEvents::new(NonZeroUsize::MIN)), Arc::new(AuditLog::off()));
+        Self { events, metrics: Arc::default(), recorder: None, decisions }
+    }
 }
 
 impl ManagerParts {
@@ -79,12 +93,9 @@ impl ManagerParts {
             settings: PullSettings::default(),
             keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
             providers: Arc::new(NoProviders),
-            events: Arc::new(LogEvents::new(NonZeroUsize::MIN)),
-            metrics: Arc::default(),
+            reports: ManagerReports::default(),
             inventory: None,
-            recorder: None,
             stale: None,
-            decisions: Arc::new(AuditLog::off()),
         }
     }
 }
@@ -113,8 +124,8 @@ impl BackoffKey {
 
 impl ImageManager {
     pub fn new(parts: ManagerParts) -> Self {
-        meters::declare(&parts.metrics, parts.stale.is_some());
-        parts.records.export_to(Arc::clone(&parts.metrics));
+        meters::declare(&parts.reports.metrics, parts.stale.is_some());
+        parts.records.export_to(Arc::clone(&parts.reports.metrics));
         let settings = &parts.settings;
         Self {
             puller: Arc::new(Puller::new(&parts, Instant::now())),
@@ -134,7 +145,7 @@ impl ImageManager {
         };
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
         let ask = || self.ensure_once(request, Arc::clone(&watcher));
-        inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
+        inventory.leased(&request.pull.pod.uid, SystemTime::now(), ask, key).await
     }
 
     /// Estimates the pull of a request with its first credential; fetches manifests only. `None`: the store does not know,
@@ -144,8 +155,8 @@ impl ImageManager {
     }
 
     async fn ensure_once(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
-        let ensured = Ensuring::new(self, request, Some(&self.parts.metrics)).run(watcher).await;
-        ensured.inspect_err(|error| meters::failed(&self.parts.metrics, &error.fault()))
+        let ensured = Ensuring::new(self, request, Some(&self.parts.reports.metrics)).run(watcher).await;
+        ensured.inspect_err(|error| meters::failed(&self.parts.reports.metrics, &error.fault()))
     }
 
     pub fn status(&self) -> ManagerStatus {

@@ -9,9 +9,9 @@ use futures_util::{StreamExt as _, stream};
 
 use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
-    events::{Event, EventKind},
-    image::Reference,
-    runtime::PullWatcher,
+    events::{Event, EventKind, EventSubject},
+    image::{ImageSpec, Reference},
+    runtime::{PullRequest, PullWatcher},
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.
@@ -138,8 +138,9 @@ impl ImageManager {
 
     async fn ensure_one(&self, request: &PodRequest, image: usize, watcher: PullWatcher) -> PodOutcome {
         let wanted = &request.images[image];
+        let image = ImageSpec { image: wanted.image.clone(), ..request.common.pull.image.clone() };
         let asked = EnsureRequest {
-            image: wanted.image.clone(),
+            pull: PullRequest { image, ..request.common.pull.clone() },
             policy: wanted.policy.clone(),
             container: wanted.subject_field().into(),
             // Images that containers wait for have a higher priority.
@@ -153,9 +154,9 @@ impl ImageManager {
     }
 
     fn report(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
-        let subject = request.common.pod.subject(field_path.into());
+        let subject = EventSubject::Pod { pod: request.common.pull.pod.clone(), field_path: field_path.into() };
         let kind = EventKind::Warning;
-        self.parts.events.record(Event { kind, reason, message, note: None, subject, cause: None });
+        self.parts.reports.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 }
 
@@ -213,15 +214,13 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
     matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
 }
 
+/// The failed volumes that a container mounts, in its order.
 fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
-    let found = |mount: &str| {
-        let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
-        outcomes[volume].as_ref().map(|outcome| match outcome {
-            PodOutcome::Failed(_) => Err(volume),
-            _ => Ok(volume),
-        })
+    let failed = |mount: &String| {
+        let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == *mount)?;
+        matches!(outcomes[volume], Some(PodOutcome::Failed(_))).then_some(volume)
     };
-    walk(&images[image].mounts, found).1
+    images[image].mounts.iter().filter_map(failed).collect()
 }
 
 fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: usize) -> Vec<(usize, String)> {
@@ -250,18 +249,6 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     }
     let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
-}
-
-fn walk<T, E>(mounts: &[String], found: impl Fn(&str) -> Option<Result<T, E>>) -> (Vec<T>, Vec<E>) {
-    let (mut good, mut bad) = (Vec::new(), Vec::new());
-    for mount in mounts {
-        match found(mount) {
-            Some(Ok(one)) => good.push(one),
-            Some(Err(one)) => bad.push(one),
-            None => {}
-        }
-    }
-    (good, bad)
 }
 
 #[cfg(test)]

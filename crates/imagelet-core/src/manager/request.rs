@@ -1,21 +1,15 @@
 //! A request for an image, and its answer.
 
-use std::{
-    fmt,
-    num::NonZeroUsize,
-    str::FromStr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use super::puller::throttle::PullRate;
 use crate::{
-    audit_log::{Act, ActCode},
-    credentials::{Credential, CredentialQuery, PullSecret},
+    audit_log::{Act, ActCode, ActDetails},
+    credentials::{CredentialQuery, PullSecret},
     events::EventSubject,
-    image::{ByteSize, ImageId, ImageKey, ImageSpec, Platform, Reference, ReferenceError},
+    image::{ByteSize, ImageId, ImageKey, ImageSpec, Reference, ReferenceError},
     node_policy::NodePolicy,
-    runtime::{EncodedPod, Patience, SandboxConfig},
+    runtime::PullRequest,
 };
 
 /// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.
@@ -25,7 +19,7 @@ const POLICY_LENGTH_MAX: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// How many run at once; `None`: any number. With [`NodePolicy::prioritized_queue`] a few small pulls may run beside.
+    /// How many run at once; `None`: any number. With [`PullRules::prioritized_queue`](crate::node_policy::PullRules::prioritized_queue) a few small pulls may run beside.
     pub slots: Option<NonZeroUsize>,
     pub rate: Option<PullRate>,
     pub backoff_first: Duration,
@@ -103,21 +97,6 @@ impl fmt::Display for PullPolicy {
     }
 }
 
-/// Which pod asks. All empty: none does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct PodIdentity {
-    pub namespace: Arc<str>,
-    pub name: Arc<str>,
-    pub uid: Arc<str>,
-}
-
-impl PodIdentity {
-    pub(super) fn subject(&self, field_path: Arc<str>) -> EventSubject {
-        let Self { namespace, name, uid } = self.clone();
-        EventSubject::Pod { namespace, name, uid, field_path }
-    }
-}
-
 /// The kind of client, and so which side decides when to ask and how often to retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
@@ -160,86 +139,67 @@ impl Caller {
 
 #[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
-    pub image: String,
+    /// What is pulled and for which pod. A credential in it is the only one that is shown to the registry; without one see
+    /// `secrets`.
+    pub pull: PullRequest,
     pub policy: PullPolicy,
-    pub pod: PodIdentity,
-    /// What else the client's interface says of the pod, for a runtime that speaks the same.
-    pub encoded_pod: Option<EncodedPod>,
     pub caller: Caller,
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
     /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
     pub container: Arc<str>,
-    /// Whose store; empty is the default handler.
-    pub runtime_handler: String,
-    /// Hints to the runtime: the pod's annotations, sorted by name.
-    pub annotations: Vec<(String, String)>,
-    /// Exactly these, in order, and none else; pull secrets and the node's own are not asked. Empty: see `secrets`.
-    pub credentials: Vec<Credential>,
     /// The pod's pull secrets, asked before the node's own credentials.
     pub secrets: Vec<PullSecret>,
-    /// For which kind of machine; `None`: this one.
-    pub platform: Option<Platform>,
     /// The higher goes first where pulls wait. Without effect in a queue by arrival.
     pub priority: i32,
-    /// How long a pull retries at a registry that serves nothing.
-    pub patience: Patience,
 }
 
 impl EnsureRequest {
-    pub(super) fn is_for_a_container(&self) -> bool {
-        self.caller.is_client() || !self.pod.uid.is_empty() || !self.pod.name.is_empty()
-    }
-
     /// A request for no pod, with the node's credentials.
     pub fn new(image: impl Into<String>, policy: PullPolicy) -> Self {
-        Self { image: image.into(), policy, ..Self::default() }
+        let pull = PullRequest { image: ImageSpec::new(image), ..PullRequest::default() };
+        Self { pull, policy, ..Self::default() }
+    }
+
+    /// As its client spells it.
+    pub fn image(&self) -> &str {
+        &self.pull.image.image
+    }
+
+    pub(super) fn is_for_a_container(&self) -> bool {
+        self.caller.is_client() || !self.pull.pod.uid.is_empty() || !self.pull.pod.name.is_empty()
+    }
+
+    pub(super) fn subject(&self) -> EventSubject {
+        EventSubject::Pod { pod: self.pull.pod.clone(), field_path: Arc::clone(&self.container) }
     }
 
     /// The entry of the decision log for a pull of this request, without an image yet.
     pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
-        let by = match (self.pod.name.is_empty(), self.caller.is_client()) {
+        let pod = &self.pull.pod;
+        let by = match (pod.name.is_empty(), self.caller.is_client()) {
             (false, _) if self.caller == Caller::LookAhead => {
-                format!("look-ahead for pod {}/{}", self.pod.namespace, self.pod.name)
+                format!("look-ahead for pod {}/{}", pod.namespace, pod.name)
             }
-            (false, _) => format!("pod {}/{}", self.pod.namespace, self.pod.name),
+            (false, _) => format!("pod {}/{}", pod.namespace, pod.name),
             (true, _) if self.caller.is_prefetch() => "prefetch".to_owned(),
             (true, true) => "CRI".to_owned(),
             (true, false) => "command".to_owned(),
         };
         why.truncate(why.floor_char_boundary(REASON_LENGTH_MAX));
-        Act {
-            at: SystemTime::now(),
-            code,
-            keys: Vec::new(),
-            names: vec![canonical.to_string()],
-            by,
-            bytes: None,
-            took_ms: u64::try_from(took.as_millis()).ok(),
-            why,
-            reason: String::new(),
-            hosts: Vec::new(),
-        }
+        let took_ms = u64::try_from(took.as_millis()).ok();
+        let details = ActDetails { took_ms, why, ..ActDetails::default() };
+        Act { details, ..Act::new(code, vec![canonical.to_string()], by) }
     }
 
     pub(crate) fn query(&self, repository: &str) -> CredentialQuery {
         CredentialQuery {
             repository: repository.to_owned(),
-            namespace: self.pod.namespace.to_string(),
-            pod_name: self.pod.name.to_string(),
-            pod_uid: self.pod.uid.to_string(),
+            namespace: self.pull.pod.namespace.to_string(),
+            pod_name: self.pull.pod.name.to_string(),
+            pod_uid: self.pull.pod.uid.to_string(),
             service_account: self.service_account.clone(),
         }
-    }
-
-    pub(crate) fn sandbox(&self) -> Option<SandboxConfig> {
-        let is_known = self.pod != PodIdentity::default() || self.encoded_pod.is_some();
-        is_known.then(|| SandboxConfig {
-            name: self.pod.name.to_string(),
-            namespace: self.pod.namespace.to_string(),
-            uid: self.pod.uid.to_string(),
-            encoded: self.encoded_pod.clone(),
-        })
     }
 }
 

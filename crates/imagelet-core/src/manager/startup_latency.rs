@@ -10,9 +10,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::request::PodIdentity;
 use crate::{
     bounded_map::make_room,
+    events::PodIdentity,
     metrics::{Family, MetricKind, Metrics},
 };
 

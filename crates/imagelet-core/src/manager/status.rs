@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{PodIdentity, puller::circuit_breaker::OpenCircuit};
-use crate::runtime::PullProgress;
+use super::puller::circuit_breaker::OpenCircuit;
+use crate::{events::PodIdentity, runtime::PullProgress};
 
 #[derive(Clone, Debug, Default)]
 pub struct ManagerStatus {

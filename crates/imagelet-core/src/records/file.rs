@@ -49,7 +49,6 @@ pub(crate) struct RecordedSecret {
 }
 
 impl RecordedSecret {
-    /// The order of secrets in a record.
     pub(super) fn object(&self) -> (&str, &str, &str) {
         (&self.namespace, &self.name, &self.uid)
     }
@@ -58,12 +57,6 @@ impl RecordedSecret {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct DecodeError(String);
-
-#[derive(Debug)]
-pub(super) struct Decoded<T> {
-    pub(super) content: T,
-    pub(super) outdated: bool,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullIntent {
@@ -82,7 +75,8 @@ impl PullIntent {
 pub(super) trait RecordFile: Sized {
     fn key(&self) -> &str;
     fn encode(&self) -> Vec<u8>;
-    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError>;
+    /// The content, and whether its version is an older one.
+    fn decode(bytes: &[u8]) -> Result<(Self, bool), DecodeError>;
 }
 
 pub(super) fn file_name(key: &str) -> String {
@@ -98,9 +92,9 @@ impl RecordFile for PullIntent {
         line(&IntentDocument { kind: KIND_INTENT.into(), api_version: VERSION.into(), image: self.image.clone() })
     }
 
-    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
+    fn decode(bytes: &[u8]) -> Result<(Self, bool), DecodeError> {
         let (file, outdated) = decode::<IntentDocument>(bytes, KIND_INTENT)?;
-        Ok(Decoded { content: Self::new(file.image), outdated })
+        Ok((Self::new(file.image), outdated))
     }
 }
 
@@ -119,24 +113,24 @@ impl RecordFile for PulledRecord {
         })
     }
 
-    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
+    fn decode(bytes: &[u8]) -> Result<(Self, bool), DecodeError> {
         let (file, outdated) = decode::<RecordDocument>(bytes, KIND_RECORD)?;
         let content =
             Self { image_ref: file.image_ref, updated: file.last_updated_time.0, mapping: file.credential_mapping };
-        Ok(Decoded { content, outdated })
+        Ok((content, outdated))
     }
 }
 
 /// A pull record, written again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_record(bytes: &[u8]) -> Option<Vec<u8>> {
-    Some(PulledRecord::decode(bytes).ok()?.content.encode())
+    Some(PulledRecord::decode(bytes).ok()?.0.encode())
 }
 
 /// The intent of a pull, written again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_intent(bytes: &[u8]) -> Option<Vec<u8>> {
-    Some(PullIntent::decode(bytes).ok()?.content.encode())
+    Some(PullIntent::decode(bytes).ok()?.0.encode())
 }
 
 /// Decodes JSON, or YAML, which the kubelet accepts and never writes. Errors use the kubelet's words.

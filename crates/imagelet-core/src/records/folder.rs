@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::file::{DecodeError, Decoded, RecordFile, file_name};
+use super::file::{DecodeError, RecordFile, file_name};
 use crate::{
     durable::{Disk, MachineDisk, create_folder, replace_file_on, sync_folder_on},
     failpoint,
@@ -63,13 +63,13 @@ impl<T: RecordFile> RecordFolder<T> {
         for name in names {
             let file = folder.read(&name);
             match &file {
-                Ok(file) if file.outdated => folder.rewrite(&name, &file.content),
+                Ok((content, true)) => folder.rewrite(&name, content),
                 Ok(_) => {}
                 Err(error) => {
                     tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
                 }
             }
-            folder.files().insert(name, file.map(|file| Arc::new(file.content)).map_err(Arc::new));
+            folder.files().insert(name, file.map(|(content, _)| Arc::new(content)).map_err(Arc::new));
         }
         Ok(folder)
     }
@@ -153,7 +153,7 @@ impl<T: RecordFile> RecordFolder<T> {
         replace_file_on(&*self.disk, &path.join(name), &beside, "record", |file| file.write_all(content))
     }
 
-    fn read(&self, name: &str) -> Result<Decoded<T>, Unreadable> {
+    fn read(&self, name: &str) -> Result<(T, bool), Unreadable> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         Ok(T::decode(&read(File::open(path.join(name))?)?)?)
     }
@@ -170,7 +170,7 @@ impl<T: RecordFile> RecordFolder<T> {
     fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
         let file = match self.read(name) {
             Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,
-            file => Some(file.map(|file| Arc::new(file.content)).map_err(Arc::new)),
+            file => Some(file.map(|(content, _)| Arc::new(content)).map_err(Arc::new)),
         };
         let mut files = self.files();
         if files.get(name).is_some_and(Result::is_err) {

@@ -88,7 +88,7 @@ impl KubeletRecords {
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
-        PulledRecord::decode(&read(file)?).map(|decoded| Some(decoded.content)).map_err(io::Error::other)
+        PulledRecord::decode(&read(file)?).map(|(content, _)| Some(content)).map_err(io::Error::other)
     }
 }
 

@@ -126,8 +126,7 @@ impl CombinedContainers {
     }
 
     fn unavailable(&self, error: RuntimeError) -> RuntimeError {
-        let message = format!("could not ask `{}` which images of the store its containers use", self.name);
-        RuntimeError::new(error.kind(), message).caused_by(error)
+        error.about(format!("could not ask `{}` which images of the store its containers use", self.name))
     }
 }
 

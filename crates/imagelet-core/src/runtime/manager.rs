@@ -16,51 +16,29 @@ use super::{
 };
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{MetricKind, Metrics, families},
 };
 
 const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
 const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 
-static TOTAL: Family = Family {
-    name: "kubelet_runtime_operations_total",
-    help: "Cumulative number of runtime operations by operation type.",
-    kind: MetricKind::Counter,
-    labels: &["operation_type"],
-};
-
-static ERRORS: Family = Family {
-    name: "kubelet_runtime_operations_errors_total",
-    help: "Cumulative number of runtime operation errors by operation type.",
-    kind: MetricKind::Counter,
-    labels: &["operation_type"],
-};
-
-static SECONDS: Family = Family {
-    name: "kubelet_runtime_operations_duration_seconds",
-    help: "Duration in seconds of runtime operations. Broken down by operation type.",
-    // 0.005 and thirteen times 2.5 as much.
-    kind: MetricKind::Histogram(&[
-        0.005,
-        0.0125,
-        0.031_25,
-        0.078_125,
-        0.195_312_5,
-        0.488_281_25,
-        1.220_703_125,
-        3.051_757_812_5,
-        7.629_394_531_25,
-        19.073_486_328_125,
-        47.683_715_820_312_5,
-        119.209_289_550_781_25,
-        298.023_223_876_953_1,
-        745.058_059_692_382_8,
-    ]),
-    labels: &["operation_type"],
-};
-
-pub(super) static FAMILIES: [&Family; 3] = [&TOTAL, &ERRORS, &SECONDS];
+families! {
+    TOTAL = "kubelet_runtime_operations_total", "Cumulative number of runtime operations by operation type.",
+        MetricKind::Counter, &["operation_type"];
+    ERRORS = "kubelet_runtime_operations_errors_total",
+        "Cumulative number of runtime operation errors by operation type.",
+        MetricKind::Counter, &["operation_type"];
+    SECONDS = "kubelet_runtime_operations_duration_seconds",
+        "Duration in seconds of runtime operations. Broken down by operation type.",
+        // 0.005 and thirteen times 2.5 as much.
+        MetricKind::Histogram(&[
+            0.005, 0.0125, 0.031_25, 0.078_125, 0.195_312_5, 0.488_281_25, 1.220_703_125, 3.051_757_812_5,
+            7.629_394_531_25, 19.073_486_328_125, 47.683_715_820_312_5, 119.209_289_550_781_25,
+            298.023_223_876_953_1, 745.058_059_692_382_8,
+        ]),
+        &["operation_type"];
+}
 
 /// Calls an image store and a container runtime. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -100,7 +78,7 @@ impl RuntimeManager {
 
     #[must_use]
     pub fn measured(self, metrics: Arc<Metrics>) -> Self {
-        for family in FAMILIES {
+        for &family in FAMILIES {
             metrics.declare(family);
         }
         Self { metrics: Some(metrics), ..self }
@@ -273,19 +251,18 @@ fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod>
     sandboxes.sort_by(newest_first);
     let mut uid_of_sandbox: HashMap<String, String> = HashMap::new();
     let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    let empty = |uid: &str, name: String, namespace: String, created_at| Pod {
+        uid: uid.to_owned(),
+        name,
+        namespace,
+        created_at,
+        containers: Vec::new(),
+        sandboxes: Vec::new(),
+    };
     for sandbox in sandboxes {
         uid_of_sandbox.insert(sandbox.id.clone(), sandbox.uid.clone());
-        pods.entry(sandbox.uid.clone())
-            .or_insert_with(|| Pod {
-                uid: sandbox.uid.clone(),
-                name: sandbox.name.clone(),
-                namespace: sandbox.namespace.clone(),
-                created_at: sandbox.created_at,
-                containers: Vec::new(),
-                sandboxes: Vec::new(),
-            })
-            .sandboxes
-            .push(sandbox);
+        let of_pod = || empty(&sandbox.uid, sandbox.name.clone(), sandbox.namespace.clone(), sandbox.created_at);
+        pods.entry(sandbox.uid.clone()).or_insert_with(of_pod).sandboxes.push(sandbox);
     }
     for mut container in containers {
         let names_no_image =
@@ -300,15 +277,9 @@ fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod>
         let label = |name: &str| container.labels.get(name).cloned();
         let uid =
             label(LABEL_POD_UID).or_else(|| uid_of_sandbox.get(&container.sandbox_id).cloned()).unwrap_or_default();
-        let pod = pods.entry(uid.clone()).or_insert_with(|| Pod {
-            uid,
-            name: label(LABEL_POD_NAME).unwrap_or_default(),
-            namespace: label(LABEL_POD_NAMESPACE).unwrap_or_default(),
-            created_at: container.created_at,
-            containers: Vec::new(),
-            sandboxes: Vec::new(),
-        });
-        pod.containers.push(container);
+        let text = |name: &str| label(name).unwrap_or_default();
+        let of_pod = || empty(&uid, text(LABEL_POD_NAME), text(LABEL_POD_NAMESPACE), container.created_at);
+        pods.entry(uid.clone()).or_insert_with(of_pod).containers.push(container);
     }
     let mut pods: Vec<Pod> = pods.into_values().collect();
     pods.sort_by_key(|pod| Reverse(pod.created_at));

@@ -22,7 +22,7 @@ pub use containers::{
 };
 pub use details::{ImageDetails, JsonText, LayerDetails, Members, PulledLayer, PulledManifest, chain_ids};
 pub(crate) use error::error_chain;
-pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage};
+pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage, kind_of_pull_text};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
@@ -36,12 +36,12 @@ pub use pull_progress::{
     LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullWatcher, PulledLayerProgress, no_progress,
     unwatched,
 };
-pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost, SandboxConfig};
-pub use pull_route::{ForwardReason, PULLS, PullRoute, RegistrySetting};
+pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost};
+pub use pull_route::{ForwardReason, PULLS, PullRoute};
 pub use removal::RemovableNames;
 pub use space_request::{MakeRoom, RemovedImage, RoomMade, RoomWanted};
 pub use verify_report::{BlobsCheck, Finding, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
-    manager::FAMILIES.into_iter().chain([&PULLS])
+    manager::FAMILIES.iter().copied().chain([&PULLS])
 }

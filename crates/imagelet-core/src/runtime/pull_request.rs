@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     credentials::Credential,
+    events::PodIdentity,
     image::{ImageSpec, Platform},
 };
 
@@ -15,7 +16,9 @@ pub struct PullRequest {
     pub credential: Option<Credential>,
     /// The own credentials of other hosts that serve the registry's content; each names its host. A runtime gets none.
     pub host_credentials: Vec<Credential>,
-    pub sandbox: Option<SandboxConfig>,
+    pub pod: PodIdentity,
+    /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
+    pub encoded_pod: Option<EncodedPod>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
     /// How long it retries at a registry that serves nothing.
@@ -59,15 +62,6 @@ impl Default for Patience {
     fn default() -> Self {
         Self::FULL
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SandboxConfig {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-    /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
-    pub encoded: Option<EncodedPod>,
 }
 
 /// A pod's encoded configuration, passed through unread. Prints its length only.

@@ -13,31 +13,6 @@ pub static PULLS: Family = Family {
     labels: &["way", "reason", "outcome"],
 };
 
-/// A registry setting of a runtime that imagelet does not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegistrySetting {
-    /// `registry.mirrors`
-    Mirrors,
-    /// `registry.configs` or `registry.auths`
-    Configs,
-    /// `registry.headers`
-    Headers,
-    /// A setting that the runtime warns of and does not report.
-    Hidden,
-}
-
-impl RegistrySetting {
-    /// The key in the runtime's configuration.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Mirrors => "registry.mirrors",
-            Self::Configs => "registry.configs",
-            Self::Headers => "registry.headers",
-            Self::Hidden => "a deprecated registry setting",
-        }
-    }
-}
-
 /// The way an image entered a runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullRoute {
@@ -80,8 +55,9 @@ pub enum ForwardReason {
     NameInvalid,
     #[error("sandboxes are started from the image, and the runtime has to mark it")]
     SandboxImage,
-    #[error("the runtime has {} for registry `{registry}`, which imagelet does not read", setting.key())]
-    RegistrySetting { setting: RegistrySetting, registry: String },
+    /// A key of the runtime's configuration.
+    #[error("the runtime has {setting} for registry `{registry}`, which imagelet does not read")]
+    RegistrySetting { setting: &'static str, registry: String },
     #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
     RegistryPreferred(String),
     /// The import ended before any image record existed.

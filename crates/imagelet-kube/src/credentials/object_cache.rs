@@ -2,15 +2,13 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use imagelet_core::bounded_map::make_room;
-use tokio::{sync::Mutex, time::Instant};
-
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::api_error::ApiError;
 
@@ -32,20 +30,9 @@ pub(crate) struct ObjectName {
 impl ObjectName {
     /// Where the object of a kind is, as paths spell it: `secrets`, `serviceaccounts`.
     pub(crate) fn path(&self, kind: &str) -> String {
-        format!("/api/v1/namespaces/{}/{kind}/{}", encoded(&self.namespace), encoded(&self.name))
+        let [namespace, name] = [&self.namespace, &self.name].map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC));
+        format!("/api/v1/namespaces/{namespace}/{kind}/{name}")
     }
-}
-
-/// A text as part of a path or a query.
-pub(super) fn encoded(text: &str) -> impl fmt::Display {
-    utf8_percent_encode(text, NON_ALPHANUMERIC)
-}
-
-/// An object with the resource version it was read at.
-#[derive(Debug)]
-pub(crate) struct Versioned<T> {
-    pub(crate) version: String,
-    pub(crate) object: T,
 }
 
 /// What a read led to; a failure is its text.
@@ -56,13 +43,7 @@ pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>)
 struct Slot<T> {
     used_at: Instant,
     /// Held during a read, so that other readers wait for its result.
-    cell: Arc<Mutex<CachedObject<T>>>,
-}
-
-struct CachedObject<T> {
-    /// Of the last object; empty before the first.
-    version: String,
-    read: Option<(Instant, ReadResult<T>)>,
+    cell: Arc<Mutex<Option<(Instant, ReadResult<T>)>>>,
 }
 
 impl<T> Default for ObjectCache<T> {
@@ -72,40 +53,29 @@ impl<T> Default for ObjectCache<T> {
 }
 
 impl<T> ObjectCache<T> {
-    /// The object, read where it is absent or too old. `read` gets the version that the object had: an answer that is older
-    /// is rejected.
+    /// The object, read where it is absent or too old.
     pub(super) async fn get(
         &self,
         name: &ObjectName,
-        read: impl AsyncFnOnce(&str) -> Result<Versioned<T>, ApiError>,
+        read: impl AsyncFnOnce() -> Result<T, ApiError>,
     ) -> ReadResult<T> {
-        let cell = self.cell(name);
+        let cell = {
+            let (mut slots, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+            slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
+            make_room(&mut slots, name, OBJECTS_MAX, |slot| slot.used_at);
+            let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: Arc::default() });
+            slot.used_at = now;
+            Arc::clone(&slot.cell)
+        };
         let mut cached = cell.lock().await;
-        if let Some((at, result)) = &cached.read
+        if let Some((at, result)) = &*cached
             && at.elapsed() < if result.is_ok() { AGE_MAX } else { FAILURE_AGE_MAX }
         {
             return result.clone();
         }
-        let result = match read(&cached.version).await {
-            Ok(Versioned { version, object }) => {
-                cached.version = version;
-                Ok(Arc::new(object))
-            }
-            Err(error) => Err(error.to_string().into()),
-        };
-        cached.read = Some((Instant::now(), result.clone()));
+        let result: ReadResult<T> = read().await.map(Arc::new).map_err(|error| error.to_string().into());
+        *cached = Some((Instant::now(), result.clone()));
         result
-    }
-
-    fn cell(&self, name: &ObjectName) -> Arc<Mutex<CachedObject<T>>> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
-        make_room(&mut slots, name, OBJECTS_MAX, |slot| slot.used_at);
-        let empty = || Arc::new(Mutex::new(CachedObject { version: String::new(), read: None }));
-        let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: empty() });
-        slot.used_at = now;
-        Arc::clone(&slot.cell)
     }
 }
 
@@ -124,32 +94,30 @@ mod tests {
         cache: ObjectCache<usize>,
         reads: AtomicUsize,
         failing: Vec<usize>,
-        versions: std::sync::Mutex<Vec<String>>,
     }
 
     impl Counted {
         fn failing(failing: &[usize]) -> Self {
             let (reads, failing) = (AtomicUsize::new(0), failing.to_vec());
-            Self { cache: ObjectCache::default(), reads, failing, versions: std::sync::Mutex::default() }
+            Self { cache: ObjectCache::default(), reads, failing }
         }
 
         async fn get(&self, object: &str) -> Result<usize, String> {
-            let read = async |version: &str| {
-                self.versions.lock().unwrap().push(version.to_owned());
+            let read = async || {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let number = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
                 if self.failing.contains(&number) {
                     let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
                     return Err(kube::Error::Api(Box::new(status)).into());
                 }
-                Ok(Versioned { version: format!("v{number}"), object: number })
+                Ok(number)
             };
             self.cache.get(&name(object), read).await.map(|object| *object).map_err(|error| error.to_string())
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn readers_at_once_share_one_read_and_the_next_one_after_a_minute_names_the_version() {
+    async fn readers_at_once_share_one_read_and_the_next_one_is_after_a_minute() {
         let counted = Counted::failing(&[]);
         assert_eq!(tokio::join!(counted.get("a"), counted.get("a")), (Ok(1), Ok(1)));
         assert_eq!(counted.get("b").await, Ok(2));
@@ -158,7 +126,6 @@ mod tests {
         assert_eq!(counted.get("a").await, Ok(1));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(counted.get("a").await, Ok(3));
-        assert_eq!(*counted.versions.lock().unwrap(), ["", "", "v1"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
 
 use super::{
-    object_cache::{ObjectCache, ObjectName, Versioned, encoded},
+    object_cache::{ObjectCache, ObjectName},
     secret_api,
     secret_object::{NotPullSecret, read_secret},
 };
@@ -38,8 +38,7 @@ impl PullSecrets {
         let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
             let name = ObjectName { namespace: Arc::clone(&pod.identity.namespace), name };
-            let read =
-                async |version: &str| self.read("secrets", &name, version, |json| read_secret(&name, json)).await;
+            let read = async || read_secret(&name, &secret_api::get(&self.client, &name.path("secrets")).await?);
             let secret = self.secrets.get(&name, read).await;
             let secret = secret.inspect_err(|error| {
                 let (pod, secret) = (pod.full_name(), &*name.name);
@@ -65,39 +64,20 @@ impl PullSecrets {
         }
         let name =
             ObjectName { namespace: Arc::clone(&pod.identity.namespace), name: Arc::clone(&pod.service_account) };
-        let read = async |version: &str| self.read("serviceaccounts", &name, version, secrets_of_account).await;
+        let read = async || secrets_of_account(&secret_api::get(&self.client, &name.path("serviceaccounts")).await?);
         self.accounts.get(&name, read).await.map(|names| names.to_vec()).unwrap_or_else(|error| {
             let (pod, account) = (pod.full_name(), &*pod.service_account);
             tracing::debug!(pod, account, %error, "could not read a service account; it counts as without pull secrets");
             Vec::new()
         })
     }
-
-    async fn read<T>(
-        &self,
-        kind: &str,
-        name: &ObjectName,
-        version: &str,
-        decode: impl Fn(&[u8]) -> Result<Versioned<T>, ApiError>,
-    ) -> Result<Versioned<T>, ApiError> {
-        let path = name.path(kind);
-        // From the cache of the API server, but never older than before. The first read has its newest state.
-        let cached = format!("{path}?resourceVersion={}", encoded(version));
-        let answer = match secret_api::get(&self.client, if version.is_empty() { &path } else { &cached }).await {
-            // This API server is behind the one that answered before.
-            Err(error) if matches!(error.code(), Some(410 | 504)) => secret_api::get(&self.client, &path).await?,
-            answer => answer?,
-        };
-        decode(&answer)
-    }
 }
 
 /// The names of the pull secrets of an account, in its namespace.
-fn secrets_of_account(json: &[u8]) -> Result<Versioned<Vec<Arc<str>>>, ApiError> {
+fn secrets_of_account(json: &[u8]) -> Result<Vec<Arc<str>>, ApiError> {
     let account: ServiceAccount = serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
     let names = account.image_pull_secrets.into_iter().flatten().map(|it| it.name);
-    let names = names.filter(|name| is_name(name, NAME_LENGTH_MAX)).take(SECRETS_MAX).map(Arc::from).collect();
-    Ok(Versioned { version: account.metadata.resource_version.unwrap_or_default(), object: names })
+    Ok(names.filter(|name| is_name(name, NAME_LENGTH_MAX)).take(SECRETS_MAX).map(Arc::from).collect())
 }
 
 /// Reads the pull secret of a set from its namespace. The error is for people, and shows nothing of the secret.
@@ -105,7 +85,7 @@ pub(crate) async fn read_set_secret(client: &Client, namespace: &str, name: &str
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
     let answer = secret_api::get(client, &object.path("secrets")).await;
     let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| error.to_string());
-    let secret = secret.and_then(|secret| secret.object.map_err(|why| why.to_string()));
+    let secret = secret.and_then(|secret| secret.map_err(|why| why.to_string()));
     secret.map_err(|why| format!("cannot read the pull secret `{namespace}/{name}`: {why}"))
 }
 
@@ -165,9 +145,9 @@ mod tests {
             (json!([]), 0),
             (json!(many), SECRETS_MAX),
         ] {
-            let object = json!({"metadata": {"resourceVersion": "9"}, "imagePullSecrets": secrets});
+            let object = json!({"metadata": {}, "imagePullSecrets": secrets});
             let read = secrets_of_account(object.to_string().as_bytes()).unwrap();
-            assert_eq!((read.version.as_str(), read.object.len()), ("9", expected), "{secrets}");
+            assert_eq!(read.len(), expected, "{secrets}");
         }
         for text in ["[]", r#"{"metadata": {}, "imagePullSecrets": 5}"#, "<html>"] {
             assert!(secrets_of_account(text.as_bytes()).is_err(), "{text}");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
-use super::object_cache::{ObjectName, Versioned};
+use super::object_cache::ObjectName;
 use crate::api_error::ApiError;
 
 /// Longest uid of an object; the API server's have 36 bytes.
@@ -25,12 +25,9 @@ struct SecretObject<'a> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct SecretMetadata<'a> {
     #[serde(default)]
     uid: Cow<'a, str>,
-    #[serde(default)]
-    resource_version: String,
 }
 
 /// Why a secret has no credentials for registries.
@@ -43,13 +40,10 @@ pub(super) enum NotPullSecret {
 }
 
 /// Reads a secret object. The error shows nothing of it.
-pub(super) fn read_secret(
-    name: &ObjectName,
-    json: &[u8],
-) -> Result<Versioned<Result<PullSecret, NotPullSecret>>, ApiError> {
+pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Result<PullSecret, NotPullSecret>, ApiError> {
     let object: SecretObject<'_> =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;
-    let SecretMetadata { uid, resource_version: version } = object.metadata;
+    let uid = object.metadata.uid;
     let invalid = |why| ApiError::SecretInvalid { what: "secret", why };
     if uid.len() > UID_LENGTH_MAX {
         return Err(invalid(format!("its uid is longer than {UID_LENGTH_MAX} bytes")));
@@ -60,14 +54,13 @@ pub(super) fn read_secret(
     });
     let (kind, raw) = match found {
         Ok(found) => found,
-        Err(why) => return Ok(Versioned { version, object: Err(why) }),
+        Err(why) => return Ok(Err(why)),
     };
     let text: String = serde_json::from_str(raw.get()).map_err(|error| ApiError::undecodable("secret", &error))?;
     let document = BASE64_STANDARD.decode(Zeroizing::new(text).as_bytes()).map(Secret::from_bytes);
     let document = document.map_err(|_| invalid(format!("`{}` is not base64", kind.key())))?;
     let (uid, namespace, name) = (uid.into_owned(), name.namespace.to_string(), name.name.to_string());
-    let secret = PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document };
-    Ok(Versioned { version, object: Ok(secret) })
+    Ok(Ok(PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document }))
 }
 
 #[cfg(test)]
@@ -83,7 +76,7 @@ mod tests {
             assert!(!format!("{secret:?}").contains(secret.document.expose()));
             (secret.identity.uid, secret.kind, secret.document.expose().to_owned())
         };
-        Ok(read.object.map(text))
+        Ok(read.map(text))
     }
 
     fn secret(kind: &str, data: &Value) -> Value {

@@ -12,13 +12,13 @@ use imagelet_core::{
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{MetricKind, Metrics, families},
-    runtime::{ErrorClass, Patience, RuntimeManager, unwatched},
+    runtime::{ErrorClass, Patience, PullRequest, RuntimeManager, unwatched},
 };
 use kube::Client;
 use tokio::sync::watch;
 use tokio_util::task::JoinMap;
 
-use self::plan::{Fetch, FetchState, asks_registry, plan};
+use self::plan::{Fetch, FetchState, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
 
 /// Below that of every request: what a container waits for is pulled first.
@@ -117,25 +117,26 @@ impl LookAhead {
     /// Returns the outcome as the metric names it.
     async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
         let image = self.spelling(&fetch.image.image);
-        let is_present = match fetch.image.policy {
-            PullPolicy::Always => false,
-            _ => self.is_present(&image).await,
-        };
-        if !asks_registry(&fetch.image.policy, is_present) {
+        if fetch.image.policy != PullPolicy::Always && self.is_present(&image).await {
             return Ok("present");
         }
         let secrets = self.secrets.of_pod(&fetch.pod).await;
         let is_for_start = fetch.image.role < PodRole::Container;
-        let request = EnsureRequest {
+        let pull = PullRequest {
+            image: ImageSpec::new(image),
             pod: fetch.key.pod.clone(),
+            // The kubelet's own request follows, and may join this pull.
+            patience: Patience::ONE_RETRY,
+            ..PullRequest::default()
+        };
+        let request = EnsureRequest {
+            pull,
+            policy: fetch.image.policy.clone(),
             caller: Caller::LookAhead,
             service_account: Some(fetch.pod.service_account.to_string()).filter(|name| !name.is_empty()),
             container: fetch.image.field().into(),
             secrets,
             priority: PRIORITY + i32::from(is_for_start),
-            // The kubelet's own request follows, and may join this pull.
-            patience: Patience::ONE_RETRY,
-            ..EnsureRequest::new(image, fetch.image.policy.clone())
         };
         self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }

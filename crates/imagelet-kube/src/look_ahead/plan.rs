@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use imagelet_core::manager::{PodIdentity, PullPolicy};
+use imagelet_core::{events::PodIdentity, manager::PullPolicy};
 
 use crate::pods::{BoundPod, PodImageUse};
 
@@ -91,15 +91,6 @@ fn images_to_fetch(pod: &BoundPod) -> Vec<PodImageUse> {
     found
 }
 
-/// Whether a fetch asks the registry, where the presence of its image is known.
-pub(super) fn asks_registry(policy: &PullPolicy, is_present: bool) -> bool {
-    match policy {
-        PullPolicy::Always => true,
-        PullPolicy::IfNotPresent => !is_present,
-        PullPolicy::Never | PullPolicy::Other(_) => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use imagelet_core::manager::PodRole;
@@ -124,7 +115,6 @@ mod tests {
             service_account: "default".into(),
             pull_secrets: Vec::new(),
             images: images.iter().map(image).collect(),
-            passed_over: Vec::new(),
         })
     }
 
@@ -210,15 +200,5 @@ mod tests {
         again.identity.uid = "uid-second".into();
         let [begin, cancel, _] = planned(&[Arc::new(again)], &[("web", "a:1", FetchState::Running)], 1);
         assert_eq!((begin.len(), cancel.len()), (1, 1));
-    }
-
-    #[test]
-    fn the_registry_is_asked_by_the_policy_and_the_presence_of_the_image() {
-        for (policy, when_absent, when_present) in
-            [("Always", true, true), ("IfNotPresent", true, false), ("Never", false, false), ("never", false, false)]
-        {
-            let policy = PullPolicy::as_written(policy);
-            assert_eq!((asks_registry(&policy, false), asks_registry(&policy, true)), (when_absent, when_present));
-        }
     }
 }

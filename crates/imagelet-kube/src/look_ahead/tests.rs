@@ -58,7 +58,7 @@ impl TestNode {
     }
 
     fn bind(&self, pods: &[Value]) {
-        let pods = pods.iter().filter_map(|pod| bound_pod(&serde_json::from_value(pod.clone()).unwrap()).unwrap());
+        let pods = pods.iter().filter_map(|pod| bound_pod(&serde_json::from_value(pod.clone()).unwrap()));
         self.pods.send_replace(pods.map(Arc::new).collect());
     }
 
@@ -142,8 +142,8 @@ async fn every_image_that_a_pod_waits_for_is_fetched_and_none_under_never() {
     let present = ["app:v1", "here:v1", "init:v1", "model:v1", "tools:latest"].map(|name| format!("reg.test/{name}"));
     assert_eq!(node.present().await, present);
     assert_eq!(node.pulls(), 4);
-    let pod = node.runtime.pull_requests()[0].sandbox.clone().unwrap();
-    assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("shop", "web", "uid-web"));
+    let pod = node.runtime.pull_requests()[0].pod.clone();
+    assert_eq!((&*pod.namespace, &*pod.name, &*pod.uid), ("shop", "web", "uid-web"));
 }
 
 #[tokio::test]

@@ -13,15 +13,13 @@ pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The pods of a list that is being read.
     listing: BTreeMap<String, Arc<BoundPod>>,
-    /// The last list was longer than the limit.
-    is_cut: bool,
     starts: StartTracker,
 }
 
 impl KnownPods {
     /// No pods yet; the start of each is measured.
     pub(crate) fn new(starts: StartTracker) -> Self {
-        Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, starts }
+        Self { pods: BTreeMap::new(), listing: BTreeMap::new(), starts }
     }
 
     /// Returns whether other images are awaited than before, or for another pod; after a list always.
@@ -30,7 +28,7 @@ impl KnownPods {
             Event::Init => self.listing.clear(),
             Event::InitApply(object) => {
                 if let Some(pod) = self.read(&object) {
-                    insert(&mut self.listing, pod, &mut self.is_cut);
+                    insert(&mut self.listing, pod);
                 }
             }
             Event::InitDone => {
@@ -49,7 +47,7 @@ impl KnownPods {
         let old = self.pods.get(&pod.full_name());
         let is_changed =
             old.and_then(|old| old.waiting()) != pod.waiting() || old.is_some_and(|old| old.identity != pod.identity);
-        insert(&mut self.pods, pod, &mut self.is_cut);
+        insert(&mut self.pods, pod);
         is_changed
     }
 
@@ -71,28 +69,19 @@ impl KnownPods {
         self.pods.len()
     }
 
-    /// What the pod says about images; `None`: it is finished, being deleted, or no pod.
+    /// What the pod says about images; `None`: it needs none any more.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
-        let pod = bound_pod(object).unwrap_or_else(|error| {
-            tracing::warn!(error, "passing over a pod");
-            None
-        })?;
+        let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());
-        // Each update of a pod has its invalid names again.
-        if self.pods.get(&pod.full_name()).is_none_or(|before| before.passed_over != pod.passed_over) {
-            for why in &pod.passed_over {
-                tracing::warn!(pod = pod.full_name(), why, "passing over an image of a pod");
-            }
-        }
         Some(pod)
     }
 }
 
-fn insert(pods: &mut BTreeMap<String, Arc<BoundPod>>, pod: BoundPod, is_cut: &mut bool) {
+fn insert(pods: &mut BTreeMap<String, Arc<BoundPod>>, pod: BoundPod) {
     let name = pod.full_name();
     if pods.len() < PODS_MAX || pods.contains_key(&name) {
         pods.insert(name, Arc::new(pod));
-    } else if !std::mem::replace(is_cut, true) {
-        tracing::warn!(pod = name, "the node has more than {PODS_MAX} pods; the images of further pods are not leased");
+    } else {
+        tracing::warn!(pod = name, "the node has more than {PODS_MAX} pods; the images of this one are not leased");
     }
 }

@@ -8,14 +8,15 @@ mod waits;
 use std::{collections::BTreeSet, sync::Arc};
 
 use imagelet_core::{
-    image::{Reference, counted, shown_name},
+    events::PodIdentity,
+    image::{Reference, shown_name},
     inventory::WaitingPod,
-    manager::{PodIdentity, PodRole, PullPolicy},
+    manager::{PodRole, PullPolicy},
 };
 
 pub(crate) use known_pods::KnownPods;
 pub(crate) use object::PodObject;
-use object::{ContainerSpec, status_of};
+use object::{ContainerSpec, state_of};
 pub(crate) use start_latency::{FAMILIES, StartTracker};
 use waits::waits;
 
@@ -39,8 +40,6 @@ pub(crate) struct BoundPod {
     pub(crate) pull_secrets: Vec<Arc<str>>,
     /// The images of its volumes and containers, in the kubelet's order of requests.
     pub(crate) images: Vec<PodImageUse>,
-    /// What is passed over, for the log.
-    pub(crate) passed_over: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,21 +78,28 @@ impl BoundPod {
     }
 }
 
-/// The images of a pod; `None` for a pod that is finished or being deleted: it starts no more containers.
-/// Fails for an invalid name, which the API server rejects.
-pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, String> {
+/// The images of a pod; `None` for a pod that is finished or being deleted, which starts no more containers, and for an object
+/// with a name that the API server rejects.
+pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
         [&metadata.namespace, &metadata.name, &metadata.uid].map(|text| text.as_deref().unwrap_or_default());
-    for (name, length_max) in [(namespace, NAMESPACE_LENGTH_MAX), (pod_name, NAME_LENGTH_MAX)] {
-        if !is_name(name, length_max) {
-            return Err(format!("`{}` is no name of a pod", shown(name)));
+    let is_named = is_name(namespace, NAMESPACE_LENGTH_MAX) && is_name(pod_name, NAME_LENGTH_MAX);
+    let is_finished = matches!(status.phase.as_str(), "Succeeded" | "Failed");
+    if !is_named || is_finished || metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let mut images = Vec::new();
+    let mut add = |role, name: &str, image: &str, policy: &str, waits| match defaulted_policy(image, policy) {
+        Some(policy) if images.len() < IMAGES_MAX => {
+            images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
         }
-    }
-    if metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed") {
-        return Ok(None);
-    }
-    let mut read = ImageReader::default();
+        // The kubelet reports a name that is none.
+        _ => {
+            let image = shown(&shown_name(image));
+            tracing::debug!(namespace, pod = pod_name, image, "passing over an image of a pod");
+        }
+    };
     let lists = [
         (PodRole::Ephemeral, &spec.ephemeral_containers, &status.ephemeral_container_statuses),
         (PodRole::Init, &spec.init_containers, &status.init_container_statuses),
@@ -101,68 +107,35 @@ pub(crate) fn bound_pod(object: &PodObject) -> Result<Option<BoundPod>, String> 
     ];
     let mut is_waiting = false;
     for (role, containers, statuses) in lists {
-        for (position, container) in containers.iter().flatten().enumerate() {
+        for container in containers.iter().flatten() {
             let ContainerSpec { name, image, image_pull_policy, .. } = container;
-            let waits = waits(role, container, status_of(statuses, name), &spec.restart_policy);
+            let waits = waits(role, container, state_of(statuses.as_deref(), name), &spec.restart_policy);
             is_waiting |= waits;
-            read.add(role, name, position, image, image_pull_policy, waits);
+            add(role, name, image, image_pull_policy, waits);
         }
     }
     // A volume is mounted before any container of the pod is created.
-    let volumes = spec.volumes.iter().flatten().enumerate();
-    for (position, volume, source) in volumes.filter_map(|(at, it)| Some((at, it, it.image.as_ref()?))) {
-        read.add(PodRole::Volume, &volume.name, position, &source.reference, &source.pull_policy, is_waiting);
+    for (volume, source) in spec.volumes.iter().flatten().filter_map(|it| Some((it, it.image.as_ref()?))) {
+        let [image, policy] = [&source.reference, &source.pull_policy].map(|text| text.as_deref().unwrap_or_default());
+        add(PodRole::Volume, &volume.name, image, policy, is_waiting);
     }
-    let ImageReader { mut images, mut passed_over, left_out } = read;
     images.sort_by_key(|it| it.role);
-    if left_out > 0 {
-        passed_over.push(format!("{} beyond the limit of {IMAGES_MAX}", counted(left_out, "image")));
-    }
     let secrets = spec.image_pull_secrets.iter().flatten().filter(|it| is_name(&it.name, NAME_LENGTH_MAX));
     let accounts = [&spec.service_account_name, &spec.service_account];
     let account = accounts.into_iter().find(|name| is_name(name, NAME_LENGTH_MAX));
-    Ok(Some(BoundPod {
+    Some(BoundPod {
         identity: PodIdentity { namespace: namespace.into(), name: pod_name.into(), uid: uid.into() },
         service_account: account.map_or("", String::as_str).into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
         images,
-        passed_over,
-    }))
+    })
 }
 
-#[derive(Default)]
-struct ImageReader {
-    images: Vec<PodImageUse>,
-    passed_over: Vec<String>,
-    left_out: usize,
-}
-
-impl ImageReader {
-    fn add(&mut self, role: PodRole, name: &str, position: usize, image: &str, policy: &str, waits: bool) {
-        if self.images.len() + self.passed_over.len() >= IMAGES_MAX {
-            self.left_out += 1;
-            return;
-        }
-        match defaulted_policy(image, policy) {
-            Ok(policy) => {
-                self.images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
-            }
-            Err(why) => {
-                let field = format!("spec.{}[{position}]", role.field());
-                self.passed_over.push(format!("{field}: `{}`: {why}", shown(&shown_name(image))));
-            }
-        }
-    }
-}
-
-/// The policy as the API server defaults it, of an image with a valid name.
-fn defaulted_policy(image: &str, policy: &str) -> Result<PullPolicy, String> {
-    if image.len() > IMAGE_LENGTH_MAX {
-        return Err(format!("the name has {} bytes; the limit is {IMAGE_LENGTH_MAX}", image.len()));
-    }
-    let default = image.parse::<Reference>().and_then(|_| PullPolicy::default_for(image));
-    let default = default.map_err(|error| error.to_string())?;
-    Ok(if policy.is_empty() { default } else { PullPolicy::as_written(policy) })
+/// The policy as the API server defaults it; `None`: the image has no valid name.
+fn defaulted_policy(image: &str, policy: &str) -> Option<PullPolicy> {
+    let is_name = image.len() <= IMAGE_LENGTH_MAX && image.parse::<Reference>().is_ok();
+    let default = PullPolicy::default_for(Some(image).filter(|_| is_name)?).ok()?;
+    Some(if policy.is_empty() { default } else { PullPolicy::as_written(policy) })
 }
 
 #[cfg(test)]

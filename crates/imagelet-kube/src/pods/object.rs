@@ -2,6 +2,7 @@
 
 use k8s_openapi::{
     NamespaceResourceScope,
+    api::core::v1::{ContainerState, ImageVolumeSource, LocalObjectReference},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
@@ -37,7 +38,7 @@ pub(super) struct PodSpec {
     pub(super) init_containers: List<ContainerSpec>,
     pub(super) ephemeral_containers: List<ContainerSpec>,
     pub(super) volumes: List<VolumeSpec>,
-    pub(super) image_pull_secrets: List<ObjectName>,
+    pub(super) image_pull_secrets: List<LocalObjectReference>,
     pub(super) service_account_name: String,
     /// The deprecated spelling.
     pub(super) service_account: String,
@@ -59,7 +60,7 @@ pub(super) struct ContainerSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct VolumeSpec {
     pub(super) name: String,
-    pub(super) image: Option<ImageSource>,
+    pub(super) image: Option<ImageVolumeSource>,
     secret: Option<IgnoredAny>,
     config_map: Option<IgnoredAny>,
     #[serde(rename = "downwardAPI")]
@@ -78,19 +79,6 @@ impl VolumeSpec {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct ImageSource {
-    pub(super) reference: String,
-    pub(super) pull_policy: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ObjectName {
-    pub(super) name: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
     pub(super) phase: String,
     /// When the kubelet began with the pod.
@@ -104,25 +92,7 @@ pub(super) struct PodStatus {
 #[serde(default)]
 pub(super) struct ContainerStatus {
     pub(super) name: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) state: ContainerPhase,
-}
-
-/// At most one of both is given; a container with neither waits.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ContainerPhase {
-    pub(super) running: Option<ContainerRun>,
-    pub(super) terminated: Option<ContainerRun>,
-}
-
-/// The time of a container that ran, and its exit code where it ended.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct ContainerRun {
-    pub(super) exit_code: i64,
-    pub(super) started_at: Option<Time>,
-    pub(super) finished_at: Option<Time>,
+    pub(super) state: Option<ContainerState>,
 }
 
 /// Null is the default, as in Go.
@@ -131,6 +101,6 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) 
 }
 
 /// What a container does; `None`: it has no status.
-pub(super) fn status_of<'a>(statuses: &'a List<ContainerStatus>, name: &str) -> Option<&'a ContainerPhase> {
-    statuses.iter().flatten().find(|status| status.name == name).map(|status| &status.state)
+pub(super) fn state_of<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerState> {
+    statuses?.iter().find(|status| status.name == name)?.state.as_ref()
 }

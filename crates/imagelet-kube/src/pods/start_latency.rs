@@ -14,7 +14,7 @@ use imagelet_core::{
 
 use super::{
     PODS_MAX,
-    object::{PodObject, VolumeSpec, status_of},
+    object::{PodObject, VolumeSpec, state_of},
 };
 
 const BUCKETS: &[f64] = &[
@@ -84,7 +84,8 @@ fn is_measured(pod: &PodObject) -> bool {
 }
 
 fn runs(pod: &PodObject) -> bool {
-    let has_started = |name| status_of(&pod.status.container_statuses, name)?.running.as_ref()?.started_at.as_ref();
+    let has_started =
+        |name| state_of(pod.status.container_statuses.as_deref(), name)?.running.as_ref()?.started_at.as_ref();
     let mut containers = pod.spec.containers.iter().flatten().peekable();
     containers.peek().is_some() && containers.all(|container| has_started(&container.name).is_some())
 }
@@ -94,7 +95,7 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
     let inits = pod.spec.init_containers.iter().flatten();
     let ordinary = inits.filter(|container| container.restart_policy.as_deref() != Some("Always"));
     let ended = ordinary.filter_map(|container| {
-        let ended = status_of(&pod.status.init_container_statuses, &container.name)?.terminated.as_ref()?;
+        let ended = state_of(pod.status.init_container_statuses.as_deref(), &container.name)?.terminated.as_ref()?;
         Some((ended.started_at.as_ref()?.0.into(), ended.finished_at.as_ref()?.0.into()))
     });
     ended.collect()
@@ -127,7 +128,10 @@ fn covered((from, to): Interval, intervals: &[Interval]) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::manager::{ImageEnd, PodIdentity, PullRecorder as _};
+    use imagelet_core::{
+        events::PodIdentity,
+        manager::{ImageEnd, PullRecorder as _},
+    };
     use serde_json::{Value, json};
 
     use super::*;

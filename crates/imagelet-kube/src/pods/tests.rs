@@ -13,7 +13,7 @@ fn pod(spec: &Value, status: &Value) -> Value {
 }
 
 fn read(object: &Value) -> Option<BoundPod> {
-    bound_pod(&serde_json::from_value(object.clone()).unwrap()).unwrap()
+    bound_pod(&serde_json::from_value(object.clone()).unwrap())
 }
 
 fn bound(spec: &Value, status: &Value) -> BoundPod {
@@ -57,7 +57,6 @@ fn every_image_of_a_pod_is_read_in_the_order_of_a_kubelet_with_its_policy() {
     assert_eq!(&*pod.service_account, "builder");
     assert_eq!(pod.pull_secrets.iter().map(|it| &**it).collect::<Vec<_>>(), ["registry"]);
     assert_eq!((pod.full_name().as_str(), &*pod.identity.uid), ("shop/web", "u1"));
-    assert_eq!(pod.passed_over, [""; 0]);
 }
 
 #[test]
@@ -147,27 +146,16 @@ fn a_pod_that_is_finished_or_being_deleted_starts_no_more_containers() {
 }
 
 #[test]
-fn an_image_without_a_valid_name_is_passed_over_and_named_and_the_others_are_read() {
+fn an_image_without_a_valid_name_is_passed_over_and_the_others_are_read() {
     let long = format!("app:{}", "v".repeat(2000));
-    for (image, why) in [
-        ("", "spec.containers[0]: ``: invalid reference format"),
-        (
-            "UPPER",
-            "spec.containers[0]: `UPPER`: invalid reference format: repository name (library/UPPER) must be lowercase",
-        ),
-        ("a b\u{1b}[31m", "spec.containers[0]: `a b?[31m`: invalid reference format"),
-        ("https://user:secret@registry/app", "spec.containers[0]: `https://[redacted]@registry/app`: invalid"),
-        (&long, "the name has 2004 bytes; the limit is 1024"),
-    ] {
+    for image in ["", "UPPER", "a b\u{1b}[31m", "https://user:secret@registry/app", &long] {
         let spec = json!({"containers": [{"name": "bad", "image": image}, {"name": "app", "image": "app:v1"}]});
         let pod = bound(&spec, &json!({}));
-        assert_eq!(pod.images.iter().map(|it| &*it.image).collect::<Vec<_>>(), ["app:v1"]);
-        let [passed_over] = &pod.passed_over[..] else { panic!("{:?}", pod.passed_over) };
-        assert!(passed_over.contains(why) && passed_over.len() < 400, "{passed_over}");
+        assert_eq!(pod.images.iter().map(|it| &*it.image).collect::<Vec<_>>(), ["app:v1"], "{image}");
     }
     let many: Vec<Value> = (0..300).map(|at| json!({"name": format!("c{at}"), "image": format!("app:{at}")})).collect();
     let pod = bound(&json!({"containers": many}), &json!({}));
-    assert_eq!((pod.images.len(), pod.passed_over), (256, vec!["44 images beyond the limit of 256".to_owned()]));
+    assert_eq!(pod.images.len(), 256);
 }
 
 #[test]
@@ -177,7 +165,6 @@ fn a_pod_whose_name_is_none_is_rejected_as_a_whole() {
         [("", "web"), ("shop", ""), ("shop", "web/../x"), ("Shop", "web"), ("shop", "w\u{1b}[2J"), ("shop", &long)]
     {
         let object = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {}});
-        let error = bound_pod(&serde_json::from_value(object.clone()).unwrap()).unwrap_err();
-        assert!(error.ends_with("is no name of a pod") && !error.contains('\u{1b}'), "{error}");
+        assert_eq!(read(&object), None, "{object}");
     }
 }

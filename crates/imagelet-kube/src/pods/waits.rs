@@ -1,16 +1,17 @@
 //! Whether a container of a pod is still to be created, first or again.
 
 use imagelet_core::manager::PodRole;
+use k8s_openapi::api::core::v1::ContainerState;
 
-use super::object::{ContainerPhase, ContainerSpec};
+use super::object::ContainerSpec;
 
 /// Whether the container does not exist yet, or is going to be created again. `of_pod` is the restart policy of the pod.
 ///
 /// A container without a status waits, and so does one in back-off, whether for its image or after a crash.
-pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerPhase>, of_pod: &str) -> bool {
+pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerState>, of_pod: &str) -> bool {
     match state {
-        Some(ContainerPhase { running: Some(_), .. }) => false,
-        Some(ContainerPhase { terminated: Some(ended), .. }) => match restart_policy(role, container, of_pod) {
+        Some(ContainerState { running: Some(_), .. }) => false,
+        Some(ContainerState { terminated: Some(ended), .. }) => match restart_policy(role, container, of_pod) {
             "Never" => false,
             "OnFailure" => ended.exit_code != 0,
             // An absent policy is `Always`, as in the API server.

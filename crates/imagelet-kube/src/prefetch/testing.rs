@@ -86,7 +86,7 @@ impl FakeNode {
 
     /// The images that were asked for, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
-        self.lock().requests.iter().map(|request| request.image.clone()).collect()
+        self.lock().requests.iter().map(|request| request.image().to_owned()).collect()
     }
 
     pub(crate) fn present(&self) -> usize {
@@ -138,15 +138,15 @@ impl PrefetchNode for FakeNode {
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
         let (takes, layer) = {
             let mut state = self.lock();
-            state.begun.push(request.image.clone());
-            (state.takes, state.layers.get(&request.image).copied())
+            state.begun.push(request.image().to_owned());
+            (state.takes, state.layers.get(request.image()).copied())
         };
         match layer {
-            Some(layer) => self.receive(&request.image, layer, &watcher).await,
+            Some(layer) => self.receive(request.image(), layer, &watcher).await,
             None => tokio::time::sleep(takes).await,
         }
         let mut state = self.lock();
-        let image = request.image.clone();
+        let image = request.image().to_owned();
         state.requests.push(request);
         if let Some(failure) = state.failing.get(&image) {
             return Err(failure.clone());

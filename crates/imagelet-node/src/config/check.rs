@@ -29,11 +29,13 @@ use super::{
     keys_and_defaults::{
         API_VERSION, File, ImportFolder, KIND, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
     },
-    settings::{Backend, RuntimeSettings, Settings, StoreSettings},
+    settings::{
+        Backend, CredentialSettings, ImageSettings, Interfaces, NodeSettings, RecordRules, RuntimeSettings, Settings,
+        StoreSettings,
+    },
     violations::{Violation, Violations},
 };
 
-/// The longest path of a unix socket.
 const SOCKET_LENGTH_MAX: usize = 107;
 /// A lower limit of the bandwidth is a mistake of the unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
@@ -56,64 +58,70 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     for (key, given, wanted) in [("apiVersion", &file.api_version, API_VERSION), ("kind", &file.kind, KIND)] {
         found.rule(given == wanted, key, format!("is `{given}`,"), format!("this program reads `{wanted}`"));
     }
-    let gc = thresholds(file, found);
+    let policy = thresholds(file, found);
     let node_policy = if own.is_like_kubelet() { NodePolicy::KUBELET } else { NodePolicy::IMAGELET };
     let pulls = pulls(file, node_policy, found);
-    let node = check_kubelet::check(kubelet, found);
+    let (status_images_max, image_endpoint) = check_kubelet::check(kubelet, found);
     let verification = verification(file, found);
-    found.positive("runtimeRequestTimeout", kubelet.runtime_request_timeout);
-    found.absolute("socket", &own.socket);
-    let length = own.socket.as_os_str().len();
-    let limit = format!("the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}");
-    found.rule(length <= SOCKET_LENGTH_MAX, "socket", format!("has {length} bytes;"), limit);
-    let http = check_http::check(&own.http, found);
-    let record_age_max = found.not_negative("credentialRecordMaxAge", own.credential_record_max_age);
-    let backend = backend(file, found);
-    let pinned = pinned(&own.image_service.pinned_images, found);
-    let sandbox_images = sandbox_images(file, found);
-    let detection_period = found.at_least("detection.period", own.detection.period, SECOND);
-    let (gc, collection) = check_gc::check(file, gc, node_policy, found);
-    let look = detection_period.min(collection.period.unwrap_or(Duration::MAX));
-    if gc.age_max.is_some() && look >= WATCH_GAP_MAX {
+    let request_timeout = found.positive("runtimeRequestTimeout", kubelet.runtime_request_timeout);
+    let interfaces = interfaces(file, found);
+    let age_max = positive(found.not_negative("credentialRecordMaxAge", own.credential_record_max_age));
+    let images = images(file, environment, node_policy, found);
+    let collection = check_gc::check(file, policy, node_policy, found);
+    let look = images.detection_period.min(collection.period.unwrap_or(Duration::MAX));
+    if collection.policy.age_max.is_some() && look >= WATCH_GAP_MAX {
         found.add_of(
             &["detection.period", "gc.period", "imageMaximumGCAge"],
             "imageMaximumGCAge needs detection.period or gc.period to be shorter than 1h",
         );
     }
-    let stale_max = found.at_least("staleOnOutage.maxAge", own.stale_on_outage.max_age, STALE_MIN);
-    let registry = registry(own, environment, found);
-    let import_folder = import_folder(own, &backend, found);
     let kubernetes = check_kubernetes::check(&own.kubernetes, environment, found);
-    let traces = check_kubelet::traces(&kubelet.tracing, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
     let settings = Settings {
-        gc,
         collection,
-        node,
         pulls,
-        node_policy,
-        verification,
-        record_age_max: positive(record_age_max),
-        runtime_request_timeout: kubelet.runtime_request_timeout.to_std(),
-        socket: own.socket.clone(),
-        callers: own.cri,
-        http,
-        traces,
+        records: RecordRules { verification, age_max },
+        interfaces,
+        images,
+        node: NodeSettings { status_images_max, image_endpoint, request_timeout, kubernetes },
+        credentials: CredentialSettings {
+            docker_config: own.credentials.docker_config.clone(),
+            providers: providers(own, environment, found),
+        },
+        environment: environment.clone(),
+    };
+    if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
+}
+
+fn interfaces(file: &File, found: &mut Violations) -> Interfaces {
+    let socket = file.own.socket.clone();
+    found.absolute("socket", &socket);
+    let length = socket.as_os_str().len();
+    let limit = format!("the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}");
+    found.rule(length <= SOCKET_LENGTH_MAX, "socket", format!("has {length} bytes;"), limit);
+    let http = check_http::check(&file.own.http, found);
+    let traces = check_kubelet::traces(&file.kubelet.tracing, found);
+    Interfaces { socket, callers: file.own.cri, http, traces }
+}
+
+fn images(file: &File, environment: &Environment, node_policy: NodePolicy, found: &mut Violations) -> ImageSettings {
+    let (own, stale) = (&file.own, &file.own.stale_on_outage);
+    let backend = backend(file, found);
+    let pinned = pinned(&own.image_service.pinned_images, found);
+    let sandbox_images = sandbox_images(file, found);
+    let detection_period = found.at_least("detection.period", own.detection.period, SECOND);
+    let stale_max = found.at_least("staleOnOutage.maxAge", stale.max_age, STALE_MIN);
+    ImageSettings {
+        import_folder: import_folder(own, &backend, found),
         backend,
         pinned,
         sandbox_images: node_policy.inventory.pins_sandbox_images.then_some(sandbox_images),
-        registry,
-        docker_config: own.credentials.docker_config.clone(),
-        providers: providers(own, environment, found),
-        environment: environment.clone(),
+        registry: registry(own, environment, found),
         detection_period,
-        import_folder,
-        kubernetes,
-        stale_max: own.stale_on_outage.enabled.then_some(stale_max),
-    };
-    if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
+        stale_max: stale.enabled.then_some(stale_max),
+    }
 }
 
 fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Option<ImportFolder> {
@@ -337,7 +345,6 @@ fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
     ProxyRules::new(rules)
 }
 
-/// A rule with the password from its file.
 fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
     let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
     let rule = |password| ProxyRule::new(hosts, proxy, password).map_err(|error| error.to_string());

@@ -22,12 +22,7 @@ const DECISIONS_MAX: u64 = 16 << 30;
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
 /// Completes the policy of the kubelet's keys.
-pub(super) fn check(
-    file: &File,
-    policy: GcPolicy,
-    node_policy: NodePolicy,
-    found: &mut Violations,
-) -> (GcPolicy, Collection) {
+pub(super) fn check(file: &File, policy: GcPolicy, node_policy: NodePolicy, found: &mut Violations) -> Collection {
     let keys = &file.own.gc;
     let period = found.at_least("gc.period", keys.period, PERIOD_MIN);
     lease(file, found);
@@ -38,7 +33,11 @@ pub(super) fn check(
             "gc.policy `cost` does not go with compatibility `kubelet`, whose policy is `lru`",
         );
     }
-    let collection = Collection {
+    let pressure_relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
+    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), pressure_relief, ..policy };
+    let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
+    Collection {
+        policy: if file.own.is_like_kubelet() { of_kubelet } else { own },
         period: keys.enabled.then_some(period),
         for_pulls: keys.for_pulls,
         mode: keys.mode,
@@ -46,11 +45,7 @@ pub(super) fn check(
         adopt_from: found.path("gc.adoptFrom", &keys.adopt_from),
         lease_for: keys.lease_for.to_std(),
         decisions_max: decisions_max(&keys.decisions.max_bytes, found),
-    };
-    let pressure_relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
-    let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), pressure_relief, ..policy };
-    let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
-    (if file.own.is_like_kubelet() { of_kubelet } else { own }, collection)
+    }
 }
 
 fn lease(file: &File, found: &mut Violations) {

@@ -4,15 +4,14 @@ use imagelet_core::text::quoted;
 
 use super::{
     keys_and_defaults::{KubeletKeys, TracingKeys},
-    settings::NodeSettings,
     violations::Violations,
 };
 use crate::traces::TraceSettings;
 
-/// The kubelet's default collector.
 const COLLECTOR_DEFAULT: &str = "localhost:4317";
 
-pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings {
+/// The number of images in the Node's status, and where the kubelet asks for images.
+pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> (Option<usize>, String) {
     let images_max = keys.node_status_max_images;
     found.rule(images_max >= -1, "nodeStatusMaxImages (--node-status-max-images)", images_max, "must be -1 or greater");
     found.rule(keys.max_pods >= 0, "maxPods (--max-pods)", keys.max_pods, "must not be a negative number");
@@ -27,7 +26,7 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
         found.add("containerRuntimeEndpoint", "the containerRuntimeEndpoint was not specified or empty");
     }
     let image_endpoint = if keys.image_service_endpoint.is_empty() { endpoint } else { &keys.image_service_endpoint };
-    NodeSettings { status_images_max: usize::try_from(images_max).ok(), image_endpoint: image_endpoint.clone() }
+    (usize::try_from(images_max).ok(), image_endpoint.clone())
 }
 
 /// Where spans are sent. As with the kubelet, a rate alone sends them to a collector on this host.

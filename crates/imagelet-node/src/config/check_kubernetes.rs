@@ -8,9 +8,7 @@ use super::{
     environment::Environment, keys_and_defaults::KubernetesKeys, settings::KubernetesSettings, violations::Violations,
 };
 
-/// The longest name of an object of the API.
 const NAME_LENGTH_MAX: usize = 253;
-/// Most images that are fetched ahead at once.
 const LOOK_AHEAD_MAX: i32 = 256;
 
 pub(super) fn check(

@@ -1,4 +1,4 @@
-//! The environment variables of the process; no other file reads any.
+//! The environment variables of the process; no other file reads any but by the functions here.
 
 use std::{ffi::OsStr, path::PathBuf};
 
@@ -19,72 +19,75 @@ const OURS_ALONE: [&str; 8] = [
     "GLIBC_TUNABLES",
 ];
 
-/// The variables that imagelet reads. A relative directory is ignored.
+/// The variables that decide what imagelet uses. A relative directory is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     pub root: bool,
+    pub folders: UserFolders,
+    pub logins: LoginVariables,
+    /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
+    pub config: Option<PathBuf>,
+    pub variables: Variables,
+    /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
+    pub proxies: ProxyConfig,
+    pub log: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserFolders {
     pub home: Option<PathBuf>,
     pub data_home: Option<PathBuf>,
+    pub config_home: Option<PathBuf>,
     pub runtime_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoginVariables {
     /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub docker_config: Option<PathBuf>,
     /// The files of podman, skopeo and buildah, in their order (containers-auth.json(5)).
     pub containers_auth: Vec<PathBuf>,
     /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub creds: Option<Secret>,
-    /// `GLIBC_TUNABLES` is set; it may bound the heap.
-    pub has_tunables: bool,
-    /// `LISTEN_FDNAMES`: the names of the sockets from systemd.
-    pub listen_names: Option<String>,
-    /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
-    pub config: Option<PathBuf>,
-    pub variables: Variables,
-    /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
-    pub proxies: ProxyConfig,
-    /// `NO_COLOR` is set, or `TERM` is `dumb`.
-    pub no_color: bool,
-    /// `IMAGELET_LOG`: a level, or a list of `TARGET=LEVEL`.
-    pub log: Option<String>,
 }
 
 /// Whether the terminal can only print lines: it moves no cursor and has no colours.
 pub fn has_dumb_terminal() -> bool {
-    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+    variable("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// Whether a variable is set and empty, which counts as unset.
 pub fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
+}
+
+/// A variable that is set, not empty, and UTF-8.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 impl Environment {
     pub fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let text = |name: &str| -> Option<String> {
-            std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
+        let folders = UserFolders {
+            home: directory("HOME"),
+            data_home: directory("XDG_DATA_HOME"),
+            config_home: directory("XDG_CONFIG_HOME"),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
         };
         Self {
             root: rustix::process::geteuid().is_root(),
-            home: directory("HOME"),
-            data_home: directory("XDG_DATA_HOME"),
-            runtime_dir: directory("XDG_RUNTIME_DIR"),
-            docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
-            containers_auth: containers_auth(
-                text("REGISTRY_AUTH_FILE").map(PathBuf::from),
-                directory("XDG_RUNTIME_DIR"),
-                directory("XDG_CONFIG_HOME"),
-                directory("HOME"),
-            ),
-            creds: text("IMAGELET_CREDS").map(Secret::new),
-            has_tunables: text("GLIBC_TUNABLES").is_some(),
-            listen_names: text("LISTEN_FDNAMES"),
+            logins: LoginVariables {
+                docker_config: directory("DOCKER_CONFIG").map(|folder| folder.join("config.json")),
+                containers_auth: containers_auth(variable("REGISTRY_AUTH_FILE"), &folders),
+                creds: variable("IMAGELET_CREDS").map(Secret::new),
+            },
+            folders,
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(
                 std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
             ),
-            proxies: proxies(text),
-            no_color: text("NO_COLOR").is_some() || has_dumb_terminal(),
-            log: text("IMAGELET_LOG"),
+            proxies: proxies(variable),
+            log: variable("IMAGELET_LOG"),
         }
     }
 
@@ -94,7 +97,7 @@ impl Environment {
     }
 
     pub(crate) fn socket_default(&self) -> PathBuf {
-        match &self.runtime_dir {
+        match &self.folders.runtime_dir {
             Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
             _ => SYSTEM_SOCKET.into(),
         }
@@ -110,23 +113,20 @@ impl Environment {
         if self.root {
             return SYSTEM_STORE.into();
         }
-        let data = self.data_home.clone().or_else(|| self.home.as_ref().map(|home| home.join(".local/share")));
+        let UserFolders { home, data_home, .. } = &self.folders;
+        let data = data_home.clone().or_else(|| home.as_ref().map(|home| home.join(".local/share")));
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
     }
 }
 
 /// Where podman, skopeo and buildah keep logins. A file that is named is the only one.
-fn containers_auth(
-    named: Option<PathBuf>,
-    runtime_dir: Option<PathBuf>,
-    config_home: Option<PathBuf>,
-    home: Option<PathBuf>,
-) -> Vec<PathBuf> {
-    let user = rustix::process::getuid().as_raw();
-    let runtime = runtime_dir.map_or_else(|| format!("/run/containers/{user}").into(), |dir| dir.join("containers"));
-    let config = config_home.or_else(|| Some(home?.join(".config"))).map(|folder| folder.join("containers"));
-    let usual = [runtime].into_iter().chain(config).map(|folder| folder.join("auth.json"));
-    named.map_or_else(|| usual.collect(), |named| vec![named])
+fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf> {
+    let UserFolders { home, config_home, runtime_dir, .. } = folders;
+    let of_user = || format!("/run/containers/{}", rustix::process::getuid().as_raw()).into();
+    let runtime = runtime_dir.as_ref().map_or_else(of_user, |folder| folder.join("containers"));
+    let config = config_home.clone().or_else(|| Some(home.as_ref()?.join(".config")));
+    let usual = [runtime].into_iter().chain(config.map(|folder| folder.join("containers")));
+    named.map_or_else(|| usual.map(|folder| folder.join("auth.json")).collect(), |named| vec![named.into()])
 }
 
 /// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
@@ -174,8 +174,9 @@ mod tests {
             ("", "", "", "/h", &["/run/containers/UID/auth.json", "/h/.config/containers/auth.json"]),
             ("", "", "", "", &["/run/containers/UID/auth.json"]),
         ] {
-            let [named, runtime_dir, config_home, home] = [named, runtime_dir, config_home, home].map(path);
-            let found = containers_auth(named, runtime_dir, config_home, home);
+            let [runtime_dir, config_home, home] = [runtime_dir, config_home, home].map(path);
+            let folders = UserFolders { home, config_home, runtime_dir, data_home: None };
+            let found = containers_auth(Some(named.to_owned()).filter(|named| !named.is_empty()), &folders);
             let user = rustix::process::getuid().as_raw().to_string();
             assert_eq!(
                 found,
@@ -186,20 +187,22 @@ mod tests {
 
     #[test]
     fn root_uses_the_systems_places_and_a_user_his_own() {
-        let root = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
+        let of = |root: bool, folders: UserFolders| Environment { root, folders, ..Environment::default() };
+        let root = of(true, UserFolders { home: Some("/root".into()), ..UserFolders::default() });
         assert_eq!(root.store_default(), Path::new("/var/lib/imagelet"));
         assert_eq!(root.socket_default(), Path::new("/run/imagelet/imagelet.sock"));
 
-        let user = Environment {
+        let folders = UserFolders {
             home: Some("/home/u".into()),
             runtime_dir: Some("/run/user/1000".into()),
-            ..Environment::default()
+            ..UserFolders::default()
         };
+        let user = of(false, folders.clone());
         assert_eq!(user.store_default(), Path::new("/home/u/.local/share/imagelet"));
         assert_eq!(user.socket_default(), Path::new("/run/user/1000/imagelet/imagelet.sock"));
         assert_eq!(user.sockets_to_try().last().map(PathBuf::as_path), Some(Path::new(SYSTEM_SOCKET)));
 
-        let moved = Environment { data_home: Some("/data".into()), ..user };
+        let moved = of(false, UserFolders { data_home: Some("/data".into()), ..folders });
         assert_eq!(moved.store_default(), Path::new("/data/imagelet"));
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 mod violations;
 
 pub use self::{
-    environment::{Environment, has_dumb_terminal, is_empty_variable},
+    environment::{Environment, LoginVariables, has_dumb_terminal, is_empty_variable, variable},
     keys_and_defaults::{CriCallers, ImportFolder},
     settings::{Backend, CollectionMode, HttpSettings, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     sources::{Source, Sources},

@@ -13,7 +13,6 @@ use imagelet_core::{
     image::PinnedNames,
     inventory::PinPattern,
     manager::PullSettings,
-    node_policy::NodePolicy,
     records::VerificationPolicy,
 };
 use imagelet_kube::ApiAccess;
@@ -29,68 +28,84 @@ use crate::traces::TraceSettings;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    pub gc: GcPolicy,
     pub collection: Collection,
-    pub node: NodeSettings,
     pub pulls: PullSettings,
-    pub node_policy: NodePolicy,
-    /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
-    pub verification: Option<VerificationPolicy>,
-    /// Lifetime of a pull record; `None`: unlimited.
-    pub record_age_max: Option<Duration>,
-    pub runtime_request_timeout: Duration,
-    pub socket: PathBuf,
-    pub callers: CriCallers,
-    pub http: HttpSettings,
-    /// `None`: no traces are exported.
-    pub traces: Option<TraceSettings>,
-    pub backend: Backend,
-    pub pinned: PinnedNames,
-    /// Names of sandbox images; `None`: like the kubelet, which knows none.
-    pub sandbox_images: Option<Vec<PinPattern>>,
-    pub registry: RegistryConfig,
-    /// The node's docker configuration; `None`: search for it.
-    pub docker_config: Option<PathBuf>,
-    pub providers: Option<ProviderOptions>,
+    pub records: RecordRules,
+    pub interfaces: Interfaces,
+    pub images: ImageSettings,
+    pub node: NodeSettings,
+    pub credentials: CredentialSettings,
     pub environment: Environment,
-    pub detection_period: Duration,
-    /// Where archives are imported from; `None`: nowhere.
-    pub import_folder: Option<ImportFolder>,
-    /// The cluster of the node; `None`: no API server is contacted.
-    pub kubernetes: Option<KubernetesSettings>,
-    /// How long `Always` uses a present image during an outage of its registry; `None`: never.
-    pub stale_max: Option<Duration>,
 }
 
 impl Settings {
-    /// The rule for slow pulls.
     pub fn hold(&self) -> HoldPolicy {
-        self.backend.engine().hold
+        self.images.backend.engine().hold
     }
 
-    /// The docker configuration that the file or the environment names.
     pub(crate) fn named_docker_config(&self) -> Option<&Path> {
-        self.docker_config.as_deref().or(self.environment.docker_config.as_deref())
+        self.credentials.docker_config.as_deref().or(self.environment.logins.docker_config.as_deref())
     }
 
     /// The files with logins that a command reads, in the order of their use: the named one alone, or those of podman, skopeo and
     /// buildah, then docker's.
     pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
-        if let Some(named) = &self.docker_config {
+        if let Some(named) = &self.credentials.docker_config {
             return vec![LoginFile::Docker(named.clone())];
         }
-        let of_containers = self.environment.containers_auth.iter().cloned().map(LoginFile::Containers);
+        let of_containers = self.environment.logins.containers_auth.iter().cloned().map(LoginFile::Containers);
         let of_docker = self.docker_config_of_command().map(LoginFile::Docker);
-        let older = self.environment.home.as_ref().map(|home| LoginFile::DockerCfg(home.join(".dockercfg")));
+        let older = self.environment.folders.home.as_ref().map(|home| LoginFile::DockerCfg(home.join(".dockercfg")));
         of_containers.chain(of_docker).chain(older).collect()
     }
 
     /// The docker configuration that a command reads, and `login` writes. A command runs in any directory: a file in its
     /// working directory must not be used as a credential.
     pub fn docker_config_of_command(&self) -> Option<PathBuf> {
-        let home = || Some(self.environment.home.as_ref()?.join(".docker/config.json"));
+        let home = || Some(self.environment.folders.home.as_ref()?.join(".docker/config.json"));
         self.named_docker_config().map(Path::to_owned).or_else(home)
     }
+}
+
+/// What the records of pulls prove, and for how long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordRules {
+    /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
+    pub verification: Option<VerificationPolicy>,
+    /// Lifetime of a pull record; `None`: unlimited.
+    pub age_max: Option<Duration>,
+}
+
+/// Where the daemon answers, and reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interfaces {
+    pub socket: PathBuf,
+    pub callers: CriCallers,
+    pub http: HttpSettings,
+    /// `None`: no traces are exported.
+    pub traces: Option<TraceSettings>,
+}
+
+/// Where images are, and where they come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageSettings {
+    pub backend: Backend,
+    pub pinned: PinnedNames,
+    /// Names of sandbox images; `None`: like the kubelet, which knows none.
+    pub sandbox_images: Option<Vec<PinPattern>>,
+    pub registry: RegistryConfig,
+    /// Where archives are imported from; `None`: nowhere.
+    pub import_folder: Option<ImportFolder>,
+    pub detection_period: Duration,
+    /// How long `Always` uses a present image during an outage of its registry; `None`: never.
+    pub stale_max: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct CredentialSettings {
+    /// The node's docker configuration; `None`: search for it.
+    pub docker_config: Option<PathBuf>,
+    pub providers: Option<ProviderOptions>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,9 +118,9 @@ pub struct KubernetesSettings {
     pub events: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Collection {
-    /// `None`: on command only.
+    pub policy: GcPolicy,
     pub period: Option<Duration>,
     pub for_pulls: bool,
     pub mode: CollectionMode,
@@ -131,7 +146,6 @@ pub struct HttpSettings {
 #[serde(rename_all = "lowercase")]
 pub enum CollectionMode {
     Enforce,
-    /// Selected images are only reported.
     Shadow,
 }
 
@@ -149,6 +163,10 @@ pub struct NodeSettings {
     /// How many images the Node's status lists; `None`: all.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
+    /// How long the runtime may take for any call but a pull.
+    pub request_timeout: Duration,
+    /// The cluster of the node; `None`: no API server is contacted.
+    pub kubernetes: Option<KubernetesSettings>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

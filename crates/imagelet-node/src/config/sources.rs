@@ -24,7 +24,6 @@ use crate::nearest::nearest;
 /// The key with secrets in its values.
 const PROXIES: &str = "registry.proxies";
 const KUBELET_KIND: &str = "KubeletConfiguration";
-/// Entries of a folder of a kubelet's drop-ins.
 const DROP_INS_MAX: usize = 256;
 const DROP_IN_DEPTH_MAX: usize = 8;
 
@@ -119,13 +118,11 @@ impl Sources {
         self.given.insert(key.to_owned(), given);
     }
 
-    /// The runtime that a file names, and where.
     pub fn runtime_of_file(&self) -> Option<(&str, &Source)> {
         let Given { value, source, .. } = self.given.get("imageService.cri.endpoint")?;
         Some((value.as_str().filter(|endpoint| !endpoint.is_empty())?, source))
     }
 
-    /// Whether a flag or a file names the node.
     pub fn has_node(&self) -> bool {
         let name = self.given.get("kubernetes.nodeName").and_then(|given| given.value.as_str());
         name.is_some_and(|name| !name.is_empty())
@@ -205,29 +202,15 @@ fn has_password(url: &str) -> bool {
 
 /// The keys of a kubelet's file that are about images. The rest of the file is its own.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
-    let mut fields = read_mapping(path, true)?;
+    let fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
     if kind.is_none_or(|kind| kind.value() != KUBELET_KIND) {
         let message = format!("this is not a `{KUBELET_KIND}`");
         return Err(ConfigError::at(path, kind.map(|kind| kind.line), &message));
     }
-    let schema = to_value(&KubeletKeys::default());
-    retain_known("", &mut fields, &schema);
     let mut reader = Reader::new(path, false);
-    reader.add_fields("", &fields, &schema);
+    reader.add_fields("", &fields, &to_value(&KubeletKeys::default()));
     Ok(reader)
-}
-
-fn retain_known(above: &str, fields: &mut Vec<(String, Located)>, schema: &Value) {
-    fields.retain(|(name, _)| schema.get(name).is_some());
-    for (name, field) in fields {
-        let key = path_to(above, name);
-        if let Node::Map(fields) = &mut field.node
-            && key != MAP
-        {
-            retain_known(&key, fields, &schema[&*name]);
-        }
-    }
 }
 
 /// The drop-ins of a folder and of those in it, in the order in which a kubelet reads them.
@@ -252,7 +235,8 @@ fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result
 
 struct Reader<'a> {
     path: &'a Path,
-    /// A number is accepted for a text, such as 0 for a duration. A kubelet rejects that.
+    /// A number is accepted for a text, such as 0 for a duration, and an unknown key is refused. A kubelet rejects the
+    /// former, and has other keys of its own.
     is_own: bool,
     given: BTreeMap<String, Given>,
     /// Keys that are null, or zero where that stands for the default.
@@ -275,6 +259,9 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let Some(schema) = schema.get(name) else {
+                if !self.is_own {
+                    continue;
+                }
                 let near = near_key(above, name, schema);
                 let more = near.map_or_else(String::new, |near| format!("; `{near}` is near"));
                 self.refuse(&key, field.line, &format!("unknown key `{name}`{more}"));

@@ -97,7 +97,7 @@ fn check_inventory(node: &LocalNode) -> Result<(), String> {
         return Err("no pass over the images has succeeded yet".into());
     };
     let age = snapshot.taken_at.elapsed().unwrap_or_default();
-    let age_max = node.settings().detection_period.saturating_mul(PASSES_MISSED_MAX) + CHECK_MAX;
+    let age_max = node.settings().images.detection_period.saturating_mul(PASSES_MISSED_MAX) + CHECK_MAX;
     if age > age_max {
         return Err(format!(
             "the last pass over the images is {} s old; the limit is {} s",

@@ -122,8 +122,9 @@ pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
     let (mut line, cause) = (NodeEvent::default(), event.cause);
     match &event.subject {
         EventSubject::Node => line.node = true,
-        EventSubject::Pod { namespace, name, uid, field_path } => {
-            (line.namespace, line.pod, line.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
+        EventSubject::Pod { pod, field_path } => {
+            (line.namespace, line.pod) = (pod.namespace.to_string(), pod.name.to_string());
+            line.uid = pod.uid.to_string();
             line.field = field_path.to_string();
         }
     }

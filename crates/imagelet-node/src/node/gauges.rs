@@ -80,7 +80,8 @@ impl LocalNode {
         let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
         metrics.set(&HELD_BACK, &[], images.len() as f64);
         let settings = self.settings();
-        for (name, percent) in [("high", settings.gc.high()), ("low", settings.gc.low())] {
+        for (name, percent) in [("high", settings.collection.policy.high()), ("low", settings.collection.policy.low())]
+        {
             metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));
         }
         if let Ok(Ok(disks)) = tokio::time::timeout(DISKS_MAX, self.disks()).await {

@@ -85,7 +85,7 @@ pub struct LocalNode {
 impl LocalNode {
     pub fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules.clone());
-        parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
+        parts.inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
         Self {
             unreadable_records: Mutex::default(),
             parts,
@@ -105,7 +105,7 @@ impl LocalNode {
     /// Replaces the settings; thresholds, ages and periods apply from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules.clone());
-        self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
+        self.parts.inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
         self.parts.inventory.leases.start(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }

@@ -38,7 +38,8 @@ impl Command for DiskRequest {
         let settings = node.settings();
         let samples = node.disk_history.all();
         let capacity = disk.as_ref().map_or(0, |disk| disk.capacity.0);
-        let high = u64::try_from(u128::from(capacity) * u128::from(settings.gc.high().get()) / 100).unwrap_or(0);
+        let high = u64::try_from(u128::from(capacity) * u128::from(settings.collection.policy.high().get()) / 100)
+            .unwrap_or(0);
         let used = disk.as_ref().map(|disk| disk.used().0);
         let forecast = forecast(&samples, used, capacity, high);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
@@ -51,8 +52,8 @@ impl Command for DiskRequest {
             capacity,
             available: disk.as_ref().map_or(0, |disk| disk.available.0),
             used_percent: disk.as_ref().map(DiskUse::used_percent),
-            high_percent: settings.gc.high().get(),
-            low_percent: settings.gc.low().get(),
+            high_percent: settings.collection.policy.high().get(),
+            low_percent: settings.collection.policy.low().get(),
             growth_per_hour: forecast.growth_per_hour,
             hours_to_high: forecast.hours_to_high,
             history: thinned(samples, max),

@@ -32,7 +32,7 @@ impl PrefetchTarget {
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let node = &self.0;
         if request.policy != PullPolicy::Always
-            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(&request.image)).await
+            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(request.image())).await
         {
             return Ok(());
         }
@@ -40,7 +40,7 @@ impl PrefetchTarget {
         let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
         let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
         let estimate = node.parts.manager.estimate(request).await;
-        decide_space(&node.settings().gc, &disk, estimate.as_ref()).map_err(no_space)
+        decide_space(&node.settings().collection.policy, &disk, estimate.as_ref()).map_err(no_space)
     }
 }
 
@@ -79,7 +79,7 @@ impl PrefetchNode for PrefetchTarget {
         self.check_space(&request).await?;
         let node = &self.0;
         let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let Err(error) = node.parts.tracer.ensure(&request.image, watcher, ensure).await else { return Ok(()) };
+        let Err(error) = node.parts.tracer.ensure(request.image(), watcher, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
         Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }

@@ -44,7 +44,7 @@ impl Command for StatusRequest {
             }
             Err(_) => {
                 // The images of a store are known at once: its runtime lists no containers.
-                problems.push(match &node.settings().backend {
+                problems.push(match &node.settings().images.backend {
                     Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
                     _ => silence(&node.parts.backend),
                 });
@@ -74,8 +74,8 @@ impl Command for StatusRequest {
             container_fs: disks.as_ref().map(|disks| (&disks.containers).into()),
             node_images: node_images(&listed, settings.node.status_images_max),
             pull_rate_min: settings.hold().rate_min,
-            gc_high_percent: settings.gc.high().get(),
-            gc_low_percent: settings.gc.low().get(),
+            gc_high_percent: settings.collection.policy.high().get(),
+            gc_low_percent: settings.collection.policy.low().get(),
             gc_mode: settings.collection.mode.name().into(),
             last_collection: node.last_collection(),
             decisions_lost: node.parts.decisions.lost(),

@@ -3,19 +3,20 @@
 use listenfd::ListenFd;
 use tokio::net::UnixListener;
 
-use crate::{config::Environment, failure::Failure};
+use crate::{config::variable, failure::Failure};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
 /// The inherited socket; `None` without one for this process.
-pub(super) fn taken_over(environment: &Environment) -> Result<Option<UnixListener>, Failure> {
+pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
+    let names = variable("LISTEN_FDNAMES").unwrap_or_default();
     let mut inherited = ListenFd::from_env();
     if inherited.len() == 0 {
         return Ok(None);
     }
     let failed =
         |error: std::io::Error| Failure::because("could not take over the socket of the service manager", &error);
-    let index = chosen(environment.listen_names.as_deref().unwrap_or_default());
+    let index = chosen(&names);
     let Some(listener) = inherited.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
     // Child processes must not inherit it.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;

@@ -14,10 +14,10 @@ use imagelet_core::{
     events::EventKind,
     gc::{OrderError, UsedImages},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
-    manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
+    manager::{Caller, EnsureRequest, PullPolicy},
     runtime::{
         ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind,
-        SandboxConfig, unwatched,
+        unwatched,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -42,25 +42,21 @@ impl ServedImages {
     /// The request to the manager. The registry is always contacted, for a digest as for a tag: it may have revoked a
     /// credential since.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
-        let parsed = asked.image.image.parse::<Reference>().ok();
-        let image = match parsed {
-            // Equal names in other spellings share a pull. A runtime resolves short names itself.
-            Some(reference) if is_embedded => reference.canonical().to_string(),
-            _ => asked.image.image.clone(),
-        };
         // A runtime receives the caller's whole pod with its annotations; an embedded store reads none of it, and pods that
         // differ in it share a pull.
-        let SandboxConfig { namespace, name, uid, encoded } = asked.sandbox.clone().unwrap_or_default();
+        let mut pull = asked.clone();
+        if is_embedded {
+            (pull.encoded_pod, pull.image.annotations) = (None, Vec::new());
+            // Equal names in other spellings share a pull. A runtime resolves short names itself.
+            if let Ok(reference) = pull.image.image.parse::<Reference>() {
+                pull.image.image = reference.canonical().to_string();
+            }
+        }
         EnsureRequest {
-            pod: PodIdentity { namespace: namespace.into(), name: name.into(), uid: uid.into() },
-            encoded_pod: encoded.filter(|_| !is_embedded),
+            pull,
+            policy: PullPolicy::Always,
             caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limit_pulls },
-            runtime_handler: asked.image.runtime_handler.clone(),
-            annotations: if is_embedded { Vec::new() } else { asked.image.annotations.clone() },
-            credentials: asked.credential.iter().cloned().collect(),
-            platform: asked.platform.clone(),
-            patience: asked.patience,
-            ..EnsureRequest::new(image, PullPolicy::Always)
+            ..EnsureRequest::default()
         }
     }
 
@@ -125,9 +121,9 @@ impl ImageService for ServedImages {
 
     async fn pull(&self, asked: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.readiness.node().await?;
-        let request = Self::request(asked, node.local().is_some(), node.settings().callers);
+        let request = Self::request(asked, node.local().is_some(), node.settings().interfaces.callers);
         let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let ensure = node.parts.tracer.ensure(&request.image, unwatched(), ensure);
+        let ensure = node.parts.tracer.ensure(request.image(), unwatched(), ensure);
         let ensured = tokio::select! {
             ensured = ensure => ensured,
             () = self.working.cancelled() => {
@@ -143,7 +139,7 @@ impl ImageService for ServedImages {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = &node.parts;
-        let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
+        let used = if node.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Later requests for the image wait until it is removed or kept.
         let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed.map_err(|error| Self::refused(&spec.image, error))? else {
@@ -189,8 +185,8 @@ mod tests {
             [(true, "docker.io/library/app:v1", vec![]), (false, "app:v1", annotations)]
         {
             let request = ServedImages::request(&asked, is_embedded, callers);
-            assert_eq!((request.image.as_str(), request.annotations), (name, expected));
-            assert_eq!(request.patience, Patience::ONE_RETRY, "as the caller asked");
+            assert_eq!((request.image(), &request.pull.image.annotations), (name, &expected));
+            assert_eq!(request.pull.patience, Patience::ONE_RETRY, "as the caller asked");
         }
     }
 }

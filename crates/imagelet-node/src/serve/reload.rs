@@ -16,7 +16,7 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
     let checked = async {
         let new = new?;
         // What can still be rejected comes before the first change; the providers check themselves before they change.
-        let policy = access.next(&new.http)?;
+        let policy = access.next(&new.interfaces.http)?;
         wiring::configure_providers(&node.parts.providers, &new).await?;
         Ok::<_, Failure>((new, policy))
     };
@@ -29,10 +29,11 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
     };
     let old = node.settings();
     // The registry clients share the old rules.
-    let new_rules = std::mem::replace(&mut new.registry.proxies.rules, old.registry.proxies.rules.clone());
-    old.registry.proxies.rules.replace(&new_rules);
-    old.registry.bandwidth.set(new.registry.bandwidth.rate());
-    new.registry.bandwidth = old.registry.bandwidth.clone();
+    let new_rules =
+        std::mem::replace(&mut new.images.registry.proxies.rules, old.images.registry.proxies.rules.clone());
+    old.images.registry.proxies.rules.replace(&new_rules);
+    old.images.registry.bandwidth.set(new.images.registry.bandwidth.rate());
+    new.images.registry.bandwidth = old.images.registry.bandwidth.clone();
     let (new, waiting) = in_force(&old, new);
     if !waiting.is_empty() {
         tracing::warn!(settings = waiting.join(", "), "these settings take effect with the next start");
@@ -49,62 +50,38 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
 /// The settings to put in force, and the names of those that differ and wait for the next start. These stay, whole, as the
 /// daemon runs with them, so that the next reload compares with that again.
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
-    // Without `..`, so that each new setting is decided on.
-    let Settings {
-        gc,
-        collection,
-        node: _,
-        pulls,
-        node_policy,
-        verification,
-        record_age_max,
-        runtime_request_timeout,
-        socket,
-        callers: _,
-        http,
-        traces,
-        backend,
-        pinned,
-        sandbox_images,
-        registry,
-        docker_config: _,
-        providers: _,
-        environment: _,
-        detection_period: _,
-        import_folder,
-        kubernetes,
-        stale_max,
-    } = running;
+    // Without `..`, so that each new group is decided on.
+    let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
     let (mut new, mut waiting) = (new, Waiting::default());
-    if waiting.keep("compatibility", &mut new.node_policy, node_policy) {
+    if waiting.keep("compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
         // With all that it decides, also by the defaults of other keys.
-        new.pulls.node_policy = *node_policy;
-        new.gc = GcPolicy { bytes: new.gc.bytes, age_min: new.gc.age_min, age_max: new.gc.age_max, ..*gc };
+        let GcPolicy { bytes, age_min, age_max, .. } = new.collection.policy;
+        new.collection.policy = GcPolicy { bytes, age_min, age_max, ..collection.policy };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
-        new.sandbox_images.clone_from(sandbox_images);
+        new.images.sandbox_images.clone_from(&images.sandbox_images);
     }
-    waiting.keep("socket", &mut new.socket, socket);
-    waiting.keep("http.address", &mut new.http.address, &http.address);
-    if new.http.token_file.is_none() {
-        waiting.keep("http.tokenFile", &mut new.http.token_file, &http.token_file);
+    waiting.keep("socket", &mut new.interfaces.socket, &interfaces.socket);
+    waiting.keep("http.address", &mut new.interfaces.http.address, &interfaces.http.address);
+    if new.interfaces.http.token_file.is_none() {
+        waiting.keep("http.tokenFile", &mut new.interfaces.http.token_file, &interfaces.http.token_file);
     }
-    if waiting.keep("store, imageService, runtimeImport", &mut new.backend, backend) {
-        waiting.keep("importFolder", &mut new.import_folder, import_folder);
+    if waiting.keep("store, imageService, runtimeImport", &mut new.images.backend, &images.backend) {
+        waiting.keep("importFolder", &mut new.images.import_folder, &images.import_folder);
     }
-    if matches!(backend, Backend::Cri(_)) {
+    if matches!(images.backend, Backend::Cri(_)) {
         // Imports use those of the start.
-        waiting.keep("sandboxImage", &mut new.sandbox_images, sandbox_images);
+        waiting.keep("sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
     }
-    waiting.keep("imageService.pinnedImages", &mut new.pinned, pinned);
-    waiting.keep("registry", &mut new.registry, registry);
+    waiting.keep("imageService.pinnedImages", &mut new.images.pinned, &images.pinned);
+    waiting.keep("registry", &mut new.images.registry, &images.registry);
     waiting.keep("pull limits", &mut new.pulls, pulls);
     waiting.keep("gc.decisions", &mut new.collection.decisions_max, &collection.decisions_max);
-    waiting.keep("kubernetes", &mut new.kubernetes, kubernetes);
-    waiting.keep("staleOnOutage", &mut new.stale_max, stale_max);
-    waiting.keep("runtimeRequestTimeout", &mut new.runtime_request_timeout, runtime_request_timeout);
-    waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.verification, verification);
-    waiting.keep("credentialRecordMaxAge", &mut new.record_age_max, record_age_max);
-    waiting.keep("tracing", &mut new.traces, traces);
+    waiting.keep("kubernetes", &mut new.node.kubernetes, &node.kubernetes);
+    waiting.keep("staleOnOutage", &mut new.images.stale_max, &images.stale_max);
+    waiting.keep("runtimeRequestTimeout", &mut new.node.request_timeout, &node.request_timeout);
+    waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.records.verification, &records.verification);
+    waiting.keep("credentialRecordMaxAge", &mut new.records.age_max, &records.age_max);
+    waiting.keep("tracing", &mut new.interfaces.traces, &interfaces.traces);
     (new, waiting.0)
 }
 
@@ -200,10 +177,14 @@ mod tests {
         ]);
         let (next, waiting) = in_force(&settings(&[]), read);
         assert_eq!(waiting, ["compatibility"]);
-        assert_eq!((next.gc.high().get(), next.gc.order), (90, GcOrder::Cost));
-        assert_eq!(next.detection_period, Duration::from_secs(20));
-        assert_eq!(next.http.host_names, ["node.example"]);
+        assert_eq!((next.collection.policy.high().get(), next.collection.policy.order), (90, GcOrder::Cost));
+        assert_eq!(next.images.detection_period, Duration::from_secs(20));
+        assert_eq!(next.interfaces.http.host_names, ["node.example"]);
         let (next, _) = in_force(&settings(&[]), settings(&[("sandboxImage", json!("registry.example/pause:1"))]));
-        assert_eq!(next.sandbox_images.map(|images| images.len()), Some(1), "a store of this process reads them anew");
+        assert_eq!(
+            next.images.sandbox_images.map(|images| images.len()),
+            Some(1),
+            "a store of this process reads them anew"
+        );
     }
 }

@@ -18,7 +18,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::Inventory,
-    manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
+    manager::{ImageManager, ManagerParts, ManagerReports, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
@@ -67,14 +67,14 @@ pub struct StoreAccess {
 /// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
-    let store = match &settings.backend {
+    let store = match &settings.images.backend {
         Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
     };
-    let traces = settings.traces.as_ref().filter(|_| role == Role::Daemon);
+    let traces = settings.interfaces.traces.as_ref().filter(|_| role == Role::Daemon);
     let tracer = Tracer::new(traces, &metrics);
     let runtime = RuntimeManager {
-        pinned: Arc::new(settings.pinned.clone()),
+        pinned: Arc::new(settings.images.pinned.clone()),
         layers: store.layers,
         usable: store.usable,
         names: store.names,
@@ -94,12 +94,12 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && settings.node_policy.access.resolves_interrupted_pulls;
+    let is_alone = store.engine.is_some() && settings.pulls.node_policy.access.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
     }
     let keyring = Arc::new(keyring(&settings, role));
-    let kubernetes = settings.kubernetes.clone().filter(|_| role == Role::Daemon);
+    let kubernetes = settings.node.kubernetes.clone().filter(|_| role == Role::Daemon);
     let tokens: Arc<dyn TokenSource> = match &kubernetes {
         Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
         None => Arc::new(Standalone),
@@ -112,17 +112,22 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
         providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
-        events: Arc::clone(&events) as Arc<dyn EventSink>,
-        metrics: Arc::clone(&metrics),
+        reports: ManagerReports {
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            metrics: Arc::clone(&metrics),
+            recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
+            decisions: Arc::clone(&decisions),
+        },
         inventory: Some(Arc::clone(&inventory)),
-        recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
-        stale: settings.stale_max.map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
-        decisions: Arc::clone(&decisions),
+        stale: settings
+            .images
+            .stale_max
+            .map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
         ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
     }));
     let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
         let look_ahead =
-            look_ahead_max.filter(|_| settings.node_policy.pods.looks_ahead).map(|images_max| LookAheadParts {
+            look_ahead_max.filter(|_| settings.pulls.node_policy.pods.looks_ahead).map(|images_max| LookAheadParts {
                 manager: Arc::clone(&manager),
                 runtime: runtime.clone(),
                 images_max,
@@ -196,7 +201,7 @@ async fn open_store(
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
     let StoreAccess { access, lock_wait } = wanted;
-    let mut config = EngineConfig { registry: settings.registry.clone(), ..store.engine.clone() };
+    let mut config = EngineConfig { registry: settings.images.registry.clone(), ..store.engine.clone() };
     (config.place.access, config.place.lock_wait) = (access, lock_wait);
     let report = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
@@ -207,7 +212,7 @@ async fn open_store(
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later; only requests for uses wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
-            .streaming_lists(settings.node_policy.inventory.streams_lists);
+            .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -230,10 +235,10 @@ async fn open_runtime(
     role: Role,
     metrics: &Arc<Metrics>,
 ) -> Result<OpenBackend, Failure> {
-    let timeout = settings.runtime_request_timeout;
+    let timeout = settings.node.request_timeout;
     let address = address(&runtime.endpoint)?;
     // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
-    let streams = settings.node_policy.inventory.streams_lists;
+    let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
@@ -241,7 +246,7 @@ async fn open_runtime(
         Role::Daemon => {
             let containers = RemoteContainerService::lazy(&address, timeout)?.streaming_lists(streams);
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
-            let (durability, registry) = (Durability::Commit, settings.registry.clone());
+            let (durability, registry) = (Durability::Commit, settings.images.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
             let site = Arc::new(RuntimeSite {
                 containers: containers.clone(),
@@ -249,6 +254,7 @@ async fn open_runtime(
                 socket: address.path().to_owned(),
                 engine,
                 sandbox_images: settings
+                    .images
                     .sandbox_images
                     .iter()
                     .flatten()
@@ -322,7 +328,7 @@ fn open_state(
     } else {
         Inventory::open(runtime, Some(&folder))?
     };
-    let inventory = inventory.forgetful(!settings.node_policy.inventory.remembers_absent_images);
+    let inventory = inventory.forgetful(!settings.pulls.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
         // A kubelet, or a former run, may have left more than the images.
@@ -395,25 +401,25 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
         // An interrupted command must also stop its pull.
-        Role::Command => PullSettings { node_policy: settings.node_policy, ..PullSettings::default() },
+        Role::Command => PullSettings { node_policy: settings.pulls.node_policy, ..PullSettings::default() },
     }
 }
 
 fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
-    let guard = if settings.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
-    Some(RecordsSettings { policy: settings.verification.clone()?, guard, age_max: settings.record_age_max })
+    let guard = if settings.pulls.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
+    Some(RecordsSettings { policy: settings.records.verification.clone()?, guard, age_max: settings.records.age_max })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
-    let Environment { home, variables, .. } = &settings.environment;
+    let Environment { folders, variables, .. } = &settings.environment;
     let keyring = match role {
         Role::Daemon => match settings.named_docker_config() {
             Some(path) => NodeKeyring::from_file(path),
-            None => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
+            None => NodeKeyring::searching(Path::new(KUBELET_ROOT), folders.home.as_deref()),
         },
         Role::Command => NodeKeyring::from_logins(settings.logins_of_command()),
     };
-    let keyring = if settings.node_policy.access.docker_keyring { keyring } else { keyring.as_the_kubelet() };
+    let keyring = if settings.pulls.node_policy.access.docker_keyring { keyring } else { keyring.as_the_kubelet() };
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
@@ -440,7 +446,7 @@ pub(super) async fn providers(settings: &Settings) -> Result<Arc<Providers>, Fai
 }
 
 pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
-    let options = settings.providers.clone();
+    let options = settings.credentials.providers.clone();
     let providers = Arc::clone(providers);
     let configured = tokio::task::spawn_blocking(move || providers.configure(options.as_ref())).await;
     let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -478,12 +484,12 @@ mod tests {
                 sources.add_flag("--test", "compatibility", compatibility);
             }
             let settings = sources.settings().expect("the defaults hold");
-            assert_eq!(settings.node_policy, way.node_policy());
+            assert_eq!(settings.pulls.node_policy, way.node_policy());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
             let records = records_settings(&settings).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way:?}");
             let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
-            assert_eq!(settings.gc, way.collecting(marks), "{way:?}");
+            assert_eq!(settings.collection.policy, way.collecting(marks), "{way:?}");
         }
     }
 }

@@ -14,11 +14,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::{Engine, admit::compression, parse_reference, sharing::only_from};
-use crate::{
-    admission::expected,
-    manifest::Descriptor,
-    registry::{Resolved, about},
-};
+use crate::{admission::expected, manifest::Descriptor, registry::Resolved};
 
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
@@ -115,7 +111,7 @@ impl Engine {
         resolved
             .manifest
             .check_layers()
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{}`", target.reference)))?;
+            .map_err(|error| error.about(format!("could not fetch and unpack `{}`", target.reference)))?;
         let estimate = self.compare(&resolved);
         self.resolutions.keep(target, resolved, Instant::now());
         Ok(estimate)

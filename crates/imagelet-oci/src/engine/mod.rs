@@ -42,7 +42,7 @@ use crate::{
     confine::Confinement,
     mount::{self, MountUses},
     pipeline::{LayerLimits, PullSlots},
-    registry::{Registry, RegistryConfig, about},
+    registry::{Registry, RegistryConfig},
     scarce,
     store::{Access, Durability, LockWait, StagedLayer, Store, StoreOptions, progress_of_owner},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
@@ -499,5 +499,5 @@ fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
     if error.kind() == RuntimeErrorKind::InUse {
         return error;
     }
-    about(error, &format!("could not remove `{image}`"))
+    error.about(format!("could not remove `{image}`"))
 }

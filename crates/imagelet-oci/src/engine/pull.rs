@@ -20,7 +20,7 @@ use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
-    registry::{Resolved, about},
+    registry::Resolved,
     store::{
         DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted, StagedLayer,
         SyncView,
@@ -47,7 +47,7 @@ impl Engine {
         // The registry has resolved the name: after a failure from here on, the present image is no substitute.
         let fetched = self.fetch(target, resolved, tenant(request), progress).await;
         progress(PullEvent::Hosts(session.senders()));
-        fetched.map_err(|error| about(error, &failed).not_an_outage())
+        fetched.map_err(|error| error.about(&failed).not_an_outage())
     }
 
     /// The request's target and its resolution, which the signature policy accepts: from the estimate right before, or from
@@ -103,7 +103,7 @@ impl Engine {
         let config = resolved.session.parse(&bytes, |bytes| resolved.manifest.read_config(bytes)).await?;
         let config = config
             .and_then(|config| check_platform(&config, resolved, target).map(|()| config))
-            .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
+            .map_err(|error| error.about(format!("the configuration `{}` is refused", described.digest)))?;
         Ok((bytes, config))
     }
 
@@ -268,8 +268,7 @@ impl Engine {
 }
 
 pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
-    let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
-    Arc::new(Tenant { namespace, credential: request.credential.clone() })
+    Arc::new(Tenant { namespace: request.pod.namespace.to_string(), credential: request.credential.clone() })
 }
 
 /// Reports the resolution after checking that all layers can be unpacked: an unsupported layer type is rejected before

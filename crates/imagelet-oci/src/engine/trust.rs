@@ -12,7 +12,7 @@ use imagelet_core::{
 use crate::{
     engine::{Engine, blocking},
     image_archive::ArchiveFormat,
-    registry::{Resolved, about},
+    registry::Resolved,
     signature::{
         self, AttachedSignature, KeySource, POLICY_BYTES_MAX, PublicKeys, Requirement, Rule, SignaturePolicy, Transport,
     },
@@ -38,7 +38,7 @@ impl Engine {
                 Ok((keys, identity)) => {
                     if attached.is_none() {
                         let failed = format!("could not fetch the signatures of `{reference}`");
-                        attached = Some(self.attached(resolved).await.map_err(|error| about(error, &failed))?);
+                        attached = Some(self.attached(resolved).await.map_err(|error| error.about(&failed))?);
                     }
                     let attached = attached.as_deref().unwrap_or_default();
                     signature::check(&reference, keys, *identity, attached).map_err(|why| refused(&why))?;

@@ -42,12 +42,8 @@ struct RawExecution {
 
 #[derive(Deserialize)]
 struct RawRootfs {
-    diff_ids: Option<Bounded<DiffId, LAYERS_MAX>>,
+    diff_ids: Option<Bounded<Digest, LAYERS_MAX>>,
 }
-
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 
 impl ImageConfig {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
@@ -58,13 +54,12 @@ impl ImageConfig {
         let raw: Raw =
             super::object(bytes).map_err(|error| corrupt("the image configuration cannot be read").caused_by(error))?;
         let rootfs = raw.rootfs.ok_or_else(|| corrupt("the image configuration has no `rootfs`"))?;
-        let diff_ids = rootfs.diff_ids.unwrap_or_default().all("image configuration", "diff ids")?;
         let config = Self {
             architecture: raw.architecture.unwrap_or_default(),
             os: raw.os.unwrap_or_default(),
             variant: raw.variant.unwrap_or_default(),
             user: raw.config.and_then(|config| config.user).unwrap_or_default(),
-            diff_ids: diff_ids.into_iter().map(|DiffId(digest)| digest).collect(),
+            diff_ids: rootfs.diff_ids.unwrap_or_default().all("image configuration", "diff ids")?,
         };
         let Self { architecture, os, variant, user, .. } = &config;
         check_texts("image configuration", [architecture, os, variant, user])?;

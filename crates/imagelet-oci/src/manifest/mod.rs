@@ -9,7 +9,7 @@ mod media;
 mod platform;
 mod selection;
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use imagelet_core::{
     image::{ByteSize, Digest},
@@ -50,7 +50,6 @@ const REASON_MAX: usize = 256;
 pub(crate) struct Descriptor {
     #[serde(default, deserialize_with = "null_as_default")]
     pub(crate) media_type: String,
-    #[serde(deserialize_with = "digest")]
     pub(crate) digest: Digest,
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
@@ -397,11 +396,6 @@ where
     T: Default + Deserialize<'de>,
 {
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
-}
-
-fn digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    Digest::from_str(&text).map_err(|error| D::Error::custom(format!("`{}`: {error}", printable(&text))))
 }
 
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {

@@ -50,24 +50,17 @@ impl OfferedPlatforms {
             return;
         }
         let os = if platform.os.is_empty() { Platform::host().os } else { printable(&platform.os) };
-        let mut name = format!("{os}/{}", printable(&platform.architecture));
-        if !platform.variant.is_empty() {
-            name = format!("{name}/{}", printable(&platform.variant));
-        }
-        let name: String = name.chars().take(NAME_SHOWN_MAX).collect();
+        let parts = [os, printable(&platform.architecture), printable(&platform.variant)];
+        let name: String = parts.join("/").trim_end_matches('/').chars().take(NAME_SHOWN_MAX).collect();
         if !self.0.contains(&name) {
-            self.0.push(name);
+            self.0.push(if self.0.len() < OFFERED_MAX { name } else { "…".to_owned() });
         }
     }
 }
 
 impl fmt::Display for OfferedPlatforms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.get(..OFFERED_MAX) {
-            _ if self.0.is_empty() => f.write_str("nothing"),
-            Some(shown) if self.0.len() > OFFERED_MAX => write!(f, "{}, …", shown.join(", ")),
-            _ => f.write_str(&self.0.join(", ")),
-        }
+        if self.0.is_empty() { f.write_str("nothing") } else { f.write_str(&self.0.join(", ")) }
     }
 }
 

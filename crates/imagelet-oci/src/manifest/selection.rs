@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Documents that are fetched because no index names their platform: more than an image has platforms.
-const LOOKS_MAX: usize = 32;
+const DOCUMENTS_MAX: usize = 32;
 
 pub(crate) trait DocumentSource: Sync {
     type Document: Clone + Send;
@@ -95,7 +95,7 @@ impl Index {
         }
     }
 
-    /// Whether containerd finds the chosen image too: of entries without a platform it looks at the first alone.
+    /// Whether containerd finds the chosen image too: of entries without a platform it checks the first alone.
     pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
         let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
         matches!(self.choose(platform), IndexMatch::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
@@ -116,7 +116,18 @@ pub(crate) async fn select<S: DocumentSource>(
     levels: usize,
     wanted: &Platform,
 ) -> Result<Selected<S::Document>, RuntimeError> {
-    let mut search = Search { wanted, pending: Vec::new(), looks: 0, found: Found::default() };
+    let mut search = Search {
+        wanted,
+        pending: Vec::new(),
+        fetches: 0,
+        best: None,
+        plain: None,
+        artifact: None,
+        offered: OfferedPlatforms::default(),
+        is_offered: false,
+        is_cut: false,
+        unusable: None,
+    };
     search.open(&index, Place { levels, first: None, is_named: false, is_only: true });
     while let Some((entry, place)) = search.pending.pop() {
         if !place.is_only && !source.may_have(&entry) {
@@ -124,7 +135,7 @@ pub(crate) async fn select<S: DocumentSource>(
         }
         let (document, read) = match source.manifest(&entry).await {
             Err(error) if !place.is_only && is_of_the_document(&error) => {
-                search.found.unusable(error);
+                search.unusable(error);
                 continue;
             }
             read => read?,
@@ -144,24 +155,24 @@ pub(crate) async fn select<S: DocumentSource>(
                     return Ok(image);
                 }
                 if image.manifest.artifact_kind().is_some() {
-                    search.found.artifact.get_or_insert(image);
+                    search.artifact.get_or_insert(image);
                     continue;
                 }
                 let platform = match source.config(&image.manifest).await {
                     Ok(config) => config.platform(),
                     Err(error) if is_of_the_document(&error) => {
-                        search.found.unusable(error);
+                        search.unusable(error);
                         continue;
                     }
                     Err(error) => return Err(error),
                 };
-                if search.found.judge(image, &platform, wanted) {
+                if search.judge(image, &platform) {
                     break;
                 }
             }
         }
     }
-    search.found.end(wanted).map_err(|error| source.about(error))
+    search.end().map_err(|error| source.about(error))
 }
 
 /// Whether a failure is that of one document: another one may be the image.
@@ -184,33 +195,7 @@ struct Search<'a, D> {
     wanted: &'a Platform,
     /// The next one is the last.
     pending: Vec<(Descriptor, Place<D>)>,
-    looks: usize,
-    found: Found<D>,
-}
-
-impl<D: Clone> Search<'_, D> {
-    /// Adds what an index leads to.
-    fn open(&mut self, index: &Index, place: Place<D>) {
-        self.found.is_offered |= index.names_platforms();
-        index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.found.offered.add(it));
-        match index.choose(self.wanted) {
-            IndexMatch::Named(entry) => {
-                self.pending = vec![(entry.clone(), Place { is_named: true, is_only: true, ..place })];
-                self.found.best = None;
-            }
-            IndexMatch::Unnamed(entries) => {
-                let place = Place { is_only: place.is_only && index.manifests.len() == 1, ..place };
-                let looks = entries.len().min(LOOKS_MAX - self.looks);
-                self.looks += looks;
-                self.found.is_cut |= looks < entries.len();
-                let taken = entries[..looks].iter().rev();
-                self.pending.extend(taken.map(|entry| ((*entry).clone(), place.clone())));
-            }
-        }
-    }
-}
-
-struct Found<D> {
+    fetches: usize,
     best: Option<(usize, Selected<D>)>,
     /// Of no platform.
     plain: Option<Selected<D>>,
@@ -224,23 +209,36 @@ struct Found<D> {
     unusable: Option<RuntimeError>,
 }
 
-impl<D> Default for Found<D> {
-    fn default() -> Self {
-        let offered = OfferedPlatforms::default();
-        Self { best: None, plain: None, artifact: None, offered, is_offered: false, is_cut: false, unusable: None }
+impl<D: Clone> Search<'_, D> {
+    /// Adds what an index leads to.
+    fn open(&mut self, index: &Index, place: Place<D>) {
+        self.is_offered |= index.names_platforms();
+        index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.offered.add(it));
+        match index.choose(self.wanted) {
+            IndexMatch::Named(entry) => {
+                self.pending = vec![(entry.clone(), Place { is_named: true, is_only: true, ..place })];
+                self.best = None;
+            }
+            IndexMatch::Unnamed(entries) => {
+                let place = Place { is_only: place.is_only && index.manifests.len() == 1, ..place };
+                let fetches = entries.len().min(DOCUMENTS_MAX - self.fetches);
+                self.fetches += fetches;
+                self.is_cut |= fetches < entries.len();
+                let taken = entries[..fetches].iter().rev();
+                self.pending.extend(taken.map(|entry| ((*entry).clone(), place.clone())));
+            }
+        }
     }
-}
 
-impl<D> Found<D> {
     /// Compares an image with those before it, and returns whether no other can be better.
-    fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform, wanted: &Platform) -> bool {
+    fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform) -> bool {
         if !platform.is_named() {
             self.plain.get_or_insert(image);
             return false;
         }
         self.is_offered = true;
         self.offered.add(platform);
-        let Some(rank) = platform.rank(wanted) else { return false };
+        let Some(rank) = platform.rank(self.wanted) else { return false };
         if self.best.as_ref().is_none_or(|(best, _)| rank < *best) {
             self.best = Some((rank, image));
         }
@@ -254,10 +252,10 @@ impl<D> Found<D> {
         }
     }
 
-    fn end(self, wanted: &Platform) -> Result<Selected<D>, RuntimeError> {
+    fn end(self) -> Result<Selected<D>, RuntimeError> {
         let unnamed = self.plain.or(self.artifact).filter(|_| !self.is_offered);
         let cut = if self.is_cut {
-            format!("; of the entries without a platform, {LOOKS_MAX} were looked at")
+            format!("; of the entries without a platform, {DOCUMENTS_MAX} were looked at")
         } else {
             String::new()
         };
@@ -266,7 +264,7 @@ impl<D> Found<D> {
             if let Some(unusable) = unusable {
                 return unusable;
             }
-            unacceptable(format!("the image is not offered for `{wanted}`, only for: {}{cut}", self.offered))
+            unacceptable(format!("the image is not offered for `{}`, only for: {}{cut}", self.wanted, self.offered))
                 .with_hint("ask for one of these with --platform, or use another tag")
                 .with_fault(Fault::new(ErrorClass::PlatformMissing, Stage::Manifest))
         })

@@ -52,7 +52,7 @@ pub(super) enum Fetched {
 }
 
 /// One attempt to bring a layer.
-pub(super) struct Attempt<'a> {
+pub(super) struct LayerAttempt<'a> {
     pub(super) job: &'a LayerJob,
     pub(super) source: &'a BlobSource,
     pub(super) memory: &'a Arc<LayerMemory>,
@@ -62,7 +62,7 @@ pub(super) struct Attempt<'a> {
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
 }
 
-impl Attempt<'_> {
+impl LayerAttempt<'_> {
     /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry.
     pub(super) async fn fetch(
         &mut self,

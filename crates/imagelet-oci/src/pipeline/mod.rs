@@ -37,7 +37,7 @@ pub(crate) use self::{
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{Attempt, Fetched, Intake, copy_to},
+    fetch::{Fetched, Intake, LayerAttempt, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::Checks,
@@ -47,7 +47,7 @@ use crate::{
     confine::Confinement,
     hash::Hash,
     manifest::Descriptor,
-    registry::{PullSession, ReaderWait, about},
+    registry::{PullSession, ReaderWait},
     store::{
         BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
         storage_error,
@@ -60,8 +60,8 @@ const COPIED_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
-const WRITER_LOOK: Duration = Duration::from_millis(20);
-const WRITER_LOOKS_MAX: u32 = 100;
+const WRITER_CHECK: Duration = Duration::from_millis(20);
+const WRITER_CHECKS_MAX: u32 = 100;
 
 /// The most that one layer may inflate to, whatever its size: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -148,7 +148,7 @@ impl LayerJob {
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let attempt = Attempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
+            let attempt = LayerAttempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
             let error = match attempt.run(on_disk, copy).await {
                 Err(error) => error,
                 Ok(None) => {
@@ -230,9 +230,9 @@ impl LayerJob {
 
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
         // A cancelled pull may still be writing its last bytes.
-        let mut patience = WRITER_LOOKS_MAX;
+        let mut patience = WRITER_CHECKS_MAX;
         while self.copies() && patience > 0 && self.staging.store.is_written(&self.blob.key) {
-            tokio::time::sleep(WRITER_LOOK).await;
+            tokio::time::sleep(WRITER_CHECK).await;
             patience -= 1;
         }
         self.on_thread(move |job| {
@@ -289,13 +289,13 @@ impl LayerJob {
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
-        let error = about(error, &format!("could not unpack layer `{}`", self.descriptor.digest));
+        let error = error.about(format!("could not unpack layer `{}`", self.descriptor.digest));
         // The manifest check rejects unsupported layer types, so this layer breaks a limit.
         if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }
 }
 
-impl Attempt<'_> {
+impl LayerAttempt<'_> {
     /// `None`: others have the place or the memory now; the bytes so far are on the disk.
     async fn run(
         mut self,

@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use super::{LayerJob, buffer_pool::BlockReader, unconfined};
+use super::{LayerJob, LayerStaging, buffer_pool::BlockReader, unconfined};
 use crate::{
     store::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
@@ -131,8 +131,8 @@ impl LayerJob {
             end: self.staging.end,
             sums,
         };
-        let (store, view) = (&self.staging.store, Arc::clone(&self.staging.view));
-        let layer = StagedLayer::new(store, staging, &self.descriptor, record, view)?;
+        let (store, view) = (&self.staging.store, &self.staging.view);
+        let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
         // A kept blob resumes by itself, and a spare would lack it.
         if self.blob.is_kept {
             return Ok(layer);

@@ -21,11 +21,8 @@ const BURST: Duration = Duration::from_millis(100);
 
 /// A limit in bytes per second, which may change while pulls run. Clones share it; two are equal if their rates are.
 #[derive(Clone, Debug)]
-pub struct Bandwidth(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    bucket: Mutex<Bucket>,
+pub struct Bandwidth {
+    bucket: Arc<Mutex<Bucket>>,
     changed: watch::Sender<()>,
 }
 
@@ -37,31 +34,34 @@ impl Bandwidth {
     #[must_use]
     pub fn new(rate: Option<NonZeroU64>) -> Self {
         let bucket = Bucket { rate, issued: 0, due: 0.0, at: Instant::now() };
-        Self(Arc::new(Inner { bucket: Mutex::new(bucket), changed: watch::Sender::default() }))
+        Self { bucket: Arc::new(Mutex::new(bucket)), changed: watch::Sender::default() }
     }
 
     #[must_use]
     pub fn rate(&self) -> Option<NonZeroU64> {
-        locked(&self.0.bucket).rate
+        locked(&self.bucket).rate
     }
 
     /// Changes the limit for all clones and their running pulls.
     pub fn set(&self, rate: Option<NonZeroU64>) {
-        locked(&self.0.bucket).set(rate, Instant::now());
-        self.0.changed.send_replace(());
+        let mut bucket = locked(&self.bucket);
+        bucket.pass(Instant::now());
+        bucket.rate = rate;
+        drop(bucket);
+        self.changed.send_replace(());
     }
 
     /// The ticket of received bytes, or, for none, of all before.
     pub(super) fn ticket(&self, bytes: u64) -> ByteTicket {
-        locked(&self.0.bucket).ticket(bytes, Instant::now())
+        locked(&self.bucket).ticket(bytes, Instant::now())
     }
 
     /// Waits until a ticket is due.
     pub(super) async fn due(&self, ticket: ByteTicket) {
         let Some(ticket) = ticket else { return };
-        let mut changed = self.0.changed.subscribe();
+        let mut changed = self.changed.subscribe();
         loop {
-            let wait = locked(&self.0.bucket).wait(ticket, Instant::now());
+            let wait = locked(&self.bucket).wait(ticket, Instant::now());
             if wait.is_zero() {
                 return;
             }
@@ -81,7 +81,7 @@ impl Default for Bandwidth {
 
 impl PartialEq for Bandwidth {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.rate() == other.rate()
+        Arc::ptr_eq(&self.bucket, &other.bucket) || self.rate() == other.rate()
     }
 }
 
@@ -109,11 +109,6 @@ impl Bucket {
             }
         };
         self.at = now;
-    }
-
-    fn set(&mut self, rate: Option<NonZeroU64>, now: Instant) {
-        self.pass(now);
-        self.rate = rate;
     }
 
     fn ticket(&mut self, bytes: u64, now: Instant) -> ByteTicket {

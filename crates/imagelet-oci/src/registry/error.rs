@@ -7,13 +7,13 @@ use imagelet_core::{
     printable::is_unprintable,
     runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
-use regex_lite::Regex;
-
-use super::rate_limit::RETRY_AFTER_MAX;
+use regex_lite::{Captures, Regex};
 
 /// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
+/// A request that must wait longer fails.
+pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const REDACTED: &str = "[redacted]";
 
 #[derive(Debug)]
@@ -93,16 +93,6 @@ pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Durati
     Fault { retry_after, ..Fault::new(class, stage) }
 }
 
-/// Prefixes an error with its context; kind and hint stay.
-pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
-    let hint = error.hint().map(str::to_owned);
-    let outer = RuntimeError::new(error.kind(), context).caused_by(error);
-    match hint {
-        Some(hint) => outer.with_hint(hint),
-        None => outer,
-    }
-}
-
 /// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
 ///
 /// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
@@ -161,20 +151,15 @@ fn without_queries(text: &str) -> String {
     QUERY.replace_all(text, format!("?{REDACTED}")).into_owned()
 }
 
-/// Removes the text after the name of an authentication scheme.
+/// Removes the text after the name of an authentication scheme, unless it may be a plain word.
 fn without_authorization(text: &str) -> String {
-    let mut kept = String::with_capacity(text.len());
-    let mut follows_scheme = false;
-    for (index, word) in text.split(' ').enumerate() {
-        if index > 0 {
-            kept.push(' ');
-        }
-        let looks_secret = word.len() >= 12 && !word.bytes().all(|byte| byte.is_ascii_lowercase());
-        kept.push_str(if follows_scheme && looks_secret { REDACTED } else { word });
-        let bare = word.trim_matches(|character: char| !character.is_ascii_alphanumeric()).to_ascii_lowercase();
-        follows_scheme = bare.ends_with("bearer") || bare.ends_with("basic");
-    }
-    kept
+    static SHOWN: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"(?i)((?:bearer|basic)[^a-z0-9 ]* )([^ ]{12,})").expect("a regular expression"));
+    let redacted = |shown: &Captures<'_>| {
+        let is_word = shown[2].bytes().all(|byte| byte.is_ascii_lowercase());
+        if is_word { shown[0].to_owned() } else { format!("{}{REDACTED}", &shown[1]) }
+    };
+    SHOWN.replace_all(text, redacted).into_owned()
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::Credential,
     image::Reference,
-    runtime::{RuntimeError, RuntimeErrorKind, Stage},
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
     PullSession, Registry, RegistryConfig,
-    connection::{Request, Target, drain},
-    error::status_fault,
+    connection::{Urgency, drain},
+    request::Query,
 };
 
 /// The result of a login that was not rejected.
@@ -50,44 +50,14 @@ pub async fn check_login(
             .with_hint(format!("a credential belongs to the host that is asked: `imagelet login {last}`"))
     })?;
     let session = PullSession::of_login(Arc::clone(&client.shared), reference.canonical(), own, credential);
-    session.check_login().await
-}
-
-impl PullSession {
-    async fn check_login(&self) -> Result<LoginCheck, RuntimeError> {
-        let host = &self.hosts[0];
-        let mut was_asked = false;
-        loop {
-            let (bound, shown) = host.bound_headers();
-            let path_and_query = format!("{}/", host.host.base_path);
-            let target = Target { origin: host.host.origin.clone(), path_and_query };
-            let request = Request { bound, ..Request::get(target, &host.host.connection) };
-            let answer = self.shared.transport.send(request, &self.reception).await.map_err(|failure| failure.error)?;
-            let status = answer.status;
-            drain(answer.body).await;
-            if status.is_success() {
-                // An anonymous token.
-                if host.withheld.get().is_some() {
-                    return Err(host.denied(None));
-                }
-                return Ok(if was_asked { LoginCheck::Accepted } else { LoginCheck::NotAsked });
-            }
-            match status.as_u16() {
-                401 if !was_asked => {
-                    self.authenticate(host, &answer.headers, shown).await.map_err(|failure| failure.error)?;
-                }
-                code => {
-                    let error = match code {
-                        401 | 403 => host.denied(Some(status.to_string())),
-                        _ => RuntimeError::new(
-                            RuntimeErrorKind::RegistryUnavailable,
-                            format!("registry `{}` answered {status} to a login", host.host.origin.authority()),
-                        ),
-                    };
-                    return Err(error.with_fault(status_fault(code, Stage::Manifest, None)));
-                }
-            }
-            was_asked = true;
-        }
+    let subject = format!("a login at `{registry}`");
+    let query = Query { subject, ..Query::new("", Urgency::is_next()) };
+    let answer = session.send_to_host(0, &query).await.map_err(|failure| failure.error)?;
+    drain(answer.body).await;
+    let host = &session.hosts[0];
+    // An anonymous token.
+    if host.withheld.get().is_some() {
+        return Err(host.denied(None));
     }
+    Ok(if host.grant().is_some() { LoginCheck::Accepted } else { LoginCheck::NotAsked })
 }

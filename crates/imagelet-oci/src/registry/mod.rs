@@ -54,7 +54,6 @@ pub(crate) use self::{
     hosts::of_text as registry_hosts_of,
 };
 pub(crate) use blob::BlobSource;
-pub(crate) use error::about;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 

@@ -183,28 +183,25 @@ impl PullSession {
 
     /// Reports waits and requests for tokens from now on, and the tokens and warnings so far.
     pub(crate) fn report_to(&self, progress: &Progress) {
-        let missed = {
-            let mut reports = locked(&self.reports);
-            reports.listener = Some(Arc::clone(progress));
-            std::mem::take(&mut reports.missed)
-        };
-        for event in missed {
-            progress(event);
-        }
+        let mut reports = locked(&self.reports);
+        reports.listener = Some(Arc::clone(progress));
+        let missed = std::mem::take(&mut reports.missed);
+        drop(reports);
+        missed.into_iter().for_each(|event| progress(event));
     }
 
     pub(crate) fn report(&self, event: PullEvent) {
-        let listener = {
-            let mut reports = locked(&self.reports);
-            let is_kept = matches!(event, PullEvent::Token { .. } | PullEvent::Warning { .. });
-            let is_kept = is_kept && reports.missed.len() < REPORTS_MAX;
-            if reports.listener.is_none() && is_kept {
-                reports.missed.push(event.clone());
+        let mut reports = locked(&self.reports);
+        match reports.listener.clone() {
+            Some(progress) => {
+                drop(reports);
+                progress(event);
             }
-            reports.listener.clone()
-        };
-        if let Some(progress) = listener {
-            progress(event);
+            None if reports.missed.len() < REPORTS_MAX => match event {
+                PullEvent::Token { .. } | PullEvent::Warning { .. } => reports.missed.push(event),
+                _ => {}
+            },
+            None => {}
         }
     }
 
@@ -304,7 +301,9 @@ impl SessionHost {
 
     pub(crate) fn target(&self, path: &str) -> Target {
         let repository = self.host.repository.as_deref().unwrap_or_else(|| self.reference.path());
-        let path_and_query = format!("{}/{repository}/{path}", self.host.base_path);
+        let base_path = &self.host.base_path;
+        let path_and_query =
+            if self.is_login { format!("{base_path}/") } else { format!("{base_path}/{repository}/{path}") };
         let target = Target { origin: self.host.origin.clone(), path_and_query };
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }

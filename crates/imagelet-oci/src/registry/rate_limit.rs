@@ -13,8 +13,6 @@ use tokio::time::Instant;
 
 use super::{connection::Origin, locked};
 
-/// A request that must wait longer fails.
-pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const LIMITS_MAX: usize = 1024;
 /// No wait is this long: such a number is a time.
 const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);

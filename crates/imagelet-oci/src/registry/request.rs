@@ -18,11 +18,13 @@ use super::{
     attempts::{Attempts, Next, Standing},
     auth::challenge::is_answerable,
     connection::{Reception, Request, RequestKind, Response, Target, Urgency, drain},
-    error::{ERROR_BYTES_MAX, Failure, Retry, about, denied, explanation, scrubbed, status_fault, status_retry},
+    error::{
+        ERROR_BYTES_MAX, Failure, RETRY_AFTER_MAX, Retry, denied, explanation, scrubbed, status_fault, status_retry,
+    },
     health,
     hosts::Host,
     pull_session::{PullSession, SessionHost},
-    rate_limit::{RETRY_AFTER_MAX, requested_wait},
+    rate_limit::requested_wait,
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
@@ -47,6 +49,11 @@ pub(crate) struct Query {
 }
 
 impl Query {
+    /// A `GET` of a digest's content.
+    pub(crate) fn new(path: impl Into<String>, urgency: Arc<Urgency>) -> Self {
+        Self { path: path.into(), is_head: false, range: None, is_tag: false, subject: String::new(), urgency }
+    }
+
     pub(crate) fn stage(&self) -> Stage {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
@@ -158,10 +165,11 @@ impl PullSession {
         }
         if let Some(next) = next.filter(|next| count > 1 || (next.is_requested && count > 0)) {
             let what = if next.is_requested { "the registry requests a wait of" } else { "the next one is due in" };
-            let (wait, spent) =
-                ((next.wait.as_secs_f32() * 10.0).ceil() / 10.0, self.retry_budget.spent().as_secs_f32());
+            let (wait, spent) = (next.wait.as_secs_f32().ceil(), self.retry_budget.spent().as_secs_f32());
             let total = self.retry_budget.allowed(&next).as_secs_f32();
-            parts.push(format!("{what} {wait} s, and the pull retries for {total} s, of which {spent:.1} s are over"));
+            parts.push(format!(
+                "{what} {wait} s, and the pull retries for at most {total} s, of which {spent:.1} s are over"
+            ));
         }
         let words = mirrors
             .iter()
@@ -174,7 +182,7 @@ impl PullSession {
             Some(hint) if error.hint().is_none() => error.with_hint(hint),
             _ => error,
         };
-        if parts.is_empty() { error } else { about(error, &format!("{subject}: {}", parts.join("; "))) }
+        if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
     /// Sends one request to one host and answers at most one 401. Only a success is a result.
@@ -187,7 +195,7 @@ impl PullSession {
                 bound,
                 open: open_headers(query),
                 kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
-                strays: Some(Arc::clone(&self.listed)),
+                redirects: Some(Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
                 ..Request::get(host.target(&query.path), &host.host.connection)

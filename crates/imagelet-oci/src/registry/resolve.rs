@@ -20,7 +20,7 @@ use super::{
     PARSED_BYTES_MAX, PullSession, Registry,
     attempts::Attempts,
     connection::Urgency,
-    error::{Failure, Retry, about},
+    error::{Failure, Retry},
     hosts::{self, ConfiguredHosts},
     locked,
     request::Query,
@@ -246,13 +246,13 @@ impl PullSession {
         }
         let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
-        let damaged = |error| Failure { error: about(error, &context), retry: Retry::Again { times: 1 } };
+        let damaged = |error: RuntimeError| Failure { error: error.about(&context), retry: Retry::Again { times: 1 } };
         // Parts of a document that another origin sent are not shown.
         let unusable = |error: RuntimeError| {
             if answer.redirected {
                 RuntimeError::new(error.kind(), &context).with_fault(error.fault())
             } else {
-                about(error, &context)
+                error.about(&context)
             }
         };
         let parsed = self.parse(&bytes, |bytes| {
@@ -282,7 +282,7 @@ impl DocumentSource for PullSession {
     type Document = ImageDocument;
 
     fn about(&self, error: RuntimeError) -> RuntimeError {
-        about(error, &format!("`{}`", self.reference()))
+        error.about(format!("`{}`", self.reference()))
     }
 
     async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {

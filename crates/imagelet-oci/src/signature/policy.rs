@@ -10,8 +10,9 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::image::Reference;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
+use serde_json::{Map, Value};
 
 use super::Identity;
 use crate::manifest::{object, printable};
@@ -200,8 +201,19 @@ impl<'de> Visitor<'de> for Scopes {
     }
 }
 
+/// Fields of `sigstoreSigned` and `signedBy` that ask for more than keys.
+const BEYOND_KEYS: [&str; 7] = [
+    "fulcio",
+    "pki",
+    "rekorPublicKeyPath",
+    "rekorPublicKeyPaths",
+    "rekorPublicKeyData",
+    "rekorPublicKeyDatas",
+    "keyType",
+];
+
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 struct RawRequirement {
     r#type: String,
     key_path: Option<PathBuf>,
@@ -209,33 +221,24 @@ struct RawRequirement {
     key_data: Option<String>,
     key_datas: Option<Vec<String>>,
     signed_identity: Option<RawIdentity>,
-    fulcio: Option<IgnoredAny>,
-    pki: Option<IgnoredAny>,
-    rekor_public_key_path: Option<IgnoredAny>,
-    rekor_public_key_paths: Option<IgnoredAny>,
-    rekor_public_key_data: Option<IgnoredAny>,
-    rekor_public_key_datas: Option<IgnoredAny>,
-    #[serde(rename = "keyType")]
-    key_type: Option<IgnoredAny>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RawIdentity {
     r#type: String,
-    #[serde(rename = "dockerReference")]
-    _docker_reference: Option<IgnoredAny>,
-    #[serde(rename = "dockerRepository")]
-    _docker_repository: Option<IgnoredAny>,
-    #[serde(rename = "prefix")]
-    _prefix: Option<IgnoredAny>,
-    #[serde(rename = "signedPrefix")]
-    _signed_prefix: Option<IgnoredAny>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 impl Requirement {
     fn read(raw: RawRequirement) -> Result<Self, String> {
-        let has_fields = raw.names_keys() || raw.is_beyond_keys().is_some() || raw.signed_identity.is_some();
+        if let Some(unknown) = raw.others.keys().find(|field| !BEYOND_KEYS.contains(&field.as_str())) {
+            return Err(format!("the field `{}` is unknown", printable(unknown)));
+        }
+        let keys = [raw.key_path.is_some(), raw.key_paths.is_some(), raw.key_data.is_some(), raw.key_datas.is_some()];
+        let has_fields = keys.contains(&true) || !raw.others.is_empty() || raw.signed_identity.is_some();
         match raw.r#type.as_str() {
             "insecureAcceptAnything" if !has_fields => Ok(Self::Accept),
             "reject" if !has_fields => Ok(Self::Reject),
@@ -247,10 +250,16 @@ impl Requirement {
     }
 
     fn sigstore(raw: RawRequirement) -> Result<Self, String> {
-        if let Some(field) = raw.is_beyond_keys() {
+        if let Some(field) = raw.others.keys().next() {
             return Ok(Self::Unsupported(format!("`{field}` of `sigstoreSigned` is not supported, only keys are")));
         }
-        let identity = match raw.signed_identity.as_ref().map(|identity| identity.r#type.as_str()) {
+        let named = raw.signed_identity.as_ref();
+        let identity = match named.map(|identity| identity.r#type.as_str()) {
+            Some("matchExact" | "matchRepoDigestOrExact" | "matchRepository")
+                if named.is_some_and(|identity| !identity.others.is_empty()) =>
+            {
+                return Err("the `signedIdentity` has unknown fields".into());
+            }
             None => Identity::default(),
             Some("matchExact") => Identity::Exact,
             Some("matchRepoDigestOrExact") => Identity::RepositoryOfDigestOrExact,
@@ -279,33 +288,10 @@ impl Requirement {
     }
 }
 
-impl RawRequirement {
-    fn names_keys(&self) -> bool {
-        self.key_path.is_some() || self.key_paths.is_some() || self.key_data.is_some() || self.key_datas.is_some()
-    }
-
-    /// A field that asks for more than keys.
-    fn is_beyond_keys(&self) -> Option<&'static str> {
-        let fields = [
-            (&self.fulcio, "fulcio"),
-            (&self.pki, "pki"),
-            (&self.rekor_public_key_path, "rekorPublicKeyPath"),
-            (&self.rekor_public_key_paths, "rekorPublicKeyPaths"),
-            (&self.rekor_public_key_data, "rekorPublicKeyData"),
-            (&self.rekor_public_key_datas, "rekorPublicKeyDatas"),
-            (&self.key_type, "keyType"),
-        ];
-        fields.into_iter().find(|(field, _)| field.is_some()).map(|(_, name)| name)
-    }
-}
-
 impl KeySource {
     fn file(path: PathBuf) -> Result<Self, String> {
-        if path.is_absolute() {
-            Ok(Self::File(path))
-        } else {
-            Err(format!("`{}` is no absolute path", printable(&path.display().to_string())))
-        }
+        let refused = format!("`{}` is no absolute path", printable(&path.display().to_string()));
+        if path.is_absolute() { Ok(Self::File(path)) } else { Err(refused) }
     }
 
     fn text(text: &str) -> Result<Self, String> {

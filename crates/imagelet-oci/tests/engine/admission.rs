@@ -11,10 +11,11 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    events::PodIdentity,
     image::{ByteSize, ImageId, ImageSpec},
     runtime::{
         Freed, ImageService as _, MakeRoom, Progress, PullEvent, PullRequest, RemovedImage, RoomMade, RoomWanted,
-        RuntimeError, RuntimeErrorKind, SandboxConfig,
+        RuntimeError, RuntimeErrorKind,
     },
 };
 use imagelet_oci::{Admission, Engine, EngineConfig};
@@ -228,8 +229,8 @@ impl Drop for Disk {
 }
 
 async fn pull_as(engine: &Engine, name: &str, namespace: &str, progress: Progress) -> Result<ImageId, RuntimeError> {
-    let sandbox = Some(SandboxConfig { namespace: namespace.into(), ..SandboxConfig::default() });
-    engine.pull(&PullRequest { image: ImageSpec::new(name), sandbox, ..PullRequest::default() }, progress).await
+    let pod = PodIdentity { namespace: namespace.into(), ..PodIdentity::default() };
+    engine.pull(&PullRequest { image: ImageSpec::new(name), pod, ..PullRequest::default() }, progress).await
 }
 
 fn quiet() -> Progress {

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
+    events::PodIdentity,
     image::{ImageId, ImageSpec},
-    runtime::{ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, SandboxConfig, no_progress},
+    runtime::{ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, no_progress},
 };
 use imagelet_oci::EngineImporter;
 use imagelet_oci::{Engine, EngineConfig};
@@ -25,8 +26,8 @@ const SLOW_RATES: [usize; 2] = [100, 20 << 10];
 const MIB: usize = 1 << 20;
 
 fn request(name: &str, namespace: &str) -> PullRequest {
-    let sandbox = Some(SandboxConfig { namespace: namespace.to_owned(), ..SandboxConfig::default() });
-    PullRequest { image: ImageSpec::new(name), sandbox, ..PullRequest::default() }
+    let pod = PodIdentity { namespace: namespace.into(), ..PodIdentity::default() };
+    PullRequest { image: ImageSpec::new(name), pod, ..PullRequest::default() }
 }
 
 type Pull = JoinHandle<Result<ImageId, RuntimeError>>;

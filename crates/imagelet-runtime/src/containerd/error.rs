@@ -1,6 +1,6 @@
 //! Why a call to containerd failed, with what a caller acts on.
 
-use std::{error::Error, path::Path};
+use std::path::Path;
 
 use imagelet_core::{
     printable::is_unprintable,
@@ -8,6 +8,8 @@ use imagelet_core::{
     text::quoted,
 };
 use tonic::{Code, Status};
+
+use crate::wire::innermost;
 
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
@@ -56,15 +58,6 @@ impl From<ContainerdError> for RuntimeError {
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
     }
-}
-
-/// The root cause of a status that the client made because the peer is away.
-fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
-    let mut cause = status.source()?;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    Some(cause)
 }
 
 fn code(status: &Status) -> Code {

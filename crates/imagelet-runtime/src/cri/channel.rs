@@ -198,21 +198,11 @@ impl Peer {
 
     pub(crate) fn stalled(&self, stalled: Stalled, name: &str, quiet: Duration) -> RuntimeError {
         let (endpoint, name) = (&self.endpoint, shown_name(name));
-        let (class, message) = match stalled {
-            Stalled::Silent => (
-                ErrorClass::RuntimeUnavailable,
-                format!(
-                    "the runtime at `{endpoint}` has answered nothing for {quiet:?}; its pull of `{name}` was given up"
-                ),
-            ),
-            Stalled::Idle => (
-                ErrorClass::TimedOut,
-                format!(
-                    "the runtime at `{endpoint}` has written nothing for {quiet:?}, although it answers; its pull of \
-                     `{name}` was given up"
-                ),
-            ),
+        let (class, lacks) = match stalled {
+            Stalled::Silent => (ErrorClass::RuntimeUnavailable, "has answered nothing"),
+            Stalled::Idle => (ErrorClass::TimedOut, "answers, but has written nothing"),
         };
+        let message = format!("the runtime at `{endpoint}` {lacks} for {quiet:?}; its pull of `{name}` was given up");
         RuntimeError::new(RuntimeErrorKind::TimedOut, message)
             .with_fault(Fault::new(class, Stage::Runtime))
             .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")

@@ -38,9 +38,6 @@ pub struct RemoteImageService {
 
 impl RemoteImageService {
     /// Connects, and verifies with one call that a CRI image service listens.
-    ///
-    /// # Errors
-    /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         service.filesystem().await.map_err(|error| service.peer.refused("image", error))?;
@@ -48,9 +45,6 @@ impl RemoteImageService {
     }
 
     /// The same without the check; the first call connects. Needs a tokio runtime.
-    ///
-    /// # Errors
-    /// If the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
@@ -176,19 +170,13 @@ pub struct RemoteContainerService {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeVersion {
-    /// `containerd`, `cri-o`, …
     pub name: String,
-    /// The runtime's own version.
     pub version: String,
-    /// `v1`
     pub api: String,
 }
 
 impl RemoteContainerService {
     /// Connects, and verifies with one call that a CRI runtime service listens.
-    ///
-    /// # Errors
-    /// If the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         service.ask_version("").await.map_err(|error| service.peer.refused("runtime", error))?;
@@ -196,9 +184,6 @@ impl RemoteContainerService {
     }
 
     /// The same without the check; the first call connects. Needs a tokio runtime.
-    ///
-    /// # Errors
-    /// If the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
@@ -210,10 +195,6 @@ impl RemoteContainerService {
         self
     }
 
-    /// The runtime's name and versions.
-    ///
-    /// # Errors
-    /// If the call fails, or the answer lacks a field.
     pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
@@ -225,9 +206,6 @@ impl RemoteContainerService {
     }
 
     /// The part of the runtime's configuration that imports depend on.
-    ///
-    /// # Errors
-    /// If the call fails.
     pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
         let response = self.ask_status().await?;
         let conditions = response.status.unwrap_or_default().conditions;

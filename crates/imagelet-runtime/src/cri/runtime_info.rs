@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
-    runtime::{ImageFilesystems, Members, RegistrySetting, default_sandbox_image},
+    runtime::{ImageFilesystems, Members, default_sandbox_image},
 };
 
 const RUNTIME: &str = "containerd";
@@ -98,14 +98,14 @@ impl RegistrySettings {
     }
 
     /// The setting for a registry that imagelet does not read, if any.
-    pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
+    pub fn unread(&self, registry: &str) -> Option<&'static str> {
         let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
         match self {
-            Self::Hidden { has_unread } => has_unread.then_some(RegistrySetting::Hidden),
-            Self::Reported { has_headers: true, .. } => Some(RegistrySetting::Headers),
-            Self::Reported { mirrors, .. } if mirrors.contains("*") || names(mirrors) => Some(RegistrySetting::Mirrors),
-            Self::Reported { configs, .. } if names(configs) => Some(RegistrySetting::Configs),
+            Self::Hidden { has_unread } => has_unread.then_some("a deprecated registry setting"),
+            Self::Reported { has_headers: true, .. } => Some("registry.headers"),
+            Self::Reported { mirrors, .. } if mirrors.contains("*") || names(mirrors) => Some("registry.mirrors"),
+            Self::Reported { configs, .. } if names(configs) => Some("registry.configs"),
             Self::Reported { .. } => None,
         }
     }

@@ -5,16 +5,13 @@
 //! the runtime, not to one pull, so a hanging pull ends only after an active one. A runtime with unreadable folders
 //! counts as active while it answers: a slow pull is never ended.
 
-use std::{
-    ffi::OsString,
-    fs,
-    path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{ffi::OsString, fs, path::Path, time::Duration};
 
 use imagelet_core::runtime::ImageFilesystems;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout_at},
+};
 
 use crate::cri::SnapshotterPlace;
 
@@ -55,9 +52,8 @@ pub(crate) enum Stalled {
 #[derive(Debug)]
 pub(crate) struct StallWatch {
     pub(crate) quiet_max: Duration,
+    /// Locked during a sample: one serves all pulls.
     pulse: Mutex<Pulse>,
-    /// One sample serves all pulls.
-    looking: tokio::sync::Mutex<()>,
 }
 
 /// The decision, without I/O.
@@ -97,7 +93,7 @@ impl Pulse {
 
 impl StallWatch {
     pub(crate) fn new(quiet_max: Duration) -> Self {
-        Self { quiet_max, pulse: Mutex::default(), looking: tokio::sync::Mutex::default() }
+        Self { quiet_max, pulse: Mutex::default() }
     }
 
     /// Returns when a pull that begins now has stalled.
@@ -106,26 +102,17 @@ impl StallWatch {
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
         loop {
             sleep(every).await;
-            if let Ok(_turn) = self.looking.try_lock()
-                && self.is_due(every)
-            {
+            let mut pulse = self.pulse.lock().await;
+            if pulse.looked_at.is_none_or(|at| at.elapsed() >= every / 2) {
                 // A sample that hangs counts as silence, and does not delay the end.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
-                self.lock().note(found, Instant::now());
+                pulse.note(found, Instant::now());
             }
-            if let Some(stalled) = self.lock().verdict(began, self.quiet_max, Instant::now()) {
+            if let Some(stalled) = pulse.verdict(began, self.quiet_max, Instant::now()) {
                 return stalled;
             }
         }
-    }
-
-    fn is_due(&self, every: Duration) -> bool {
-        self.lock().looked_at.is_none_or(|at| at.elapsed() >= every / 2)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pulse> {
-        self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,13 +4,16 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use imagelet_core::{image::Reference, runtime::LayerGraph};
+use imagelet_core::{
+    image::{ByteSize, Reference},
+    runtime::{Freed, LayerGraph},
+};
 use jiff::Timestamp;
 
 use crate::{
     containerd::v1::{content, images, leases, snapshots},
     import::sink::records::source_label,
-    sizes::{ImageParts, Listed, SnapshotUsage, has_expired},
+    sizes::{Listed, has_expired},
 };
 
 /// What containerd lists.
@@ -26,12 +29,13 @@ pub struct Lists {
 /// The parts of all images; `usage` has bytes and inodes of a snapshot.
 pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
     let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
-    let listed = Listed { images, contents, snapshots, leased, elsewhere };
-    let parts = ImageParts::of(&listed).map_err(|error| error.to_string())?;
-    Ok(parts.graph(|snapshot| {
+    let mut listed = Listed { images, contents, snapshots, leased, elsewhere, ..Listed::default() };
+    let measured = listed.committed().filter_map(|snapshot| {
         let (bytes, inodes) = usage(&snapshot.snapshotter, &snapshot.name)?;
-        Some(SnapshotUsage { bytes, inodes })
-    }))
+        Some((snapshot, Freed { bytes: ByteSize(bytes), inodes }))
+    });
+    listed.usages = measured.collect();
+    listed.graph().map_err(|error| error.to_string())
 }
 
 /// Whether a lease with these labels has ended at a moment of the epoch, in seconds.

@@ -32,9 +32,6 @@ pub enum ImportMode {
 
 /// The runtime for an import, as far as runtime and request decide it; staging may fail later. Without a request: for any
 /// pull. `is_preferred`: a recent forward to its registry succeeded.
-///
-/// # Errors
-/// The reason against an import.
 pub(super) fn import_target<'a>(
     mode: ImportMode,
     runtime: &'a Result<RuntimeInfo, ForwardReason>,

@@ -33,7 +33,7 @@ const SURVEY_RECENT: Duration = Duration::from_mins(10);
 /// Time limit to open staging and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of checks whether the runtime has changed: pulls find a fresh survey.
-const LOOK_PERIOD: Duration = Duration::from_secs(50);
+const WATCH_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
 
 /// Opens the resources of imports for a runtime.
@@ -153,7 +153,7 @@ impl ImportingImages {
                 }
                 last = Some(obstacle);
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(WATCH_PERIOD).await;
         }
     }
 

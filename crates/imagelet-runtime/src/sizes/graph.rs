@@ -12,7 +12,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId},
-    runtime::{Certainty, LayerFacts, LayerGraph},
+    runtime::{Certainty, Freed, LayerFacts, LayerGraph},
 };
 
 use crate::containerd::{
@@ -36,7 +36,7 @@ const BLOCK_BYTES: u64 = 4 << 10;
 /// Most references that are followed: some hundred times those of ten thousand images.
 const STEPS_MAX: usize = 50_000_000;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) images: Vec<images::Image>,
     pub(crate) contents: Vec<content::Info>,
@@ -45,6 +45,9 @@ pub(crate) struct Listed {
     pub(crate) leased: Vec<leases::Resource>,
     /// Digests of blobs that other namespaces list, too.
     pub(crate) elsewhere: HashSet<String>,
+    /// Of committed snapshots; one whose usage is not reported is absent.
+    pub(crate) usages: HashMap<CommittedSnapshot, Freed>,
+    pub(crate) folders: PartFolders,
 }
 
 /// Names are reused after a removal; name and creation time together are unique.
@@ -55,27 +58,8 @@ pub(crate) struct CommittedSnapshot {
     pub(crate) created_at: (i64, i32),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SnapshotUsage {
-    pub(crate) bytes: u64,
-    pub(crate) inodes: u64,
-}
-
-/// Images with their parts. Snapshots get their sizes by [`ImageParts::graph`].
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ImageParts {
-    layers: Vec<LayerFacts>,
-    images: BTreeMap<ImageId, Vec<u32>>,
-    /// The snapshots among the parts, by place.
-    snapshots: BTreeMap<usize, CommittedSnapshot>,
-    /// Referenced snapshots of a snapshotter that did not answer.
-    unseen: usize,
-    /// Parts without a size: the unseen ones, and blobs of an impossible length.
-    unmeasured: usize,
-}
-
 /// Where the parts lie, as far as containerd says so.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PartFolders {
     pub(crate) contents: Option<Arc<Path>>,
     /// By snapshotter.
@@ -87,16 +71,24 @@ pub(crate) struct PartFolders {
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
 pub(crate) struct TooEntangled;
 
-impl ImageParts {
-    pub(crate) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
-        let mut nodes = Nodes::of(listed);
-        let mut held = nodes.holders(listed);
+impl Listed {
+    pub(crate) fn committed(&self) -> impl Iterator<Item = CommittedSnapshot> {
+        let of = |(snapshotter, all): (&String, &Vec<snapshots::Info>)| {
+            all.iter().filter_map(|snapshot| committed(snapshotter, snapshot)).collect::<Vec<_>>()
+        };
+        self.snapshots.iter().flat_map(of)
+    }
+
+    /// Images with their parts.
+    pub(crate) fn graph(&self) -> Result<LayerGraph, TooEntangled> {
+        let mut nodes = Nodes::of(self);
+        let mut held = nodes.holders(self);
         let ids: HashSet<&str> =
-            listed.images.iter().map(|record| record.name.as_str()).filter(|name| is_id(name)).collect();
+            self.images.iter().map(|record| record.name.as_str()).filter(|name| is_id(name)).collect();
         // Most records of one image name the same target.
         let mut reached: HashMap<Vec<u32>, Arc<Reached>> = HashMap::new();
         let mut images: BTreeMap<ImageId, BTreeSet<u32>> = BTreeMap::new();
-        for record in &listed.images {
+        for record in &self.images {
             let roots = nodes.roots(record);
             let known = reached.get(&roots).map(Arc::clone);
             let found = known.map_or_else(|| nodes.reach(roots.iter().copied()).map(Arc::new), Ok)?;
@@ -111,40 +103,7 @@ impl ImageParts {
             }
         }
         let held: HashSet<u32> = nodes.reach(held)?.nodes.into_iter().collect();
-        Ok(nodes.parts(listed, images, &held))
-    }
-
-    pub(crate) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
-        self.snapshots.values()
-    }
-
-    pub(crate) fn set_folders(&mut self, folders: &PartFolders) {
-        for (place, layer) in self.layers.iter_mut().enumerate() {
-            layer.folder = match self.snapshots.get(&place) {
-                Some(snapshot) => folders.snapshots.get(&*snapshot.snapshotter).cloned(),
-                None => folders.contents.clone(),
-            };
-        }
-    }
-
-    /// The graph, with the usage of each snapshot. `None`: the snapshotter does not report it.
-    pub(crate) fn graph(mut self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
-        for (place, snapshot) in &self.snapshots {
-            let (own, usage) = (own_folders(&snapshot.snapshotter), usage(snapshot));
-            self.unmeasured += usize::from(own.is_none() || usage.is_none());
-            if let Some(usage) = usage {
-                let (layer, folders) = (&mut self.layers[*place], own.unwrap_or_default());
-                layer.bytes = ByteSize(usage.bytes.saturating_add(folders * BLOCK_BYTES));
-                layer.inodes = Some(usage.inodes.saturating_add(folders));
-            }
-        }
-        let all = self.layers.len() + self.unseen;
-        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let certainty = match self.unmeasured {
-            0 => Certainty::Exact,
-            unmeasured => Certainty::Partial { measured: count(all - unmeasured), layers: count(all) },
-        };
-        LayerGraph { layers: self.layers, images: self.images, certainty }
+        Ok(nodes.graph(self, images, &held))
     }
 }
 
@@ -297,9 +256,10 @@ impl<'a> Nodes<'a> {
         Ok(found)
     }
 
-    /// Numbers the parts that images have: blobs and committed snapshots.
-    fn parts(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> ImageParts {
-        let (mut layers, mut snapshots, mut unmeasured) = (Vec::new(), BTreeMap::new(), 0);
+    /// The parts that images have: blobs and committed snapshots.
+    fn graph(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> LayerGraph {
+        // Parts without a size: of an impossible length, or of a snapshotter that does not report it.
+        let (mut layers, mut unmeasured) = (Vec::new(), 0);
         let (mut places, mut unseen) = (HashMap::new(), HashSet::new());
         let mut place = |node: u32| {
             if let Some(place) = places.get(&node) {
@@ -307,34 +267,45 @@ impl<'a> Nodes<'a> {
             }
             let at = usize::try_from(node).ok()?;
             unseen.extend(self.unseen[at].iter().copied());
-            let (id, bytes, inodes) = match at.checked_sub(listed.contents.len()) {
+            let held = held.contains(&node);
+            let layer = match at.checked_sub(listed.contents.len()) {
                 None => {
                     let blob = &listed.contents[at];
                     let size = u64::try_from(blob.size);
                     unmeasured += usize::from(size.is_err());
-                    let bytes = size.unwrap_or(0).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES);
-                    (format!("blob:{}", blob.digest), bytes, Some(1))
+                    let bytes = ByteSize(size.unwrap_or(0).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES));
+                    let (id, folder) = (format!("blob:{}", blob.digest).into(), listed.folders.contents.clone());
+                    LayerFacts { id, bytes, inodes: Some(1), held, folder }
                 }
                 Some(at) => {
                     let (snapshotter, snapshot) = self.listed[at];
-                    snapshots.insert(layers.len(), committed(snapshotter, snapshot)?);
-                    (format!("{snapshotter}:{}", snapshot.name), 0, None)
+                    let usage = listed.usages.get(&committed(snapshotter, snapshot)?);
+                    let folders = own_folders(snapshotter);
+                    unmeasured += usize::from(folders.is_none() || usage.is_none());
+                    let folders = folders.unwrap_or_default();
+                    LayerFacts {
+                        id: format!("{snapshotter}:{}", snapshot.name).into(),
+                        bytes: ByteSize(usage.map_or(0, |usage| usage.bytes.0.saturating_add(folders * BLOCK_BYTES))),
+                        inodes: usage.map(|usage| usage.inodes.saturating_add(folders)),
+                        held,
+                        folder: listed.folders.snapshots.get(snapshotter).cloned(),
+                    }
                 }
             };
             let place = u32::try_from(layers.len()).ok()?;
-            layers.push(LayerFacts {
-                id: id.into(),
-                bytes: ByteSize(bytes),
-                inodes,
-                held: held.contains(&node),
-                folder: None,
-            });
+            layers.push(layer);
             places.insert(node, place);
             Some(place)
         };
         let images = images.into_iter().map(|(id, nodes)| (id, nodes.into_iter().filter_map(&mut place).collect()));
         let images: BTreeMap<ImageId, Vec<u32>> = images.collect();
-        ImageParts { layers, images, snapshots, unseen: unseen.len(), unmeasured: unmeasured + unseen.len() }
+        let (all, unmeasured) = (layers.len() + unseen.len(), unmeasured + unseen.len());
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let certainty = match unmeasured {
+            0 => Certainty::Exact,
+            unmeasured => Certainty::Partial { measured: count(all - unmeasured), layers: count(all) },
+        };
+        LayerGraph { layers, images, certainty }
     }
 }
 

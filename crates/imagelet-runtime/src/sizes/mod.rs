@@ -13,12 +13,15 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    image::ByteSize,
+    runtime::{Freed, LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind},
+};
 use jiff::Timestamp;
 use tonic::Code;
 
 use self::graph::{CommittedSnapshot, PartFolders, snapshotters};
-pub(crate) use self::graph::{ImageParts, Listed, SnapshotUsage, refers_to_snapshot};
+pub(crate) use self::graph::{Listed, refers_to_snapshot};
 use crate::containerd::{
     ContainerdClient, ContainerdError, NAMESPACE,
     v1::{introspection, leases, snapshots},
@@ -36,34 +39,30 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 #[derive(Debug)]
 pub struct ContainerdSizes {
     client: ContainerdClient,
-    look_max: Duration,
+    survey_max: Duration,
     /// Of the snapshots of the last survey: the usage of a committed snapshot never changes.
-    usages: Mutex<HashMap<CommittedSnapshot, SnapshotUsage>>,
+    usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
 }
 
 impl ContainerdSizes {
-    /// A reader with this client; a survey of all images takes `look_max` at most.
-    pub fn new(client: ContainerdClient, look_max: Duration) -> Self {
-        Self { client, look_max, usages: Mutex::default() }
+    /// A reader with this client; a survey of all images takes `survey_max` at most.
+    pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
+        Self { client, survey_max, usages: Mutex::default() }
     }
 
-    async fn look(&self) -> Result<LayerGraph, ContainerdError> {
+    async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
         // In this order each list contains what the previous one refers to, except after a concurrent removal.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
         let named = snapshotters(&images, &contents);
         let (snapshots, leased, elsewhere) = tokio::try_join!(self.snapshots(named), self.leased(), self.elsewhere())?;
-        let listed = Listed { images, contents, snapshots, leased, elsewhere };
-        let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
-        let mut parts = match found {
-            Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))?,
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        };
-        parts.set_folders(&self.folders().await);
-        let usages = self.usages_of(parts.snapshots()).await?;
-        let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
-        *self.known() = usages;
-        Ok(graph)
+        let folders = self.folders().await;
+        let mut listed = Listed { images, contents, snapshots, leased, elsewhere, folders, ..Listed::default() };
+        listed.usages = self.usages_of(listed.committed()).await?;
+        self.known().clone_from(&listed.usages);
+        let graph = tokio::task::spawn_blocking(move || listed.graph()).await;
+        let graph = graph.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        graph.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))
     }
 
     /// Where containerd keeps blobs and snapshots. Unknown folders count as those of the measured file system.
@@ -139,34 +138,30 @@ impl ContainerdSizes {
     /// The usages of the snapshots, from the cache or from containerd. Removed snapshots are skipped.
     async fn usages_of(
         &self,
-        snapshots: impl Iterator<Item = &CommittedSnapshot>,
-    ) -> Result<HashMap<CommittedSnapshot, SnapshotUsage>, ContainerdError> {
-        let (mut usages, mut unknown) = (HashMap::new(), Vec::new());
-        {
-            let known = self.known();
-            for snapshot in snapshots {
-                match known.get(snapshot) {
-                    Some(usage) => drop(usages.insert(snapshot.clone(), *usage)),
-                    None => unknown.push(snapshot.clone()),
-                }
+        snapshots: impl Iterator<Item = CommittedSnapshot>,
+    ) -> Result<HashMap<CommittedSnapshot, Freed>, ContainerdError> {
+        let usage = |snapshot| {
+            let usage = self.known().get(&snapshot).copied();
+            (snapshot, usage)
+        };
+        let all: Vec<_> = snapshots.map(usage).collect();
+        let asked = stream::iter(all).map(async |(snapshot, known)| {
+            if let Some(usage) = known {
+                return Ok(Some((snapshot, usage)));
             }
-        }
-        let asked = stream::iter(unknown).map(async |snapshot| {
             let usage = self.client.usage(&snapshot.snapshotter, &snapshot.name).await?;
             let usage = usage.and_then(|usage| {
-                Some(SnapshotUsage {
-                    bytes: u64::try_from(usage.size).ok()?,
+                Some(Freed {
+                    bytes: ByteSize(u64::try_from(usage.size).ok()?),
                     inodes: u64::try_from(usage.inodes).ok()?,
                 })
             });
             Ok::<_, ContainerdError>(usage.map(|usage| (snapshot, usage)))
         });
-        let answers: Vec<Option<_>> = asked.buffer_unordered(USAGES_AT_ONCE).try_collect().await?;
-        usages.extend(answers.into_iter().flatten());
-        Ok(usages)
+        asked.buffer_unordered(USAGES_AT_ONCE).try_filter_map(async |usage| Ok(usage)).try_collect().await
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<CommittedSnapshot, SnapshotUsage>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<CommittedSnapshot, Freed>> {
         self.usages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -180,12 +175,12 @@ pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
 impl LayerSource for ContainerdSizes {
     /// `None`: the socket does not serve containerd's own API.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        match tokio::time::timeout(self.look_max, self.look()).await {
+        match tokio::time::timeout(self.survey_max, self.survey()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),
             Ok(Err(error)) if error.code() == Code::Unimplemented => Ok(None),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => {
-                let message = format!("the sizes of containerd's images did not come within {:?}", self.look_max);
+                let message = format!("the sizes of containerd's images did not come within {:?}", self.survey_max);
                 Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message))
             }
         }

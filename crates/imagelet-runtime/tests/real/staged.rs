@@ -63,7 +63,7 @@ pub(crate) fn archive(name: &str) -> Vec<u8> {
 
 fn layer(name: &str) -> ImportedLayer {
     let (digest, size) = (Digest::of(&archive(name)), archive(name).len() as u64);
-    ImportedLayer { diff_id: digest.clone(), digest, size, media_type: LAYER.to_owned() }
+    ImportedLayer { diff_id: digest.clone(), digest, size }
 }
 
 fn document(media_type: &str, json: &serde_json::Value) -> ImageDocument {

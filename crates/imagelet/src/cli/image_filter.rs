@@ -11,20 +11,14 @@ const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with
 /// One `--filter NAME=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
-    Reference(ReferenceFilter),
+    /// A name, an id or a glob, and the repository of a name without tag and digest, which matches all its tags; `None`: it
+    /// has a name.
+    Reference(Option<(Box<PinPattern>, Option<String>)>),
     /// It has no tag.
     Dangling(bool),
     /// No container uses it.
     Unused(bool),
     Pinned(bool),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ReferenceFilter {
-    /// `*`: it has a name.
-    Any,
-    /// A name, an id or a glob. The repository of a name without tag and digest, which matches all its tags.
-    Pattern(Box<PinPattern>, Option<String>),
 }
 
 impl FromStr for ImageFilter {
@@ -38,9 +32,7 @@ impl FromStr for ImageFilter {
             _ => Err(format!("`{name}` is `true` or `false`")),
         };
         match name {
-            "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => {
-                Ok(Self::Reference(ReferenceFilter::Any))
-            }
+            "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => Ok(Self::Reference(None)),
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
                 // A name is parsed with a tag, whether it has one or not.
@@ -48,7 +40,7 @@ impl FromStr for ImageFilter {
                 let is_repository = !value.contains(['*', '@']) && !last.contains(':');
                 let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
                 let repository = repository.map(|name| name.repository().to_owned());
-                Ok(Self::Reference(ReferenceFilter::Pattern(Box::new(pattern), repository)))
+                Ok(Self::Reference(Some((Box::new(pattern), repository))))
             }
             "dangling" => switch().map(Self::Dangling),
             "unused" => switch().map(Self::Unused),
@@ -69,8 +61,8 @@ impl ImageFilter {
 
     fn matches(&self, image: &ImageRow) -> bool {
         match self {
-            Self::Reference(ReferenceFilter::Any) => !(image.names.is_empty() && image.digests.is_empty()),
-            Self::Reference(ReferenceFilter::Pattern(pattern, repository)) => {
+            Self::Reference(None) => !(image.names.is_empty() && image.digests.is_empty()),
+            Self::Reference(Some((pattern, repository))) => {
                 let is_of = |name: &String| {
                     name.parse::<Reference>().is_ok_and(|name| Some(name.repository()) == repository.as_deref())
                 };

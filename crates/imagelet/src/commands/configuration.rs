@@ -2,14 +2,13 @@
 
 use std::process::ExitCode;
 
-use imagelet_core::printable::printable;
 use imagelet_node::{
     config::{ConfigError, Environment, Sources},
     failure::Failure,
     serve::check_files,
 };
 use imagelet_oci::check_registry_files;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::images_write::note;
 use crate::sources::sources;
@@ -45,26 +44,21 @@ pub(super) async fn run(
     let effective = sources.effective()?;
     if is_check {
         check_files(&settings).await?;
-        let mut result = json!({ "valid": true });
-        // A pull says them, too; none keeps the daemon from its start.
-        let warnings = check_registry_files(&settings.registry.hosts_dirs);
-        for warning in &warnings {
-            note(&format!("warning: {}", printable(warning)));
-        }
-        if !warnings.is_empty() {
-            result["warnings"] = json!(warnings);
-        }
-        let mut files = Vec::new();
-        for (key, file) in [
+        let files = [
             ("kubeletConfig", &arguments.kubelet_config),
             ("kubeletConfigDir", &arguments.kubelet_config_dir),
             ("file", &arguments.config),
-        ] {
-            if let Some(file) = file {
-                result[key] = json!(file);
-                files.push(file.display().to_string());
-            }
+        ];
+        let files: Vec<_> = files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))).collect();
+        let mut result: Map<String, Value> = files.iter().map(|(key, file)| ((*key).to_owned(), json!(file))).collect();
+        result.insert("valid".to_owned(), true.into());
+        // A pull says them, too; none keeps the daemon from its start.
+        let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
+        warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
+        if !warnings.is_empty() {
+            result.insert("warnings".to_owned(), json!(warnings));
         }
+        let files: Vec<String> = files.iter().map(|(_, file)| file.display().to_string()).collect();
         let are = if files.len() == 1 { "is" } else { "are" };
         return Ok(print(format, &result, |out| writeln!(out, "{} {are} valid", files.join(" and ")))?);
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::OsStr,
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex},
@@ -13,10 +13,10 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::{image::ByteSize, printable::printable};
 use serde_json::json;
 
-use super::pull::{read_bytes, seconds, unread};
+use super::pull::{read_manifest, seconds, unread};
 use crate::{
     cli::EnsureArgs,
-    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests, decode},
+    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     output::{Format, Table, exit_code, id, or_dash, print, print_failure, size},
     progress::{Screen, Shown, lock},
 };
@@ -37,9 +37,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
         for path in paths {
             for path in files_of(path).map_err(|error| unread(path, &error))? {
                 let name = path.display().to_string();
-                let no_text = || Failure::new("Failed", format!("`{name}` is neither UTF-8 nor UTF-16"));
-                let text = decode(read_bytes(&path, FILE_LENGTH_MAX)?).ok_or_else(no_text)?;
-                files.push(ManifestFile { name, text });
+                files.push(ManifestFile { name, text: read_manifest(&path, FILE_LENGTH_MAX)? });
             }
         }
         Ok(files)
@@ -82,7 +80,7 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     for answer in answers {
         match answer {
             Ok(pod) => {
-                distinct_failures(&pod).for_each(print_failure);
+                distinct_failures(&pod).into_iter().for_each(print_failure);
                 pods.push(pod);
             }
             Err((pod, failure)) => fail(pod, failure),
@@ -90,7 +88,13 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     }
     let failed = !failures.is_empty() || pods.iter().flat_map(|pod| &pod.images).any(|row| row.failure.is_some());
     let document = json!({ "pods": pods, "failures": failures });
-    print(format, &document, |out| if quiet { ids(&pods, out) } else { table(&pods, format).write(out) })?;
+    print(format, &document, |out| {
+        if !quiet {
+            return table(&pods, format).write(out);
+        }
+        let mut rows = pods.iter().flat_map(|pod| &pod.images).filter(|row| !row.id.is_empty());
+        rows.try_for_each(|row| writeln!(out, "{}", row.id))
+    })?;
     Ok(exit_code(failed))
 }
 
@@ -170,20 +174,14 @@ fn outcome_line(row: &PodImageRow) -> String {
 }
 
 /// The failures of a pod without duplicates: several containers may wait for one image.
-fn distinct_failures(pod: &PodEnsured) -> impl Iterator<Item = &Failure> {
-    let mut distinct: Vec<&Failure> = Vec::new();
-    for row in pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty()) {
-        match &row.failure {
-            Some(failure) if !distinct.contains(&failure) => distinct.push(failure),
-            _ => {}
+fn distinct_failures(pod: &PodEnsured) -> Vec<&Failure> {
+    let rows = pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty());
+    rows.filter_map(|row| row.failure.as_ref()).fold(Vec::new(), |mut distinct, failure| {
+        if !distinct.contains(&failure) {
+            distinct.push(failure);
         }
-    }
-    distinct.into_iter()
-}
-
-fn ids(pods: &[PodEnsured], out: &mut dyn Write) -> io::Result<()> {
-    let rows = pods.iter().flat_map(|pod| &pod.images).filter(|row| !row.id.is_empty());
-    rows.into_iter().try_for_each(|row| writeln!(out, "{}", row.id))
+        distinct
+    })
 }
 
 fn table(pods: &[PodEnsured], format: Format) -> Table {
@@ -266,6 +264,6 @@ mod tests {
             failed("c", "z", "ErrImagePull"),
         ]);
         assert_eq!(outcome_line(&pod.images[0]), "a: y failed: ErrImagePull");
-        assert_eq!(distinct_failures(&pod).count(), 2);
+        assert_eq!(distinct_failures(&pod).len(), 2);
     }
 }

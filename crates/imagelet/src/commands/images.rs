@@ -64,12 +64,12 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
 }
 
 fn hold(image: &ImageRow) -> String {
-    let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
     if image.in_use_by.iter().any(|user| user == USES_UNKNOWN) {
         return "unknown".into();
     }
-    let holds: Vec<&str> = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold).collect();
-    if holds.is_empty() { "-".into() } else { holds.join(", ") }
+    let holds = [("in use", &image.in_use_by), ("pinned", &image.pinned_by), ("awaited", &image.awaited_by)];
+    let holds = holds.into_iter().filter(|(_, by)| !by.is_empty()).map(|(hold, _)| hold);
+    or_dash(&holds.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
 pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Format) -> Result<ExitCode, Failure> {
@@ -133,10 +133,10 @@ struct ShownLayer {
     size: u64,
 }
 
-fn sizes(image: &ImageRow) -> String {
+pub(super) fn sizes(image: &ImageRow) -> String {
     let listed = ByteSize(image.size);
     let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };
-    let own = format!("{} its own, {} shared", ByteSize(unique), ByteSize(shared));
+    let own = format!("{} unique, {} shared", ByteSize(unique), ByteSize(shared));
     match unique.saturating_add(shared) {
         sum if sum == image.size => format!("{listed} ({own})"),
         sum => format!("{listed} as listed, {} on the disk ({own})", ByteSize(sum)),

@@ -12,7 +12,7 @@ use crate::{
 
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
     let read = || settings_of(&arguments, &global, &environment);
-    imagelet_node::serve::serve(read, global.lock_timeout, &environment).await
+    imagelet_node::serve::serve(read, global.lock_timeout).await
 }
 
 fn settings_of(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Settings, Failure> {

@@ -111,12 +111,11 @@ fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     if !sources.effective()?.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
         return Ok(None);
     }
-    Ok(Some(sources.settings()?.socket))
+    Ok(Some(sources.settings()?.interfaces.socket))
 }
 
 async fn open(settings: Settings, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
-    let is_at_default =
-        matches!(&settings.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
+    let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
     let is_named = global.store.is_some() || !is_at_default;
     let wanted =
         StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(STORE_LOCK_WAIT) };
@@ -126,7 +125,7 @@ async fn open(settings: Settings, global: &Global, environment: &Environment, in
 /// The settings of a command: its timeout bounds each configured one.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let settings = sources.settings()?;
-    if settings.runtime_request_timeout <= patience {
+    if settings.node.request_timeout <= patience {
         return Ok(settings);
     }
     let mut sources = sources.clone();
@@ -186,7 +185,7 @@ mod tests {
             if let Some(seconds) = configured {
                 sources.add_flag("--test", "runtimeRequestTimeout", format!("{seconds}s"));
             }
-            within(patience, &sources).expect("it holds").runtime_request_timeout.as_secs()
+            within(patience, &sources).expect("it holds").node.request_timeout.as_secs()
         };
         assert_eq!(limit(ANSWER_MAX, None), 10);
         assert_eq!(limit(ANSWER_MAX, Some(3)), 3);

@@ -22,6 +22,7 @@ use imagelet_node::{
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::images::sizes;
 use crate::{
     cli::Since,
     output::{Format, Table, id, names, print},
@@ -99,7 +100,7 @@ fn one(
 
 fn standing(image: &WhyImage) -> String {
     match (&image.now, last_removal(image)) {
-        (Some(now), _) => format!("present, {}, {}", size(now), held(now)),
+        (Some(now), _) => format!("present, {}, {}", sizes(now), held(now)),
         (None, _) if !image.pulls.is_empty() => "not present yet: it is being pulled".to_owned(),
         (None, None) if is_gone(image) => "not present: something else removed it".to_owned(),
         (None, None) => "not present".to_owned(),
@@ -151,13 +152,6 @@ fn origin(image: &WhyImage, now: &ImageRow) -> String {
         _ => "unknown".to_owned(),
     };
     of + &since
-}
-
-fn size(now: &ImageRow) -> String {
-    let takes = now.unique.zip(now.shared).map(|(unique, shared)| unique.saturating_add(shared));
-    let own = now.unique.filter(|unique| takes.is_none_or(|takes| *unique < takes));
-    let own = own.map_or_else(String::new, |own| format!(" ({} of it its own)", ByteSize(own)));
-    format!("{}{own}", ByteSize(takes.unwrap_or(now.size)))
 }
 
 fn held(now: &ImageRow) -> String {

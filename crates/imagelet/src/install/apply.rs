@@ -18,18 +18,14 @@ use imagelet_node::{
     node::{Probed, RemoteNode},
 };
 
-/// How long a runtime may take to answer a first call.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 /// How long systemd may take for one request; it waits for the daemon to be ready.
 const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
-/// How long the daemon may take until it answers.
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
-/// Where a configuration is while it is checked.
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
 /// Where the programs of a pod's host are, `systemctl` among them.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Most of what systemctl says that is shown.
 const SHOWN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -23,44 +23,33 @@ pub(super) fn service_unit(program: &Path) -> String {
     SERVICE.replace(PACKAGED_PROGRAM, &program.display().to_string())
 }
 
-/// The kubelet's own key, as a drop-in of its configuration.
 pub(super) fn kubelet_configuration() -> String {
     format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimageServiceEndpoint: unix://{SOCKET}\n"
     )
 }
 
-/// Keys of the daemon's configuration besides those that an installation sets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct BaseConfiguration(Map<String, Value>);
-
-impl BaseConfiguration {
-    /// The error says why the text is no mapping, or that it sets what the installation sets.
-    pub(super) fn read(text: &str) -> Result<Self, String> {
-        let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },
-            with_snippet: false,
-        };
-        let keys: Option<Map<String, Value>> =
-            serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
-        let keys = keys.unwrap_or_default();
-        if keys.contains_key("imageService") {
-            return Err("`imageService` is set by the installation".into());
-        }
-        if keys.get("kubernetes").is_some_and(|below| !below.is_object()) {
-            return Err("`kubernetes` must be a mapping".into());
-        }
-        Ok(Self(keys))
+/// Keys of the daemon's configuration besides those that an installation sets. The error says why the text is no mapping,
+/// or that it sets what the installation sets.
+pub(super) fn base_configuration(text: &str) -> Result<Map<String, Value>, String> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },
+        with_snippet: false,
+    };
+    let keys: Option<Map<String, Value>> =
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+    let keys = keys.unwrap_or_default();
+    if keys.contains_key("imageService") {
+        return Err("`imageService` is set by the installation".into());
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    if keys.get("kubernetes").is_some_and(|below| !below.is_object()) {
+        return Err("`kubernetes` must be a mapping".into());
     }
+    Ok(keys)
 }
 
-/// The daemon's configuration over a runtime.
-pub(super) fn configuration(endpoint: &str, request: &InstallArgs, base: &BaseConfiguration) -> String {
-    let mut keys = base.0.clone();
+pub(super) fn configuration(endpoint: &str, request: &InstallArgs, base: &Map<String, Value>) -> String {
+    let mut keys = base.clone();
     keys.insert("apiVersion".into(), "imagelet.dev/v1alpha1".into());
     keys.insert("kind".into(), "ImageletConfiguration".into());
     keys.insert("imageService".into(), json!({"cri": {"endpoint": endpoint}}));

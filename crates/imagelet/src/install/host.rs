@@ -10,10 +10,11 @@ use std::{
 };
 
 use imagelet_core::trusted_files;
+use serde_json::{Map, Value};
 
 use super::{
-    BaseConfiguration, CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN,
-    SERVICE_UNIT, SOCKET, SOCKET_UNIT,
+    CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, SERVICE_UNIT, SOCKET,
+    SOCKET_UNIT,
     owned_file::{FileState, mode, of_path},
     pod::PROGRAM,
 };
@@ -27,7 +28,6 @@ pub(super) const PACKAGED_UNITS: [&str; 2] =
 const STATE: &str = "/var/lib/imagelet";
 const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 
-/// Whether systemd can be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
     Running,
@@ -37,12 +37,10 @@ pub(super) enum Systemd {
     Absent,
 }
 
-/// The kubelet of the host, by its command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kubelet {
     /// `--config-dir`; `None`: without, or no kubelet runs.
     pub(super) config_dir: Option<PathBuf>,
-    /// `--image-service-endpoint`.
     pub(super) image_endpoint_flag: Option<String>,
 }
 
@@ -51,21 +49,31 @@ pub(super) struct Kubelet {
 pub(super) struct HostFacts {
     pub(super) files: BTreeMap<PathBuf, FileState>,
     pub(super) systemd: Systemd,
-    /// A package has the units.
-    pub(super) has_package: bool,
-    pub(super) has_state: bool,
-    /// The service's socket is there, open or not.
-    pub(super) has_socket: bool,
+    pub(super) there: HostParts,
     pub(super) program: PathBuf,
-    /// The mode of the configuration that is there; 0 without one.
-    pub(super) configuration_mode: u32,
-    /// The runtime in a configuration that is there.
-    pub(super) configured_endpoint: Option<String>,
-    /// The endpoints of the runtimes whose sockets are there.
+    pub(super) configuration: HostConfiguration,
     pub(super) runtimes: Vec<String>,
     pub(super) kubelet: Kubelet,
+}
+
+/// What is on the host besides files of an installation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostParts {
+    /// A package has the units.
+    pub(super) package: bool,
+    pub(super) state: bool,
+    /// The service's socket, open or not.
+    pub(super) socket: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostConfiguration {
+    /// The mode of the configuration that is there; 0 without one.
+    pub(super) mode: u32,
+    /// The runtime that it names.
+    pub(super) endpoint: Option<String>,
     /// What `--base-configuration` names.
-    pub(super) base_configuration: BaseConfiguration,
+    pub(super) base: Map<String, Value>,
 }
 
 impl HostFacts {
@@ -75,13 +83,10 @@ impl HostFacts {
 }
 
 /// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration.
-///
-/// # Errors
-/// When a file cannot be read, the program may be changed by other users, or a part of another root file system is a link.
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
-    base_configuration: BaseConfiguration,
+    base: Map<String, Value>,
     endpoint_of: impl FnOnce(&Path) -> Result<Option<String>, Failure>,
 ) -> Result<HostFacts, Failure> {
     let is_live = root == Path::new("/");
@@ -96,7 +101,7 @@ pub(super) fn gather(
         files.insert(path, state);
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
-    let configured_endpoint = match files.get(Path::new(CONFIGURATION)) {
+    let endpoint = match files.get(Path::new(CONFIGURATION)) {
         // The way back does not depend on what the file says.
         Some(state) if state.is_kept() && request.role.is_some() => {
             endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
@@ -112,15 +117,15 @@ pub(super) fn gather(
     Ok(HostFacts {
         files,
         systemd,
-        has_package: PACKAGED_UNITS.iter().any(|path| there(path)),
-        has_state: there(STATE),
-        has_socket: is_live && is_socket(Path::new(SOCKET)),
+        there: HostParts {
+            package: PACKAGED_UNITS.iter().any(|path| there(path)),
+            state: there(STATE),
+            socket: is_live && is_socket(Path::new(SOCKET)),
+        },
         program: if request.role.is_some() { program(request, root, is_live)? } else { PathBuf::new() },
-        configuration_mode: mode(&below(root, Path::new(CONFIGURATION))?),
-        configured_endpoint,
+        configuration: HostConfiguration { mode: mode(&below(root, Path::new(CONFIGURATION))?), endpoint, base },
         runtimes: runtimes.map(|path| format!("unix://{path}")).collect(),
         kubelet,
-        base_configuration,
     })
 }
 
@@ -137,7 +142,6 @@ pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     Ok(place)
 }
 
-/// The program that the service starts.
 fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf, Failure> {
     if !is_live {
         let found = PROGRAMS.iter().find(|path| below(root, Path::new(path)).is_ok_and(|path| path.is_file()));

@@ -15,12 +15,12 @@ mod tests;
 use std::{path::Path, process::ExitCode};
 
 use imagelet_core::printable::printable;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 pub(crate) use self::pod::set_host_up;
 use self::{
     apply::{Outcome, apply},
-    contents::{BASE_LENGTH_MAX, BaseConfiguration},
+    contents::{BASE_LENGTH_MAX, base_configuration},
     host::gather,
     owned_file::read_bounded,
     plan::{Step, plan},
@@ -49,7 +49,6 @@ const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-ima
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
 
-/// The command: reads the facts, plans, applies and prints.
 pub(crate) async fn run(
     arguments: InstallArgs,
     environment: &Environment,
@@ -69,7 +68,7 @@ pub(crate) async fn run(
         sources(&arguments, &Global::default(), environment)?.settings().map_err(|error| Failure::of(&error))
     };
     let host = gather(&request, &root, base_configuration, |file| {
-        Ok(match read(file)?.backend {
+        Ok(match read(file)?.images.backend {
             Backend::Cri(runtime) => Some(runtime.endpoint),
             Backend::Embedded(_) => None,
         })
@@ -87,13 +86,13 @@ pub(crate) async fn run(
     }
 }
 
-fn base(path: &Path) -> Result<BaseConfiguration, Failure> {
+fn base(path: &Path) -> Result<Map<String, Value>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new("InvalidArgument", format!("`{}`: {}", path.display(), printable(&error.to_string())))
     };
     let bytes = read_bounded(path, BASE_LENGTH_MAX).map_err(|error| failed(&error))?;
     let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;
-    BaseConfiguration::read(&text).map_err(|error| failed(&error))
+    base_configuration(&text).map_err(|error| failed(&error))
 }
 
 fn table(outcomes: &[Outcome]) -> Table {

@@ -24,7 +24,6 @@ pub(super) const PUBLIC: u32 = 0o644;
 /// A longer file is not ours.
 const LENGTH_MAX: usize = 1 << 20;
 
-/// A file at one of the places that `install` uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum FileState {
     #[default]
@@ -78,7 +77,6 @@ pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Replaces a file with this content and the digest of it, as [`replace`] does.
 pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure> {
     replace(path, text(content).as_bytes(), mode)
 }
@@ -107,7 +105,6 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failur
     replaced().map_err(|error| of_path("write", path, &error))
 }
 
-/// Where a file is written before it takes its place.
 pub(super) fn new_of(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -131,7 +128,6 @@ pub(super) fn remove_empty_folder(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Why something could not be done with a file.
 pub(super) fn of_path(what: &str, path: &Path, error: &io::Error) -> Failure {
     Failure::because(format!("could not {what} `{}`", path.display()), error)
 }

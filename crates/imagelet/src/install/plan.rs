@@ -18,7 +18,6 @@ const RESTART: &[&str] = &["restart", "imagelet.service"];
 /// One step. Paths are those of the installed host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A CRI runtime has to answer at this endpoint.
     ProbeRuntime(String),
     Write {
         path: PathBuf,
@@ -26,7 +25,6 @@ pub(super) enum Step {
     },
     /// A file that every user may read becomes readable for root alone; its content stays.
     Protect(&'static str),
-    /// The file stays as it is.
     Keep {
         path: PathBuf,
         why: &'static str,
@@ -37,16 +35,12 @@ pub(super) enum Step {
     /// The daemon's configuration has to be valid: this one, or the one that is there.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
-    /// The daemon has to answer on its socket.
     AwaitDaemon,
     /// What is left to the administrator.
     Advise(String),
 }
 
-/// All steps, in their order.
-///
-/// # Errors
-/// When the host has to be changed by its administrator first; nothing is written then.
+/// All steps, in their order; the error names what the administrator has to change first.
 pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     match request.role {
         Some(role) => install(role, request, host),
@@ -54,7 +48,6 @@ pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>,
     }
 }
 
-/// The host has to be changed by its administrator first.
 fn refused(message: String, hint: &str) -> Failure {
     Failure::new("Failed", message).or_hint(hint)
 }
@@ -79,7 +72,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     let is_kept = matches!(configuration, Step::Keep { .. });
     steps.push(configuration);
     if is_kept
-        && trusted_files::is_public(host.configuration_mode)
+        && trusted_files::is_public(host.configuration.mode)
         && host.state(Path::new(CONFIGURATION)) != FileState::Foreign
     {
         steps.push(Step::Protect(CONFIGURATION));
@@ -87,7 +80,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     let units =
         [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
     for (path, content) in units {
-        if host.has_package {
+        if host.there.package {
             steps.push(Step::Keep { path: path.into(), why: "the package has the unit" });
         } else {
             steps.push(owned(host, Path::new(path), content)?);
@@ -122,20 +115,19 @@ fn has_writes(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step, Step::Write { .. }))
 }
 
-/// The runtime's endpoint, and what happens to the configuration.
 fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Step), Failure> {
     let path = Path::new(CONFIGURATION);
     let state = host.state(path);
     if state.is_kept() {
         let exists = |what: &str, hint: &str| refused(format!("`{CONFIGURATION}` exists and {what}"), hint);
-        let configured = host.configured_endpoint.clone().ok_or_else(|| {
+        let configured = host.configuration.endpoint.clone().ok_or_else(|| {
             exists("names no runtime", "set `imageService.cri.endpoint` in it, or move the file away")
         })?;
         if let Some(wanted) = request.runtime_endpoint.as_ref().filter(|wanted| **wanted != configured) {
             let other = format!("names the runtime `{configured}`, not `{wanted}`");
             return Err(exists(&other, "change the file, or leave `--runtime-endpoint` out"));
         }
-        if request.node_name.is_some() || !host.base_configuration.is_empty() {
+        if request.node_name.is_some() || !host.configuration.base.is_empty() {
             let without = "is not changed: `--node-name` and `--base-configuration` would have no effect";
             return Err(exists(without, "set the keys in the file, or move it away"));
         }
@@ -154,7 +146,7 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
             return Err(refused(message, "choose one with `--runtime-endpoint`"));
         }
     };
-    let content = contents::configuration(&endpoint, request, &host.base_configuration);
+    let content = contents::configuration(&endpoint, request, &host.configuration.base);
     Ok((endpoint, owned(host, path, content)?))
 }
 
@@ -210,7 +202,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let mut steps = without_kubelet(request, host, is_live);
     let units = [SERVICE_UNIT, SOCKET_UNIT].map(PathBuf::from);
     let are_ours = units.iter().any(|path| matches!(host.state(path), FileState::Unchanged(_) | FileState::Changed));
-    if are_ours && !host.has_package {
+    if are_ours && !host.there.package {
         match host.systemd {
             Systemd::Running => {
                 steps.push(Step::Systemctl(&["disable", "--now", "imagelet.service", "imagelet.socket"]));
@@ -223,7 +215,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     if are_ours {
         steps.extend(reload(is_live));
     }
-    if are_ours && !host.has_package && host.has_socket {
+    if are_ours && !host.there.package && host.there.socket {
         // systemd closes a socket, and leaves its file.
         steps.extend([Step::Remove(SOCKET.into()), Step::RemoveFolder(SOCKET_FOLDER)]);
     }
@@ -232,10 +224,10 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
         steps.push(step);
         steps.extend(folder);
     }
-    if host.has_package {
+    if host.there.package {
         steps.push(Step::Advise("the package stays: `apt remove imagelet` removes it".into()));
     }
-    if host.has_state {
+    if host.there.state {
         steps.push(Step::Advise("/var/lib/imagelet stays: pull records and images of imagelet's own store".into()));
     }
     steps

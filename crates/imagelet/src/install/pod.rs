@@ -53,9 +53,6 @@ type PrivateFile = (&'static str, Option<Vec<u8>>);
 /// Sets the host up, or takes it back, as the arguments say.
 ///
 /// **Invariant:** the process has one thread. The kernel moves no other one into a mount namespace.
-///
-/// # Errors
-/// When the namespace cannot be entered, the host was set up by other means, or the installation fails.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
     let read =

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{
-    host::{HostFacts, Kubelet, Systemd},
+    host::{HostConfiguration, HostFacts, HostParts, Kubelet, Systemd},
     owned_file::FileState,
     plan::mode_of,
     *,
@@ -25,6 +25,11 @@ fn host() -> HostFacts {
         kubelet: Kubelet { config_dir: Some(KUBELET_CONFIG_DIR.into()), ..Kubelet::default() },
         ..HostFacts::default()
     }
+}
+
+/// A configuration that names a runtime.
+fn configured(endpoint: Option<&str>) -> HostConfiguration {
+    HostConfiguration { endpoint: endpoint.map(str::to_owned), ..HostConfiguration::default() }
 }
 
 /// The host after the writes of a plan.
@@ -89,7 +94,7 @@ fn the_kubelet_is_pointed_at_a_daemon_that_answers_and_away_from_it_before_it_st
             "advice set",
         ]
     );
-    let there = HostFacts { has_socket: true, ..after(&host(), &installed) };
+    let there = HostFacts { there: HostParts { socket: true, ..HostParts::default() }, ..after(&host(), &installed) };
     let removed = plan(&request(None), &there).unwrap();
     assert_eq!(
         short(&removed),
@@ -144,7 +149,7 @@ fn a_host_that_its_administrator_has_to_change_first_is_refused() {
     let node = request(Some(Role::Node));
     let named = |endpoint: &str| InstallArgs { runtime_endpoint: Some(endpoint.into()), ..node.clone() };
     let foreign = |endpoint: Option<&str>| HostFacts {
-        configured_endpoint: endpoint.map(str::to_owned),
+        configuration: configured(endpoint),
         ..with(host(), CONFIGURATION, FileState::Foreign)
     };
     let of_pods = InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..node.clone() };
@@ -190,7 +195,7 @@ fn what_an_administrator_or_a_package_has_stays() {
         assert!(matches!(kept[0], Step::Keep { path: kept, .. } if kept == Path::new(path)), "{kept:?}");
         assert!(!steps.contains(&Step::Remove(path.into())));
     }
-    let packaged = HostFacts { has_package: true, has_state: true, ..host() };
+    let packaged = HostFacts { there: HostParts { package: true, state: true, socket: false }, ..host() };
     let steps = short(&plan(&request(Some(Role::Node)), &packaged).unwrap());
     assert!(
         !steps.contains(&"write imagelet.service".into()) && steps.contains(&"keep imagelet.service".into()),
@@ -207,7 +212,7 @@ fn a_configuration_is_roots_alone_and_one_that_every_user_may_read_is_tightened_
     );
     let node = request(Some(Role::Node));
     let there =
-        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..after(&host(), &plan(&node, &host()).unwrap()) };
+        HostFacts { configuration: configured(Some(CONTAINERD)), ..after(&host(), &plan(&node, &host()).unwrap()) };
     for (state, configuration_mode, is_tightened) in [
         (None, 0o644, true),
         (None, 0o640, false),
@@ -217,7 +222,8 @@ fn a_configuration_is_roots_alone_and_one_that_every_user_may_read_is_tightened_
         // It is written with its mode.
         (Some(FileState::Unchanged("other: 1\n".into())), 0o644, false),
     ] {
-        let host = HostFacts { configuration_mode, ..there.clone() };
+        let mut host = there.clone();
+        host.configuration.mode = configuration_mode;
         let host = state.clone().map_or(host.clone(), |state| with(host, CONFIGURATION, state));
         let steps = plan(&node, &host).unwrap();
         assert_eq!(steps.contains(&Step::Protect(CONFIGURATION)), is_tightened, "{state:?} {configuration_mode:o}");
@@ -293,7 +299,7 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     let base = "imageGCHighThresholdPercent: 70\nkubernetes: {lookAheadMax: 8, nodeName: other}\nkind: Other\n";
     let pods =
         InstallArgs { node_name: Some("node-1".into()), kubeconfig: Some("/k".into()), ..request(Some(Role::Node)) };
-    let base = BaseConfiguration::read(base).unwrap();
+    let base = base_configuration(base).unwrap();
     let tree: serde_json::Value = serde_saphyr::from_str(&contents::configuration(CONTAINERD, &pods, &base)).unwrap();
     let expected = serde_json::json!({
         "apiVersion": "imagelet.dev/v1alpha1",
@@ -304,14 +310,18 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
     });
     assert_eq!(tree, expected);
     // It is checked before it is written: a daemon that runs could not start again with a wrong one.
-    let host = HostFacts { base_configuration: base, ..host() };
+    let mut host = host();
+    host.configuration.base = base;
     let steps = plan(&pods, &host).unwrap();
     let written =
         steps.iter().position(|step| matches!(step, Step::Write { path, .. } if path == Path::new(CONFIGURATION)));
     let checked = steps.iter().position(|step| matches!(step, Step::CheckConfiguration(Some(_))));
     assert!(checked.is_some() && checked < written, "{steps:?}");
-    let kept =
-        HostFacts { configured_endpoint: Some(CONTAINERD.into()), ..with(host, CONFIGURATION, FileState::Changed) };
+    let kept = with(host, CONFIGURATION, FileState::Changed);
+    let kept = HostFacts {
+        configuration: HostConfiguration { endpoint: Some(CONTAINERD.into()), ..kept.configuration },
+        ..kept
+    };
     assert!(plan(&pods, &kept).unwrap_err().message.contains("would have no effect"));
     let keys_alone = InstallArgs { node_name: None, kubeconfig: None, ..pods };
     assert!(plan(&keys_alone, &kept).unwrap_err().message.contains("would have no effect"));
@@ -323,10 +333,10 @@ fn the_keys_of_a_base_stand_beside_those_of_the_runtime_and_the_node() {
         (&"a: &a [*a]\n".repeat(2), ""),
         (&format!("a: [{}]\n", "1,".repeat(20_000)), ""),
     ] {
-        let error = BaseConfiguration::read(base).unwrap_err();
+        let error = base_configuration(base).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
-    assert!(BaseConfiguration::read("").unwrap().is_empty() && BaseConfiguration::read("{}\n").unwrap().is_empty());
+    assert!(base_configuration("").unwrap().is_empty() && base_configuration("{}\n").unwrap().is_empty());
 }
 
 #[test]
@@ -336,7 +346,7 @@ fn a_configuration_names_the_runtime_and_the_node_and_quotes_both() {
         kubeconfig: Some("/k \"1\"".into()),
         ..request(Some(Role::Node))
     };
-    let text = contents::configuration("unix:///run/x: y", &pods, &BaseConfiguration::default());
+    let text = contents::configuration("unix:///run/x: y", &pods, &Map::new());
     let tree: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(tree["imageService"]["cri"]["endpoint"], "unix:///run/x: y");
     assert_eq!(tree["kubernetes"]["nodeName"], "a: b");

@@ -55,7 +55,6 @@ pub(crate) fn documents(text: &str) -> Vec<Document> {
     found
 }
 
-/// The texts of the documents, each with its first line.
 fn parts(text: &str) -> Vec<(u64, &str)> {
     let (mut found, mut from, mut first, mut line) = (Vec::new(), 0, 1, 1);
     let mut at = 0;

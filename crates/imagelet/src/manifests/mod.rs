@@ -54,18 +54,13 @@ impl Manifests {
             return Err(Failure::new("Failed", message));
         }
         for file in secrets {
-            let mut given = Objects::default();
-            given.add(&file.name, &file.text);
-            if (given.secrets.is_empty() && given.failed.is_empty()) || !given.pods.is_empty() {
-                let message = format!("`{}` was given as a secret{}", file.name, kinds_text(&given.kinds));
+            let (pods, before) = (objects.pods.len(), objects.secrets.len() + objects.failed.len());
+            objects.kinds.clear();
+            objects.add(&file.name, &file.text);
+            if objects.secrets.len() + objects.failed.len() == before || objects.pods.len() > pods {
+                let message = format!("`{}` was given as a secret{}", file.name, kinds_text(&objects.kinds));
                 return Err(Failure::new("Failed", message));
             }
-            objects.secrets.extend(given.secrets);
-            objects.accounts.extend(given.accounts);
-            objects.classes.extend(given.classes);
-            objects.others.extend(given.others);
-            objects.failed.extend(given.failed);
-            objects.notes.extend(given.notes);
         }
         Ok(objects.resolve())
     }

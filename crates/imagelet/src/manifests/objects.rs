@@ -51,7 +51,6 @@ pub(super) struct Objects {
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
     /// Objects that are not used, by what messages call them.
     pub(super) failed: Vec<(String, Failure)>,
-    /// What the user is to know of the files.
     pub(super) notes: Vec<String>,
 }
 
@@ -225,7 +224,6 @@ impl Objects {
     }
 }
 
-/// What an object is called in messages.
 fn shown(kind: &str, object: &Value, file: &str) -> String {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty());
     let name = text("/metadata/name").or(text("/metadata/generateName")).unwrap_or("without a name");

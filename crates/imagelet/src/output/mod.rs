@@ -22,7 +22,6 @@ pub(crate) use table::{Table, fitted_to_stderr};
 /// Digits of a digest that distinguish images: `sha256:` and 12 digits.
 pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
 
-/// How results are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -37,7 +36,6 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// A document for programs.
     pub(crate) fn is_document(self) -> bool {
         matches!(self, Self::Json | Self::Yaml)
     }
@@ -78,7 +76,6 @@ pub(crate) fn print<T: Serialize>(
     printed(written.and_then(|()| out.flush()))
 }
 
-/// Prints a failure for people to stderr.
 pub(crate) fn print_failure(failure: &Failure) {
     // A closed stderr is no failure of its own.
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));

@@ -88,7 +88,7 @@ fn check_pull(bytes: &[u8]) {
             assert!(!shown.contains(PASSWORD) || shown_names(&pull).any(|name| name.contains(PASSWORD)), "{shown}");
             let again = fuzzing::requested_pull(&encoded).expect("what is written is read");
             let (again, encoded_again) = again.expect("what was accepted is accepted");
-            assert_eq!((&pull.image, &pull.sandbox), (&again.image, &again.sandbox));
+            assert_eq!((&pull.image, &pull.pod, &pull.encoded_pod), (&again.image, &again.pod, &again.encoded_pod));
             assert_eq!(encoded, encoded_again, "written as it was read");
             if let Some(credential) = &pull.credential {
                 let kept = again.credential.map(|credential| credential.kind);

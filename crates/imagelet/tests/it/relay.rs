@@ -4,8 +4,9 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    events::PodIdentity,
     image::ImageSpec,
-    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, SandboxConfig, no_progress},
+    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
@@ -70,9 +71,9 @@ async fn pull_by_many(daemon: &Daemon, name: &str) -> Vec<String> {
     for number in 0..CALLERS {
         let (images, name) = (connect(daemon).await, Arc::clone(&name));
         callers.spawn(async move {
-            let (pod, uid) = (format!("web-{number}"), format!("uid-{number}"));
-            let sandbox = Some(SandboxConfig { name: pod, namespace: "default".into(), uid, encoded: None });
-            pull(&images, &PullRequest { sandbox, ..request(&name) }).await.unwrap()
+            let (name_of_pod, uid) = (format!("web-{number}").into(), format!("uid-{number}").into());
+            let pod = PodIdentity { namespace: "default".into(), name: name_of_pod, uid };
+            pull(&images, &PullRequest { pod, ..request(&name) }).await.unwrap()
         });
     }
     callers.join_all().await

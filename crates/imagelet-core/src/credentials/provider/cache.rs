@@ -39,7 +39,6 @@ pub(super) struct CacheKey(Vec<u8>);
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
 
-/// Responses by key. `Debug` shows their number.
 #[derive(Default)]
 pub(super) struct Cache {
     entries: HashMap<CacheKey, CachedAnswer>,
@@ -52,7 +51,6 @@ struct CachedAnswer {
 }
 
 impl CacheKeyType {
-    /// The part of a repository name that the key uses.
     pub(super) fn base(self, repository: &str) -> &str {
         match self {
             Self::Image => repository,

@@ -52,7 +52,6 @@ struct Document {
     providers: Vec<ProviderEntry>,
 }
 
-/// One provider as written. `Debug` hides its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ProviderEntry {

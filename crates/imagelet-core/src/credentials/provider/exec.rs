@@ -43,7 +43,6 @@ const BUSY_WAIT: Duration = Duration::from_millis(20);
 pub(super) struct Plugin {
     pub(super) path: PathBuf,
     pub(super) args: Vec<String>,
-    /// The whole environment.
     pub(super) environment: Variables,
     pub(super) limit: Duration,
 }

@@ -53,11 +53,8 @@ const RUNS_MAX: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProviderOptions {
-    /// The configuration file or folder.
     pub config: PathBuf,
-    /// The folder of plugin executables.
     pub binaries: PathBuf,
-    /// The time limit of a run.
     pub limit: Duration,
     /// The variables of each plugin, beside those of its configuration.
     pub environment: Variables,

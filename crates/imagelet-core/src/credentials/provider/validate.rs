@@ -8,7 +8,6 @@ use super::{
 };
 use crate::text::{aggregate, quoted};
 
-/// The only protocol version with tokens.
 const API_WITH_TOKENS: &str = "credentialprovider.kubelet.k8s.io/v1";
 const API_VERSIONS: [&str; 3] =
     [API_WITH_TOKENS, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];

@@ -26,7 +26,7 @@ async fn the_log_has_what_a_collection_removed_and_failed_to_remove() {
     node.gc.run_by("timer", &request, at(10_000)).await.unwrap();
     let acts = |text: &str| {
         let image = log.history(text).unwrap().images.remove(0);
-        image.acts.into_iter().map(|act| (act.code, act.by, act.reason, act.why)).collect::<Vec<_>>()
+        image.acts.into_iter().map(|act| (act.code, act.by, act.details.reason, act.details.why)).collect::<Vec<_>>()
     };
     assert_eq!(acts("a:1"), [(ActCode::Refused, "timer".to_owned(), "room".to_owned(), "busy".to_owned())]);
     let removed = acts(b.as_str());

@@ -29,7 +29,7 @@ async fn an_image_that_is_still_there_after_its_removal_is_not_removed_and_is_sp
         let (stays, goes) = (node.idle("stays:1", 100, 10).await, node.idle("goes:1", 250, 20).await);
         node.fake.keep_after_removal(&stays, &[LEFT]);
         let first = node.collect_in(way, GcGoal::AllUnused).await;
-        assert_eq!(outcome(&first, &stays), (&GcOutcome::Spared, "remains"), "{way:?}");
+        assert_eq!(outcome(&first, &stays), (&GcOutcome::Kept, "remains"), "{way:?}");
         let why = reason(&first, &stays);
         assert_eq!(why, format!("cannot be removed: the runtime accepted its removal and still lists it as `{LEFT}`"));
         assert_eq!(first.removed().map(|it| it.entry.image.id.clone()).collect::<Vec<_>>(), [goes], "{way:?}");
@@ -168,7 +168,7 @@ async fn an_image_that_a_name_keeps_is_spared_in_that_collection_alone() {
     let node = Node::new(0).preparing(refused);
     let id = node.idle("app:1", 100, 10).await;
     let report = node.collect(GcGoal::AllUnused).await;
-    assert_eq!(outcome(&report, &id), (&GcOutcome::Spared, "remains"));
+    assert_eq!(outcome(&report, &id), (&GcOutcome::Kept, "remains"));
     assert_eq!(node.removals(), [""; 0]);
     node.collect(GcGoal::AllUnused).await;
     assert_eq!(node.removals(), [format!("remove {id}")]);

@@ -137,7 +137,7 @@ pub(crate) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
     let parse = |text: String| match text.parse() {
         Ok(pattern) => Some(pattern),
         Err(error) => {
-            tracing::warn!(pattern = %text, %error, "passing over a pin that is none");
+            tracing::warn!(pattern = %text, %error, "skipping an invalid pin");
             None
         }
     };

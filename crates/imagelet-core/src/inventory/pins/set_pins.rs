@@ -68,7 +68,7 @@ fn parse(pins: Vec<(String, String)>) -> Vec<OwnedPin> {
         // A name with `*` would be read as a glob.
         let pattern = Some(reference.as_str()).filter(|name| !name.contains('*')).and_then(|name| name.parse().ok());
         if pattern.is_none() {
-            tracing::warn!(reference, owner, "passing over a pin of a set that is no reference");
+            tracing::warn!(reference, owner, "skipping a pin of a set that is no reference");
         }
         Some(OwnedPin { pattern: pattern?, owner })
     };

@@ -7,7 +7,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{credentials::access_of, reporter::Reporter};
 use crate::{
-    audit_log::{Act, ActCode, AuditLog},
+    audit_log::{Act, ActCode, ActDetails},
     credentials::PullCredentials,
     image::ByteSize,
     manager::{ImageEnd, puller::Pulled},
@@ -23,7 +23,6 @@ pub(super) struct Completion {
     pub(super) records: Arc<PullRecords>,
     pub(super) credentials: PullCredentials,
     pub(super) reporter: Reporter,
-    pub(super) decisions: Arc<AuditLog>,
     /// The decision log entry of a cancelled pull.
     pub(super) act: Act,
     pub(super) progress: watch::Receiver<PullProgress>,
@@ -63,15 +62,16 @@ impl Completion {
     }
 
     fn record(&self, act: Act) {
-        let took_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
-        self.decisions.act(Act { at: SystemTime::now(), took_ms, ..act });
+        let details = ActDetails { took_ms: u64::try_from(self.began.elapsed().as_millis()).ok(), ..act.details };
+        self.reporter.reports.decisions.act(Act { at: SystemTime::now(), details, ..act });
     }
 }
 
 /// The decision log entry of a pull; its bytes are those that came over the network, or its size where the store does not say.
 pub(super) fn act_of(pulled: &Pulled, progress: &PullProgress, act: Act) -> Act {
     let bytes = Some(fetched(pulled, progress).0).filter(|size| *size > 0);
-    Act { keys: vec![pulled.key.to_string()], bytes, hosts: progress.hosts.clone(), ..act }
+    let details = ActDetails { bytes, hosts: progress.hosts.clone(), ..act.details };
+    Act { keys: vec![pulled.key.to_string()], details, ..act }
 }
 
 pub(super) fn fetched(pulled: &Pulled, progress: &PullProgress) -> ByteSize {
@@ -87,6 +87,8 @@ impl Drop for Completion {
         self.reporter.finished(ImageEnd::Failed);
         let (image, after) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
         self.reporter.normal("PullGivenUp", format!("Gave up pulling image {image} after {after}: {why}"));
-        self.record(Act { why: why.to_owned(), ..self.act.clone() });
+        let mut act = self.act.clone();
+        why.clone_into(&mut act.details.why);
+        self.record(act);
     }
 }

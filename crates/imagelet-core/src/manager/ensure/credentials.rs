@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 use super::Ensuring;
 use crate::{
     credentials::{CredentialSource, HostCredentials, Keyring, KeyringError, PullCredentials, TrackedCredential},
-    image::Reference,
     manager::{Caller, EnsureError, error::Cause},
     records::{AccessProof, ImageAccess, RecordedSecret},
     runtime::RegistryHost,
@@ -49,8 +48,8 @@ impl Ensuring<'_> {
             self.request.caller,
             Caller::Client { own_credentials: false, .. } | Caller::Prefetch { own_credentials: false }
         );
-        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(found) };
-        if !asks_none && self.request.credentials.is_empty() {
+        let Ok(reference) = &self.reference else { return Ok(found) };
+        if !asks_none && self.request.pull.credential.is_none() {
             let names = [reference.repository().to_owned()];
             let keyring = self.manager.parts.keyring.keyring().await;
             let of_files = self.of_registry(&keyring, reference.repository());
@@ -60,7 +59,7 @@ impl Ensuring<'_> {
         // What a client brings is for the registry; other hosts are shown the node's own.
         let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
         let (secrets, _) = self.keyring_of_secrets();
-        for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(&reference).await {
+        for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(reference).await {
             let mut credentials = at_host(&secrets, &repositories);
             if asks_node {
                 let of_files = at_host(self.manager.parts.keyring.keyring().await.as_ref(), &repositories);
@@ -96,12 +95,12 @@ impl Ensuring<'_> {
 
     /// Whether a pull secret is for another host that may serve the image.
     pub(super) async fn has_secret_for_host(&self) -> bool {
-        let Ok(reference) = self.request.image.parse::<Reference>() else { return false };
+        let Ok(reference) = &self.reference else { return false };
         if self.request.secrets.is_empty() {
             return false;
         }
         let (secrets, _) = self.keyring_of_secrets();
-        let hosts = self.manager.parts.runtime.registry_hosts(&reference).await;
+        let hosts = self.manager.parts.runtime.registry_hosts(reference).await;
         hosts.iter().any(|host| !at_host(&secrets, &host.repositories).is_empty())
     }
 
@@ -120,27 +119,23 @@ impl Ensuring<'_> {
 
     fn own_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
         self.credentials.own.get_or_init(|| {
-            let given = &self.request.credentials;
-            if !given.is_empty() {
-                let of_request = |credential| TrackedCredential::new(credential, CredentialSource::Request);
-                let registry = given.iter().cloned().map(of_request).collect();
-                let credentials = PullCredentials { registry, hosts: Vec::new() };
-                return Ok(FoundCredentials { credentials, missing: Vec::new() });
+            let mut found = FoundCredentials::default();
+            if let Some(given) = &self.request.pull.credential {
+                found.credentials.registry = vec![TrackedCredential::new(given.clone(), CredentialSource::Request)];
+                return Ok(found);
             }
-            let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
+            let Ok(reference) = &self.reference else { return Ok(found) };
             let (keyring, mut unreadable) = self.keyring_of_secrets();
             if !self.manager.policy().access.skips_unreadable_secrets && !unreadable.is_empty() {
                 return Err(unreadable.swap_remove(0));
             }
-            let missing = unreadable.iter().map(|error| {
-                let text = format!("{error}: {}", error.source);
-                tracing::warn!(image = self.request.image, "{text}; the secret is skipped");
-                text
-            });
-            let missing = missing.collect();
-            let mut registry = self.of_registry(&keyring, reference.repository());
-            self.drop_unusable(&mut registry);
-            Ok(FoundCredentials { credentials: PullCredentials { registry, hosts: Vec::new() }, missing })
+            found.missing = unreadable.iter().map(|error| format!("{error}: {}", error.source)).collect();
+            for text in &found.missing {
+                tracing::warn!(image = self.request.image(), "{text}; the secret is skipped");
+            }
+            found.credentials.registry = self.of_registry(&keyring, reference.repository());
+            self.drop_unusable(&mut found.credentials.registry);
+            Ok(found)
         })
     }
 

@@ -24,12 +24,14 @@ use super::{
     decide::{Decision, Presence, decide, wants_look},
     error::{Cause, EnsureError},
     meters::{self, Tally},
-    puller::{Pulled, Work, with_credentials},
-    request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
+    puller::{Pulled, Work},
+    request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy},
     startup_latency::ImageEnd,
 };
 use crate::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
+    credentials::PullCredentials,
+    events::PodIdentity,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::{PullCost, UseReport},
     metrics::Metrics,
@@ -41,6 +43,8 @@ use crate::{
 pub(super) struct Ensuring<'a> {
     manager: &'a ImageManager,
     request: &'a EnsureRequest,
+    /// Its name; the presence of an image is looked up before an invalid one is refused.
+    reference: Result<Reference, ReferenceError>,
     reporter: Reporter,
     tally: Tally<'a>,
     credentials: RequestCredentials,
@@ -52,6 +56,7 @@ impl<'a> Ensuring<'a> {
         Self {
             manager,
             request,
+            reference: request.image().parse(),
             reporter: Reporter::new(manager, request),
             tally: Tally { metrics, policy: &request.policy, present: None, required: None },
             credentials: RequestCredentials::default(),
@@ -74,25 +79,18 @@ impl<'a> Ensuring<'a> {
 
     /// The estimate of its pull, with the first credential.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
-        let image = self.spec().ok()?;
-        let credentials = &self.credentials().await.ok()?.credentials;
-        let request = with_credentials(&self.pull_request(image), credentials, 0);
-        let estimate = self.manager.parts.runtime.estimate(&request).await;
-        let estimate = estimate.inspect_err(|error| {
-            tracing::debug!(image = self.request.image, error = error.chain(), "the size of a pull is not known");
-        });
-        estimate.ok().flatten()
+        let (spec, reference) = (self.spec().ok()?, self.reference.clone().ok()?);
+        let credentials = self.credentials().await.ok()?.credentials.clone();
+        self.manager.puller.estimate(&self.work(spec, reference, credentials)).await
     }
 
     fn spec(&self) -> Result<ImageSpec, ReferenceError> {
-        let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
-        Ok(ImageSpec { image: default_tag(&self.request.image)?, runtime_handler, annotations })
+        Ok(ImageSpec { image: default_tag(self.request.image())?, ..self.request.pull.image.clone() })
     }
 
-    fn pull_request(&self, image: ImageSpec) -> PullRequest {
-        let EnsureRequest { platform, patience, .. } = self.request;
-        let (platform, patience, sandbox) = (platform.clone(), *patience, self.request.sandbox());
-        PullRequest { image, sandbox, platform, patience, ..PullRequest::default() }
+    fn work(&self, image: ImageSpec, reference: Reference, credentials: PullCredentials) -> Work {
+        let pull = PullRequest { image, ..self.request.pull.clone() };
+        Work { request: EnsureRequest { pull, ..self.request.clone() }, reference, credentials }
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
@@ -120,37 +118,37 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = records.evidence(&self.request.image, found);
+        let evidence = records.evidence(self.request.image(), found);
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
-        let mut judged = records.judge(&self.request.image, &evidence, now, || self.own_proof());
+        let mut judged = records.judge(self.request.image(), &evidence, now, || self.own_proof());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed)
             && (evidence.names_service_accounts() || self.has_secret_for_host().await)
         {
             let found = self.credentials().await;
             let proof = || found.map(|found| proof_of(found.credentials.iter()));
-            judged = records.judge(&self.request.image, &evidence, now, proof);
+            judged = records.judge(self.request.image(), &evidence, now, proof);
         }
         let verdict = match judged {
             Ok(verdict) => verdict,
             Err(error) => {
-                meters::checked(&self.manager.parts.metrics, CheckResult::Error);
+                meters::checked(&self.manager.parts.reports.metrics, CheckResult::Error);
                 return Err(error);
             }
         };
         let is_client = self.request.caller.is_client();
         let Some(verdict) = verdict else { return Ok(!is_client) };
         if let Some(result) = verdict.result {
-            meters::checked(&self.manager.parts.metrics, result);
+            meters::checked(&self.manager.parts.reports.metrics, result);
         }
         // A client's pull lets the registry decide: only access from a record counts here.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
-            let (image, id) = (self.request.image.clone(), found.id.clone());
+            let (image, id) = (self.request.image().to_owned(), found.id.clone());
             let learned = records.on_disk(move |records| records.learn(&image, &id, &access, SystemTime::now())).await;
             if let Err(error) = learned {
-                tracing::warn!(image = self.request.image, %error, "could not add a credential to a pull record");
+                tracing::warn!(image = self.request.image(), %error, "could not add a credential to a pull record");
             }
         }
         Ok(allowed)
@@ -159,7 +157,7 @@ impl<'a> Ensuring<'a> {
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
         let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
         // Fewer steps than `format!`: this is the message of every ensure that pulls nothing.
-        let name = quoted(&self.request.image);
+        let name = quoted(self.request.image());
         let message = ["Container image ", &name, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
         self.reporter.finished(ImageEnd::Present);
@@ -168,25 +166,19 @@ impl<'a> Ensuring<'a> {
     }
 
     async fn pull(&self, spec: ImageSpec, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
-        let image = &self.request.image;
-        let reference: Reference =
-            image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
+        let image = self.request.image();
+        let reference = self.reference.clone();
+        let reference =
+            reference.map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
         let policy = self.manager.policy();
         let key = BackoffKey {
-            pod_uid: self.request.pod.uid.clone(),
-            image: image.clone(),
+            pod_uid: self.request.pull.pod.uid.clone(),
+            image: image.to_owned(),
             canonical: reference.canonical(),
             credentials: if policy.pulls.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
-        let work = Work {
-            request: self.pull_request(spec.clone()),
-            reference,
-            credentials: credentials.clone(),
-            pod: self.request.pod.clone(),
-            priority: self.request.priority,
-            caller: self.request.caller,
-        };
+        let work = self.work(spec.clone(), reference, credentials.clone());
         // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
         let intended = if policy.access.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
@@ -217,10 +209,9 @@ impl<'a> Ensuring<'a> {
                     records: Arc::clone(&self.manager.parts.records),
                     credentials: work.credentials,
                     reporter: self.reporter.clone(),
-                    decisions: Arc::clone(&self.manager.parts.decisions),
                     act: act(ActCode::PullGivenUp, String::new()),
                     progress: subscription.progress.clone(),
-                    image: image.clone(),
+                    image: image.to_owned(),
                     began,
                 };
                 let (outcome, completion) =
@@ -239,7 +230,7 @@ impl<'a> Ensuring<'a> {
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
                 let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
-                self.manager.parts.decisions.act(act_of(&pulled, &progress, act));
+                self.manager.parts.reports.decisions.act(act_of(&pulled, &progress, act));
                 return Ok(self.pulled(&pulled, fetched(&pulled, &progress), spec, began.elapsed()));
             }
             Err(failure) => failure,
@@ -256,7 +247,9 @@ impl<'a> Ensuring<'a> {
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
-        self.manager.parts.decisions.act(Act { hosts: progress.hosts, ..act(ActCode::PullFailed, failure.chain()) });
+        let mut act = act(ActCode::PullFailed, failure.chain());
+        act.details.hosts = progress.hosts;
+        self.manager.parts.reports.decisions.act(act);
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);
         self.failed(key, &error);
@@ -313,12 +306,12 @@ impl<'a> Ensuring<'a> {
             // A client's interface has unavailable registries, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.policy().pods.stable_reasons)
+            EnsureError::from_pull(self.request.image(), Arc::new(refused), self.manager.policy().pods.stable_reasons)
         })
     }
 
     async fn intend(&self) -> Result<Intent, EnsureError> {
-        let image = self.request.image.clone();
+        let image = self.request.image().to_owned();
         let intended = self.manager.parts.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
             let error = self.error(Cause::Intent(Arc::new(source)));
@@ -329,7 +322,7 @@ impl<'a> Ensuring<'a> {
     async fn withdraw(&self, intent: Option<Intent>) {
         let Some(intent) = intent else { return };
         if let Err(error) = self.manager.parts.records.on_disk(move |_| intent.withdraw()).await {
-            tracing::warn!(image = self.request.image, %error, "the intent of a failed pull stays recorded");
+            tracing::warn!(image = self.request.image(), %error, "the intent of a failed pull stays recorded");
         }
     }
 
@@ -339,13 +332,13 @@ impl<'a> Ensuring<'a> {
         let took = pulled.took.min(waited);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
-            quoted(&self.request.image),
+            quoted(self.request.image()),
             whole_milliseconds(took),
             whole_milliseconds(waited),
             pulled.size.0
         );
         self.reporter.normal("Pulled", message);
-        meters::pulled(&self.manager.parts.metrics, pulled.size, waited);
+        meters::pulled(&self.manager.parts.reports.metrics, pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
         let cost = PullCost { bytes: fetched, duration: pulled.took, at: SystemTime::now() };
         self.touch(&pulled.key, Some(cost));
@@ -353,13 +346,13 @@ impl<'a> Ensuring<'a> {
     }
 
     fn error(&self, cause: Cause) -> EnsureError {
-        EnsureError::new(&self.request.image, cause, self.manager.policy().pods.stable_reasons)
+        EnsureError::new(self.request.image(), cause, self.manager.policy().pods.stable_reasons)
     }
 
     /// Marks the image as used.
     fn touch(&self, key: &ImageKey, pulled: Option<PullCost>) {
         let Some(inventory) = &self.manager.parts.inventory else { return };
-        let PodIdentity { namespace, name, .. } = &self.request.pod;
+        let PodIdentity { namespace, name, .. } = &self.request.pull.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
         let is_prefetch = self.request.caller.is_prefetch();
         let report = UseReport { user, pulled, is_prefetch };

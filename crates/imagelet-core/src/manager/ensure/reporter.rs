@@ -1,29 +1,21 @@
 //! Reports the events of one request, and the startup latency of its pod.
 
-use std::sync::Arc;
-
 use crate::{
-    events::{Event, EventCause, EventKind, EventSink, EventSubject},
-    manager::{EnsureRequest, ImageEnd, ImageManager, PodIdentity, PullRecorder},
+    events::{Event, EventCause, EventKind, EventSubject, PodIdentity},
+    manager::{EnsureRequest, ImageEnd, ImageManager, ManagerReports},
     runtime::Fault,
 };
 
 #[derive(Clone)]
 pub(super) struct Reporter {
-    events: Arc<dyn EventSink>,
-    recorder: Option<Arc<dyn PullRecorder>>,
+    pub(super) reports: ManagerReports,
     pod: PodIdentity,
     subject: EventSubject,
 }
 
 impl Reporter {
     pub(super) fn new(manager: &ImageManager, request: &EnsureRequest) -> Self {
-        Self {
-            events: Arc::clone(&manager.parts.events),
-            recorder: manager.parts.recorder.clone(),
-            pod: request.pod.clone(),
-            subject: request.pod.subject(Arc::clone(&request.container)),
-        }
+        Self { reports: manager.parts.reports.clone(), pod: request.pull.pod.clone(), subject: request.subject() }
     }
 
     pub(super) fn normal(&self, reason: &'static str, message: String) {
@@ -36,17 +28,17 @@ impl Reporter {
     }
 
     fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<EventCause>) {
-        self.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
+        self.reports.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }
 
     pub(super) fn pull_started(&self) {
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = &self.reports.recorder {
             recorder.pull_started(&self.pod);
         }
     }
 
     pub(super) fn finished(&self, end: ImageEnd) {
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = &self.reports.recorder {
             recorder.image_finished(&self.pod, end);
         }
     }

@@ -1,7 +1,7 @@
 //! The image that each name resolved to, with the time of the registry's answer.
 //!
 //! ```text
-//! FILE    {"version": 1, "names": [{"name", "platform"?, "handler"?, "image", "verifiedAt"}]}
+//! FILE    [{"name", "platform", "handler", "image", "verifiedAt"}]
 //! ```
 //!
 //! One file, replaced by temporary file, sync and rename. A missing or unreadable file is empty: no image is used
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bounded_map::make_room,
     durable::{create_folder, replace_file},
-    image::{ImageId, Platform},
+    image::ImageId,
     text::file_time,
 };
 
@@ -32,23 +32,24 @@ const NAMES_MAX: usize = 2048;
 const FILE_LENGTH_MAX: u64 = 4 << 20;
 /// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
-const VERSION: u32 = 1;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Subject {
     /// Normalised, with tag or digest.
     pub(crate) name: String,
-    /// `None`: the platform of this node.
-    pub(crate) platform: Option<Platform>,
+    /// Empty: the platform of this node.
+    pub(crate) platform: String,
     pub(crate) handler: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Resolved {
-    pub(crate) image: ImageId,
-    pub(crate) at: SystemTime,
-    /// The time in the file; `None`: not in the file.
-    pub(crate) on_disk: Option<SystemTime>,
+/// A name in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NameLine {
+    #[serde(flatten)]
+    subject: Subject,
+    image: String,
+    verified_at: u64,
 }
 
 #[derive(Debug)]
@@ -56,92 +57,76 @@ pub(crate) struct ResolvedNames {
     /// `None`: memory only.
     path: Option<PathBuf>,
     lag_max: Duration,
-    names: Mutex<HashMap<Subject, Resolved>>,
+    names: Mutex<KnownNames>,
     /// Keeps an older file from replacing a newer one.
     writing: Mutex<()>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Document {
-    version: u32,
-    names: Vec<Line>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    name: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    platform: Option<String>,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    handler: String,
-    image: String,
-    verified_at: u64,
+#[derive(Debug, Default)]
+struct KnownNames {
+    /// The image and when its registry named it.
+    by_subject: HashMap<Subject, (ImageId, SystemTime)>,
+    /// When the file was written; `None`: another image was named since.
+    written_at: Option<SystemTime>,
 }
 
 impl ResolvedNames {
     pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
         let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
-        let names = read.unwrap_or_else(|error| {
+        let by_subject = read.unwrap_or_else(|error| {
             tracing::warn!(path = ?path, %error, "the names verified before do not read; they are forgotten");
             HashMap::new()
         });
-        Self { path, lag_max, names: Mutex::new(names), writing: Mutex::default() }
+        let names = Mutex::new(KnownNames { by_subject, written_at: None });
+        Self { path, lag_max, names, writing: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, subject: &Subject) -> Option<Resolved> {
-        self.lock().get(subject).cloned()
+    pub(crate) fn get(&self, subject: &Subject) -> Option<(ImageId, SystemTime)> {
+        self.lock().by_subject.get(subject).cloned()
     }
 
     /// Stores an answer. Returns whether the file has to be written.
-    pub(crate) fn put(&self, subject: Subject, image: ImageId, now: SystemTime) -> bool {
+    pub(crate) fn put(&self, subject: Subject, image: &ImageId, now: SystemTime) -> bool {
         if subject.name.len() > NAME_LENGTH_MAX || subject.handler.len() > NAME_LENGTH_MAX {
             return false;
         }
         let mut names = self.lock();
-        let known = names.get(&subject).filter(|entry| entry.image == image);
-        let on_disk = known.and_then(|entry| entry.on_disk);
-        // A clock that was set back invalidates the file's time.
-        let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        make_room(&mut names, &subject, NAMES_MAX, |entry| entry.at);
-        names.insert(subject, Resolved { image, at: now, on_disk });
+        make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
+        let before = names.by_subject.insert(subject, (image.clone(), now));
+        if before.is_none_or(|(before, _)| before != *image) {
+            names.written_at = None;
+        }
+        // A clock that was set back invalidates the file's times.
+        let is_old = names.written_at.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
         is_old && self.path.is_some()
     }
 
-    pub(crate) fn write(&self) -> io::Result<()> {
+    pub(crate) fn write(&self, now: SystemTime) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = self.lock().clone();
-        let document = Document { version: VERSION, names: names.iter().filter_map(line).collect() };
-        create_folder(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-        replace_file(path, &path.with_extension("new"), "state", &serde_json::to_vec(&document)?)?;
-        let mut kept = self.lock();
-        for (subject, written) in names {
-            if let Some(entry) = kept.get_mut(&subject)
-                && entry.image == written.image
-            {
-                entry.on_disk = Some(written.at);
-            }
-        }
-        Ok(())
+        let lines: Vec<NameLine> = {
+            let mut names = self.lock();
+            names.written_at = Some(now);
+            names.by_subject.iter().map(line).collect()
+        };
+        let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        let bytes = serde_json::to_vec(&lines)?;
+        let written =
+            create_folder(folder).and_then(|()| replace_file(path, &path.with_extension("new"), "state", &bytes));
+        written.inspect_err(|_| self.lock().written_at = None)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, Resolved>> {
+    fn lock(&self) -> MutexGuard<'_, KnownNames> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn line((subject, entry): (&Subject, &Resolved)) -> Option<Line> {
-    Some(Line {
-        name: subject.name.clone(),
-        platform: subject.platform.as_ref().map(ToString::to_string),
-        handler: subject.handler.clone(),
-        image: entry.image.to_string(),
-        verified_at: entry.at.duration_since(UNIX_EPOCH).ok()?.as_secs(),
-    })
+fn line((subject, (image, at)): (&Subject, &(ImageId, SystemTime))) -> NameLine {
+    let verified_at = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    NameLine { subject: subject.clone(), image: image.to_string(), verified_at }
 }
 
-fn read(path: &Path) -> io::Result<HashMap<Subject, Resolved>> {
+fn read(path: &Path) -> io::Result<HashMap<Subject, (ImageId, SystemTime)>> {
     let mut bytes = Vec::new();
     match File::open(path) {
         Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
@@ -151,17 +136,9 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, Resolved>> {
     if bytes.len() as u64 > FILE_LENGTH_MAX {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let document: Document = serde_json::from_slice(&bytes)?;
-    if document.version != VERSION {
-        return Err(io::Error::other(format!("its version is {}, not {VERSION}", document.version)));
-    }
-    let entry = |line: Line| {
-        let at = file_time(line.verified_at)?;
-        let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
-        let subject = Subject { name: line.name, platform, handler: line.handler };
-        Some((subject, Resolved { image: ImageId::new(line.image), at, on_disk: Some(at) }))
-    };
-    Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
+    let lines: Vec<NameLine> = serde_json::from_slice(&bytes)?;
+    let entry = |line: NameLine| Some((line.subject, (ImageId::new(line.image), file_time(line.verified_at)?)));
+    Ok(lines.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }
 
 #[cfg(test)]
@@ -173,7 +150,7 @@ mod tests {
     const LAG: Duration = Duration::from_mins(1);
 
     fn subject(name: &str) -> Subject {
-        Subject { name: name.into(), platform: None, handler: String::new() }
+        Subject { name: name.into(), platform: String::new(), handler: String::new() }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -190,21 +167,18 @@ mod tests {
         let path = folder.path().join("state/verified-names.json");
         let names = ResolvedNames::open(Some(path.clone()), LAG);
         let others = [
-            Subject { platform: Some("linux/arm64/v8".parse().unwrap()), ..subject("a:v1") },
+            Subject { platform: "linux/arm64/v8".into(), ..subject("a:v1") },
             Subject { handler: "gvisor".into(), ..subject("a:v1") },
         ];
-        assert!(names.put(subject("a:v1"), id("a"), at(1_000)));
+        assert!(names.put(subject("a:v1"), &id("a"), at(1_000)));
         for (number, other) in others.iter().enumerate() {
             assert_eq!(names.get(other), None);
-            assert!(names.put(other.clone(), id(&number.to_string()), at(2_000)));
+            assert!(names.put(other.clone(), &id(&number.to_string()), at(2_000)));
         }
-        names.write().unwrap();
+        names.write(at(2_000)).unwrap();
         let again = ResolvedNames::open(Some(path.clone()), LAG);
-        assert_eq!(
-            again.get(&subject("a:v1")),
-            Some(Resolved { image: id("a"), at: at(1_000), on_disk: Some(at(1_000)) })
-        );
-        assert_eq!(again.get(&others[1]), Some(Resolved { image: id("1"), at: at(2_000), on_disk: Some(at(2_000)) }));
+        assert_eq!(again.get(&subject("a:v1")), Some((id("a"), at(1_000))));
+        assert_eq!(again.get(&others[1]), Some((id("1"), at(2_000))));
         assert_eq!(again.get(&subject("a:v2")), None);
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
@@ -214,30 +188,31 @@ mod tests {
     fn a_name_is_written_when_it_is_new_moved_or_older_on_disk_than_it_may_be() {
         let folder = tempfile::tempdir().unwrap();
         let names = ResolvedNames::open(Some(folder.path().join("names.json")), LAG);
-        assert!(names.put(subject("a:v1"), id("a"), at(1_000)));
-        assert!(names.put(subject("a:v1"), id("a"), at(1_001)), "it was not written yet");
-        names.write().unwrap();
-        assert!(!names.put(subject("a:v1"), id("a"), at(1_061)));
-        assert_eq!(names.get(&subject("a:v1")).unwrap().at, at(1_061), "memory knows better than the disk");
-        assert!(names.put(subject("a:v1"), id("a"), at(1_062)));
-        assert!(names.put(subject("a:v1"), id("a"), at(500)), "the clock was put back");
-        names.write().unwrap();
-        assert!(names.put(subject("a:v1"), id("b"), at(501)), "the tag moved");
-        assert!(!ResolvedNames::open(None, LAG).put(subject("a:v1"), id("a"), at(1)), "memory has no file");
+        assert!(names.put(subject("a:v1"), &id("a"), at(1_000)));
+        assert!(names.put(subject("a:v1"), &id("a"), at(1_001)), "it was not written yet");
+        names.write(at(1_001)).unwrap();
+        assert!(!names.put(subject("a:v1"), &id("a"), at(1_061)));
+        assert_eq!(names.get(&subject("a:v1")).unwrap().1, at(1_061), "memory knows better than the disk");
+        assert!(names.put(subject("a:v1"), &id("a"), at(1_062)));
+        assert!(names.put(subject("a:v1"), &id("a"), at(500)), "the clock was put back");
+        names.write(at(500)).unwrap();
+        assert!(names.put(subject("a:v1"), &id("b"), at(501)), "the tag moved");
+        names.write(at(501)).unwrap();
+        assert!(names.put(subject("b:v1"), &id("b"), at(502)), "another name");
+        assert!(!ResolvedNames::open(None, LAG).put(subject("a:v1"), &id("a"), at(1)), "memory has no file");
     }
 
     #[test]
     fn what_does_not_read_is_forgotten_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("names.json");
-        let line = r#"{"name":"a:v1","image":"sha256:00","verifiedAt":1}"#;
-        for text in ["", "{ torn", r#"{"version":2,"names":[]}"#, &format!(r#"{{"version":2,"names":[{line}]}}"#)] {
+        for text in ["", "{ torn", "{}", r#"[{"name":"a:v1","image":"sha256:00","verifiedAt":1}]"#] {
             fs::write(&path, text).unwrap();
             let names = ResolvedNames::open(Some(path.clone()), LAG);
-            assert!(names.lock().is_empty(), "{text}");
-            names.put(subject("a:v1"), id("a"), at(1));
-            names.write().unwrap();
-            assert_eq!(ResolvedNames::open(Some(path.clone()), LAG).lock().len(), 1);
+            assert!(names.lock().by_subject.is_empty(), "{text}");
+            names.put(subject("a:v1"), &id("a"), at(1));
+            names.write(at(2_000)).unwrap();
+            assert_eq!(ResolvedNames::open(Some(path.clone()), LAG).lock().by_subject.len(), 1);
         }
     }
 
@@ -245,11 +220,11 @@ mod tests {
     fn names_are_bounded_in_number_and_length_and_the_longest_unverified_goes() {
         let names = ResolvedNames::open(None, LAG);
         for number in 0..=NAMES_MAX {
-            names.put(subject(&format!("a:v{number}")), id("a"), at(number as u64));
+            names.put(subject(&format!("a:v{number}")), &id("a"), at(number as u64));
         }
-        let kept = names.lock().len();
+        let kept = names.lock().by_subject.len();
         assert_eq!((kept, names.get(&subject("a:v0"))), (NAMES_MAX, None));
-        names.put(subject(&"a".repeat(NAME_LENGTH_MAX + 1)), id("a"), at(u64::from(u32::MAX)));
+        names.put(subject(&"a".repeat(NAME_LENGTH_MAX + 1)), &id("a"), at(u64::from(u32::MAX)));
         assert!(names.get(&subject("a:v1")).is_some());
     }
 }

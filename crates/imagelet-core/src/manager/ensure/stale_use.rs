@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Ensuring,
-    resolved_names::{Resolved, ResolvedNames, Subject},
+    resolved_names::{ResolvedNames, Subject},
 };
 use crate::{
     image::{ImageId, ImageSpec, Platform, Reference},
@@ -40,12 +40,12 @@ impl StaleUse {
 impl Ensuring<'_> {
     pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
         let Some(stale) = &self.manager.parts.stale else { return };
-        let subject = subject(reference, spec, self.request.platform.as_ref());
-        if !stale.names.put(subject, image.clone(), SystemTime::now()) {
+        let subject = subject(reference, spec, self.request.pull.platform.as_ref());
+        if !stale.names.put(subject, image, SystemTime::now()) {
             return;
         }
         let names = Arc::clone(&stale.names);
-        let written = tokio::task::spawn_blocking(move || names.write()).await;
+        let written = tokio::task::spawn_blocking(move || names.write(SystemTime::now())).await;
         if let Err(error) = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
             tracing::warn!(image = spec.image, %error, "could not record when a name was resolved");
         }
@@ -61,13 +61,13 @@ impl Ensuring<'_> {
         let stale = self.manager.parts.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
         let found = self.manager.parts.runtime.usable(spec).await;
         let found = found.inspect_err(|error| {
-            tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
+            tracing::warn!(image = self.request.image(), error = error.chain(), "could not look for a present image");
         });
         let found = found.ok()?;
-        let resolved = stale.names.get(&subject(reference, spec, self.request.platform.as_ref()));
+        let resolved = stale.names.get(&subject(reference, spec, self.request.pull.platform.as_ref()));
         let age = age(resolved.as_ref(), found.as_ref().map(|image| &image.id), stale.age_max, SystemTime::now());
         let age = age.inspect_err(|why| {
-            tracing::info!(image = self.request.image, %why, "no present image is used while its registry is away");
+            tracing::info!(image = self.request.image(), %why, "no present image is used while its registry is away");
         });
         let (age, found) = (age.ok()?, found?);
         // A client without access gets the registry's error, which does not reveal that the image is present.
@@ -77,13 +77,13 @@ impl Ensuring<'_> {
         let message = format!(
             "Container image {} already present on machine, used although its registry is unavailable: {} was last \
              verified {} ago",
-            quoted(&self.request.image),
+            quoted(self.request.image()),
             found.id,
             whole_milliseconds(Duration::from_secs(age.as_secs()))
         );
-        tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
+        tracing::warn!(image = self.request.image(), id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
-        self.manager.parts.metrics.increment(&meters::STALE_USED, &[]);
+        self.manager.parts.reports.metrics.increment(&meters::STALE_USED, &[]);
         self.reporter.finished(ImageEnd::Pulled);
         let key = found.key();
         self.touch(&key, None);
@@ -94,7 +94,7 @@ impl Ensuring<'_> {
 fn subject(reference: &Reference, spec: &ImageSpec, platform: Option<&Platform>) -> Subject {
     Subject {
         name: reference.canonical().to_string(),
-        platform: platform.cloned(),
+        platform: platform.map(ToString::to_string).unwrap_or_default(),
         handler: spec.runtime_handler.clone(),
     }
 }
@@ -110,17 +110,17 @@ fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
 
 /// How long ago the registry named the present image, or why it is not used.
 fn age(
-    verified: Option<&Resolved>,
+    verified: Option<&(ImageId, SystemTime)>,
     present: Option<&ImageId>,
     age_max: Duration,
     now: SystemTime,
 ) -> Result<Duration, &'static str> {
     let present = present.ok_or(ABSENT)?;
-    let verified = verified.ok_or(UNVERIFIED)?;
-    if verified.image != *present {
+    let (named, at) = verified.ok_or(UNVERIFIED)?;
+    if named != present {
         return Err(MOVED);
     }
-    match now.duration_since(verified.at) {
+    match now.duration_since(*at) {
         Ok(age) if age <= age_max => Ok(age),
         Err(ahead) if ahead.duration() <= CLOCK_SLACK => Ok(Duration::ZERO),
         _ => Err(TOO_OLD),
@@ -172,7 +172,7 @@ mod tests {
         let named = |image: &ImageId, seconds: i64| {
             let offset = Duration::from_secs(seconds.unsigned_abs());
             let at = if seconds < 0 { now + offset } else { now - offset };
-            Some(Resolved { image: image.clone(), at, on_disk: None })
+            Some((image.clone(), at))
         };
         for (verified, present, expected) in [
             (named(&a, 0), Some(&a), Ok(0)),

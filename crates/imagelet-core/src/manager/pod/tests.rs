@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    events::{EventSink, LogEvents},
-    manager::{ManagerParts, PodIdentity, PullSettings},
+    events::{EventSink, LogEvents, PodIdentity},
+    manager::{ManagerParts, ManagerReports, PullSettings},
     node_policy::NodePolicy,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, unwatched},
@@ -32,7 +32,7 @@ impl TestNode {
         let images = RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers));
         let manager = ImageManager::new(ManagerParts {
             settings,
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            reports: ManagerReports { events: Arc::clone(&events) as Arc<dyn EventSink>, ..ManagerReports::default() },
             ..ManagerParts::new(images, Arc::new(PullRecords::off()))
         });
         Self { runtime, manager, events }
@@ -40,7 +40,8 @@ impl TestNode {
 
     async fn ensure(&self, images: Vec<PodImage>) -> Vec<String> {
         let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "u".into() };
-        let common = EnsureRequest { pod, ..EnsureRequest::new("", PullPolicy::Never) };
+        let mut common = EnsureRequest::new("", PullPolicy::Never);
+        common.pull.pod = pod;
         let request = PodRequest { common, images, secrets_unread: Vec::new() };
         let outcomes = self.manager.ensure_pod(&request, &|_| unwatched(), &|_, _| {}).await;
         outcomes.iter().map(word).collect()
@@ -269,11 +270,19 @@ async fn volumes_pulled(case: &VectorCase, way: Way) -> Value {
 /// The start of a container whose volumes came out like this.
 fn volumes_mounted(input: &Value) -> Value {
     let mounts: Vec<String> = input["volume_mounts"].as_array().expect("mounts").iter().map(text).collect();
-    let found = |mount: &str| {
-        let result = input["results"].get(mount)?;
-        Some(result["error"].as_str().map_or(Ok(mount.to_owned()), |error| Err(error.to_owned())))
+    let none = serde_json::Map::new();
+    let results = input["results"].as_object().unwrap_or(&none);
+    let error_of = |name: &str| results[name]["error"].as_str();
+    let volumes = results.keys().map(|name| PodImage { name: name.clone(), ..image(PodRole::Volume, "m:v1") });
+    let images: Vec<PodImage> = volumes.chain([PodImage { mounts: mounts.clone(), ..container("a") }]).collect();
+    let outcome = |volume: &PodImage| match error_of(&volume.name) {
+        Some(_) => PodOutcome::Failed(EnsureError::never_pull("m:v1")),
+        None => PodOutcome::Blocked { by: 0 },
     };
-    let (mounted, failures) = walk(&mounts, found);
+    let outcomes: Vec<_> = images[..results.len()].iter().map(|volume| Some(outcome(volume))).chain([None]).collect();
+    let failures = failed_mounts(&images, &outcomes, results.len());
+    let failures: Vec<&str> = failures.into_iter().filter_map(|volume| error_of(&images[volume].name)).collect();
+    let mounted: Vec<&String> = mounts.iter().filter(|mount| results.contains_key(*mount)).collect();
     let Some(error) = failures.last() else {
         // Where the pod has no image volumes, Go has no list instead of an empty one.
         let has_volumes = input["results"].as_object().is_some_and(|results| !results.is_empty());

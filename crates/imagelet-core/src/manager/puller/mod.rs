@@ -27,18 +27,16 @@ use self::{
     work::Outcome,
 };
 use super::{
-    ManagerParts, meters,
+    ManagerParts, ManagerReports, meters,
     request::Caller,
     status::{PullState, PullStatus},
 };
 use crate::{
-    credentials::PullCredentials,
-    events::{Event, EventCause, EventKind, EventSink, EventSubject},
+    events::{Event, EventCause, EventKind, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    metrics::Metrics,
     node_policy::NodePolicy,
     runtime::{
-        ErrorClass, Party, Progress, PullEnd, PullEvent, PullProgress, PullRequest, RuntimeError, RuntimeErrorKind,
+        ErrorClass, Party, Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeError, RuntimeErrorKind,
         RuntimeManager,
     },
 };
@@ -57,8 +55,7 @@ pub(crate) struct Puller {
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
-    events: Arc<dyn EventSink>,
-    metrics: Arc<Metrics>,
+    reports: ManagerReports,
     policy: NodePolicy,
     ended: Mutex<EndedPulls>,
 }
@@ -82,7 +79,7 @@ impl Puller {
         let scheduler = Arc::new(Scheduler::new(
             Policy { slots, is_fifo: !policy.pulls.prioritized_queue },
             waiting,
-            Arc::clone(&parts.metrics),
+            Arc::clone(&parts.reports.metrics),
         ));
         Self {
             runtime: parts.runtime.clone(),
@@ -90,8 +87,7 @@ impl Puller {
             throttle: refusing.map(Mutex::new),
             estimates: Semaphore::new(ESTIMATES_MAX),
             circuits: Mutex::new(Circuits::new(settings.backoff_first)),
-            events: Arc::clone(&parts.events),
-            metrics: Arc::clone(&parts.metrics),
+            reports: parts.reports.clone(),
             policy,
             ended: Mutex::new(EndedPulls { version: 1, last: VecDeque::new() }),
         }
@@ -103,11 +99,11 @@ impl Puller {
             return Ok(());
         }
         let (key, now) = (work.circuit_key(), Instant::now());
-        if work.caller == Caller::Command {
+        if work.request.caller == Caller::Command {
             self.circuits().probe(&key, now);
             return Ok(());
         }
-        if work.caller == Caller::LookAhead {
+        if work.request.caller == Caller::LookAhead {
             return self.circuits().check_closed(&key, now);
         }
         self.circuits().admit(&key, now)
@@ -118,8 +114,8 @@ impl Puller {
     }
 
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
-        let request =
-            Request { tenant: Arc::clone(&work.pod.namespace), priority: work.priority, is_limited: work.is_limited() };
+        let tenant = Arc::clone(&work.request.pull.pod.namespace);
+        let request = Request { tenant, priority: work.request.priority, is_limited: work.is_limited() };
         let begin = |place: Place, progress: watch::Sender<PullProgress>| {
             let (puller, work) = (Arc::clone(self), work.clone());
             async move {
@@ -155,12 +151,12 @@ impl Puller {
         match outcome {
             Ok(_) => self.circuits().answered(&work.circuit_key()),
             // Counted, it would hold back the pod's own request for a failure that may be over by then.
-            Err(error) if work.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
+            Err(error) if work.request.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
             Err(error) => {
                 let fault = error.fault();
                 let opened = self.circuits().failed(&work.circuit_key(), &fault, Instant::now());
                 if let Some(open) = opened {
-                    self.events.record(Event {
+                    self.reports.events.record(Event {
                         kind: EventKind::Warning,
                         reason: "CircuitOpened",
                         message: open.opening(fault.stage),
@@ -183,7 +179,7 @@ impl Puller {
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
         let (id, attempt, senders) = self.try_credentials(work, progress).await?;
-        let (size, handler) = self.as_listed(&work.request.image).await;
+        let (size, handler) = self.as_listed(&work.request.pull.image).await;
         Ok(Pulled { key: ImageKey::new(id, handler), size, took: began.elapsed(), attempt, senders })
     }
 
@@ -191,9 +187,9 @@ impl Puller {
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
             if self.policy.pulls.prioritized_queue
-                && let Some(size) = self.estimate(work).await
+                && let Some(estimate) = self.estimate(work).await
             {
-                place.set_size(size);
+                place.set_size(estimate.bytes_missing);
             }
             std::future::pending::<()>().await;
         };
@@ -205,17 +201,13 @@ impl Puller {
     }
 
     /// What there is to fetch, where the store can estimate it and the first credential is accepted.
-    async fn estimate(&self, work: &Work) -> Option<ByteSize> {
+    pub(crate) async fn estimate(&self, work: &Work) -> Option<PullEstimate> {
         let _permit = self.estimates.acquire().await.ok()?;
-        let estimate = self.runtime.estimate(&with_credentials(&work.request, &work.credentials, 0)).await;
+        let estimate = self.runtime.estimate(&work.attempt(0)).await;
         let estimate = estimate.inspect_err(|error| {
-            tracing::debug!(
-                image = work.request.image.image,
-                error = error.chain(),
-                "the size of a waiting pull is not known"
-            );
+            tracing::debug!(image = work.request.image(), error = error.chain(), "the size of a pull is not known");
         });
-        estimate.ok()?.map(|estimate| estimate.bytes_missing)
+        estimate.ok().flatten()
     }
 
     /// Returns the id with the attempt that succeeded, and the hosts that sent something in it.
@@ -227,7 +219,7 @@ impl Puller {
         let (mut failures, sink) = (Vec::new(), self.sink(progress.clone()));
         let tried_max = if self.policy.pulls.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
-            let request = with_credentials(&work.request, &work.credentials, attempt);
+            let request = work.attempt(attempt);
             progress.send_modify(|progress| progress.attempt_hosts.clear());
             let outcome = self.runtime.pull(&request, Arc::clone(&sink)).await;
             let seen = progress.borrow();
@@ -256,7 +248,7 @@ impl Puller {
 
     /// Adds the events of a store to the progress.
     fn sink(&self, progress: watch::Sender<PullProgress>) -> Progress {
-        let metrics = Arc::clone(&self.metrics);
+        let metrics = Arc::clone(&self.reports.metrics);
         Arc::new(move |event| {
             if let PullEvent::Waits { wait: Some(wait), .. } = &event {
                 metrics.increment(&meters::WAITS, &[wait.thing.name()]);
@@ -313,7 +305,7 @@ impl RunningPull {
             PullEnd::Failed(_) => "failed",
             PullEnd::Cancelled => "cancelled",
         };
-        self.puller.metrics.increment(&meters::PULLS, &[word]);
+        self.puller.reports.metrics.increment(&meters::PULLS, &[word]);
         let now = Instant::now();
         self.progress.send_modify(|progress| progress.finish(end, now));
         let mut ended = self.puller.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -323,13 +315,13 @@ impl RunningPull {
         }
         ended.last.push_back(PullStatus {
             number: self.number,
-            image: self.work.request.image.image.clone(),
-            pod: self.work.pod.clone(),
+            image: self.work.request.image().to_owned(),
+            pod: self.work.request.pull.pod.clone(),
             state: PullState::Running,
             since: now,
             clients: 0,
             position: None,
-            priority: self.work.priority,
+            priority: self.work.request.priority,
             progress: self.progress.borrow().clone(),
         });
     }
@@ -340,15 +332,6 @@ impl Drop for RunningPull {
         if !self.is_over {
             self.end(PullEnd::Cancelled);
         }
-    }
-}
-
-/// The request of an attempt.
-pub(super) fn with_credentials(request: &PullRequest, credentials: &PullCredentials, attempt: usize) -> PullRequest {
-    PullRequest {
-        credential: credentials.of_registry(attempt).map(|tracked| tracked.credential.clone()),
-        host_credentials: credentials.of_hosts(attempt),
-        ..request.clone()
     }
 }
 

@@ -20,8 +20,9 @@ use super::{
     work::{Outcome, Pulled, Work},
 };
 use crate::{
+    events::PodIdentity,
     image::{ImageSpec, Platform},
-    manager::{request::PodIdentity, status::PullStatus},
+    manager::status::PullStatus,
     runtime::{PullProgress, PullWatcher},
 };
 
@@ -105,13 +106,13 @@ impl SingleFlight {
     }
 
     fn key(&self, work: &Work) -> PullKey {
-        let names_pod = work.request.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
-        let is_alone = !self.shares && !work.caller.is_client();
+        let request = &work.request.pull;
+        let is_alone = !self.shares && !work.request.caller.is_client();
         PullKey {
-            image: work.request.image.clone(),
-            platform: work.request.platform.clone(),
+            image: request.image.clone(),
+            platform: request.platform.clone(),
             credentials: work.credentials.hashes(),
-            namespace: names_pod.then(|| Arc::clone(&work.pod.namespace)),
+            namespace: request.encoded_pod.as_ref().map(|_| Arc::clone(&request.pod.namespace)),
             alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -151,7 +152,7 @@ impl SingleFlight {
         };
         let future = future.boxed().shared();
         let weak = future.downgrade().expect("a future that was not polled is not done");
-        let pod = work.pod.clone();
+        let pod = work.request.pull.pod.clone();
         let pull = Pull { ticket, future: weak, progress: progress.clone(), pod, clients: 1, priority };
         table.by_key.insert(key.clone(), pull);
         Ok(subscription(key, ticket, future, progress))

@@ -6,20 +6,16 @@ use super::circuit_breaker::CircuitKey;
 use crate::{
     credentials::PullCredentials,
     image::{ByteSize, ImageKey, Reference},
-    manager::request::{Caller, PodIdentity},
+    manager::{Caller, EnsureRequest},
     runtime::{PullRequest, RuntimeError},
 };
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// The request for an image with its default tag, without a credential.
-    pub(crate) request: PullRequest,
+    /// The request for an image with its default tag, and its credential among the others.
+    pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
-    /// Its namespace is the tenant.
-    pub(crate) pod: PodIdentity,
-    pub(crate) priority: i32,
-    pub(crate) caller: Caller,
 }
 
 #[derive(Clone, Debug)]
@@ -44,11 +40,20 @@ impl Work {
             registry: self.reference.domain().to_owned(),
             repository: self.reference.path().to_owned(),
             credentials: self.credentials.hashes(),
-            image: self.request.image.image.clone(),
+            image: self.request.image().to_owned(),
+        }
+    }
+
+    /// The pull of an attempt.
+    pub(crate) fn attempt(&self, attempt: usize) -> PullRequest {
+        PullRequest {
+            credential: self.credentials.of_registry(attempt).map(|tracked| tracked.credential.clone()),
+            host_credentials: self.credentials.of_hosts(attempt),
+            ..self.request.pull.clone()
         }
     }
 
     pub(super) fn is_limited(&self) -> bool {
-        !matches!(self.caller, Caller::Client { is_limited: false, .. })
+        !matches!(self.request.caller, Caller::Client { is_limited: false, .. })
     }
 }

@@ -50,7 +50,7 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
         let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
         let pod = |uid: &str, image: &str| {
             let pod = PodIdentity { namespace: "default".into(), name: uid.into(), uid: uid.into() };
-            EnsureRequest { pod, ..EnsureRequest::new(image, PullPolicy::Always) }
+            of_pod(pod, EnsureRequest::new(image, PullPolicy::Always))
         };
         let command = |image: &str| EnsureRequest {
             caller: Caller::Command,
@@ -134,9 +134,10 @@ async fn what_a_digest_names_is_answered_at_once_to_whom_the_registry_let_in_bef
     let name = by_digest(&runtime.offer("reg.test/app:v1", "app", 10));
     runtime.offer_to(&name, "app", 10, Some(("alice", "word")));
     let node = TestNode::new(Arc::new(runtime.clone()), with_records());
-    let asks = |user: Option<&str>| EnsureRequest {
-        credentials: user.map(login).into_iter().collect(),
-        ..client(&name, PullPolicy::IfNotPresent)
+    let asks = |user: Option<&str>| {
+        let mut asked = client(&name, PullPolicy::IfNotPresent);
+        asked.pull.credential = user.map(login);
+        asked
     };
     node.ensure(&asks(Some("alice"))).await.unwrap();
     assert_eq!(runtime.pull_requests().len(), 1);
@@ -177,8 +178,7 @@ async fn clients_that_ask_the_same_share_a_pull_and_other_credentials_have_their
         for _ in 0..50 {
             callers.push(node.begin(&client("reg.test/app:v1", PullPolicy::Always)).await);
         }
-        let credentials = vec![login("alice")];
-        let alice = EnsureRequest { credentials, ..client("reg.test/app:v1", PullPolicy::Always) };
+        let alice = with_credential(login("alice"), client("reg.test/app:v1", PullPolicy::Always));
         callers.push(node.begin(&alice).await);
         advance(Duration::from_secs(6)).await;
         for caller in callers {
@@ -284,8 +284,8 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
     let wanted = Wanted { inventory: Some(Arc::clone(&inventory)), ..Wanted::default() };
     let node = TestNode::new(Arc::new(runtime.clone()), wanted);
     for (policy, uses) in [(PullPolicy::Always, 1), (PullPolicy::IfNotPresent, 2)] {
-        let asked =
-            EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy.clone()) };
+        let mut asked = EnsureRequest::new("reg.test/app:v1", policy.clone());
+        asked.pull.image.runtime_handler = "kata".into();
         let ensured = node.ensure(&asked).await.unwrap();
         let listed = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));

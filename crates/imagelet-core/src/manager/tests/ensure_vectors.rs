@@ -172,14 +172,18 @@ impl Bed {
         let runtime = RuntimeManager::new(Arc::clone(&store) as Arc<dyn ImageService>, Arc::new(NoContainers));
         let parts = ManagerParts {
             settings: settings(input, way),
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
-            recorder: Some(Arc::clone(&recorder) as Arc<dyn PullRecorder>),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+                metrics: Arc::clone(&metrics),
+                recorder: Some(Arc::clone(&recorder) as Arc<dyn PullRecorder>),
+                ..ManagerReports::default()
+            },
             ..ManagerParts::new(runtime, Arc::clone(&records))
         };
         let pod = PodIdentity { uid: input["pod_uid"].as_str().expect("a uid").into(), ..PodIdentity::default() };
         let policy = PullPolicy::as_written(input["pull_policy"].as_str().expect("a policy"));
-        let request = EnsureRequest { pod, secrets, ..EnsureRequest::new(image, policy) };
+        let mut request = EnsureRequest { secrets, ..EnsureRequest::new(image, policy) };
+        request.pull.pod = pod;
         Self {
             store,
             manager: ImageManager::new(parts),
@@ -239,7 +243,7 @@ impl Bed {
         checks: f64,
         reported: &[(Event, usize)],
     ) -> Vec<String> {
-        let image = &self.request.image;
+        let image = self.request.image();
         let id = default_tag(image).unwrap_or_default();
         let mut calls = Vec::new();
         if checks > 0.5 {

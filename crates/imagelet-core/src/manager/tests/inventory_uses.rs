@@ -27,7 +27,7 @@ async fn an_ensured_image_has_its_user_and_its_cost_in_the_inventory() {
 
     // Another pod finds it there: a use, and no pull.
     let pod = PodIdentity { namespace: "shop".into(), name: "api".into(), uid: "uid-api".into() };
-    node.ensure(&EnsureRequest { pod, ..request("app:v1") }).await.unwrap();
+    node.ensure(&of_pod(pod, request("app:v1"))).await.unwrap();
     let entry = inventory.refresh(SystemTime::now()).await.unwrap().entries[0].clone();
     assert_eq!((entry.usage.history.uses, entry.usage.user.as_deref()), (2, Some("shop/api")));
     assert_eq!(entry.usage.pulled.map(|cost| cost.bytes), Some(pulled.bytes));

@@ -116,8 +116,8 @@ async fn a_mirror_is_shown_the_nodes_own_credential_for_it_whatever_the_caller_b
         let store = Mirrored::new("of mirror");
         let keyring = keyring(&[("reg.io", "of registry"), (MIRROR, "of mirror"), ("m.example", "of another port")]);
         let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { keyring, ..Wanted::default() });
-        let credentials = given.map(login).into_iter().collect();
-        let request = EnsureRequest { caller, credentials, policy: PullPolicy::Always, ..request(IMAGE) };
+        let mut request = EnsureRequest { caller, policy: PullPolicy::Always, ..request(IMAGE) };
+        request.pull.credential = given.map(login);
         let pulled = node.ensure(&request).await;
         assert_eq!(pulled.is_ok(), !expected.1.is_empty(), "{caller:?}: {pulled:?}");
         let expected = [(expected.0.to_owned(), expected.1.to_owned())];

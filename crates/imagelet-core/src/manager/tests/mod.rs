@@ -24,7 +24,7 @@ use crate::{
     credentials::{
         Credential, CredentialKind, CredentialSource, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret,
     },
-    events::{Event, EventSubject, LogEvents},
+    events::{Event, EventSubject, LogEvents, PodIdentity},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, default_tag},
     metrics::Metrics,
     records::{Absent, ImageAccess, RecordedSecret, VerificationPolicy},
@@ -100,11 +100,14 @@ impl TestNode {
             settings: wanted.settings,
             keyring: Arc::new(NodeKeyring::fixed(wanted.keyring)),
             providers: wanted.providers,
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
-            metrics: Arc::clone(&metrics),
+            reports: ManagerReports {
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+                metrics: Arc::clone(&metrics),
+                decisions: wanted.decisions,
+                recorder: None,
+            },
             inventory: wanted.inventory,
             stale: wanted.stale,
-            decisions: wanted.decisions,
             ..ManagerParts::new(runtime, Arc::clone(&records))
         });
         Self { manager: Arc::new(manager), events, metrics, records }
@@ -134,7 +137,18 @@ impl TestNode {
 
 fn request(image: &str) -> EnsureRequest {
     let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "uid-web".into() };
-    EnsureRequest { pod, ..EnsureRequest::new(image, PullPolicy::IfNotPresent) }
+    of_pod(pod, EnsureRequest::new(image, PullPolicy::IfNotPresent))
+}
+
+fn of_pod(pod: PodIdentity, mut request: EnsureRequest) -> EnsureRequest {
+    request.pull.pod = pod;
+    request
+}
+
+/// The request with a credential of its own.
+fn with_credential(credential: Credential, mut request: EnsureRequest) -> EnsureRequest {
+    request.pull.credential = Some(credential);
+    request
 }
 
 fn secret(name: &str, document: &str) -> PullSecret {
@@ -444,7 +458,11 @@ async fn a_private_image_on_the_node_is_not_open_to_who_cannot_pull_it() {
     // The same credential in another secret opens it, and is remembered.
     let other = EnsureRequest { secrets: vec![secret("t", document)], ..request("reg.io/app:v2") };
     assert!(node.ensure(&other).await.is_err(), "another tag is another image, and it is not there");
-    let other = EnsureRequest { image: "reg.io/app:v1".into(), ..other };
+    let other = {
+        let mut other = other;
+        other.pull.image.image = "reg.io/app:v1".into();
+        other
+    };
     assert_eq!(node.ensure(&other).await.unwrap().origin, Origin::AlreadyPresent);
 }
 
@@ -456,10 +474,10 @@ async fn credentials_given_with_the_request_are_the_only_ones_shown() {
     keyring.add_credential("reg.io", CredentialSource::Node, Credential::basic("", "ada", Secret::new("smash")));
     let node = TestNode::new(Arc::new(fake.clone()), Wanted { keyring, ..Wanted::default() });
     let wrong = Credential::basic("", "ada", Secret::new("guess"));
-    let wrong = EnsureRequest { credentials: vec![wrong], ..request("reg.io/app:v1") };
+    let wrong = with_credential(wrong, request("reg.io/app:v1"));
     assert!(!format!("{wrong:?}").contains("guess"));
     assert_eq!(node.ensure(&wrong).await.unwrap_err().kind(), Some(RuntimeErrorKind::Denied));
-    let other_pod = EnsureRequest { pod: PodIdentity::default(), ..request("reg.io/app:v1") };
+    let other_pod = of_pod(PodIdentity::default(), request("reg.io/app:v1"));
     node.ensure(&other_pod).await.unwrap();
 }
 

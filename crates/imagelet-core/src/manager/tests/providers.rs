@@ -78,8 +78,8 @@ async fn no_provider_is_asked_for_an_image_that_is_open_to_all_nor_beside_creden
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("u", "p")));
     let node = TestNode::new(Arc::new(fake.clone()), wanted(&asked));
-    let credentials = vec![Credential::basic("", "u", Secret::new("p"))];
-    node.ensure(&EnsureRequest { credentials, ..robot("reg.io/app:v1") }).await.unwrap();
+    let credential = Credential::basic("", "u", Secret::new("p"));
+    node.ensure(&with_credential(credential, robot("reg.io/app:v1"))).await.unwrap();
     assert_eq!(node.ensure(&robot("reg.io/app:v1")).await.unwrap().origin, Origin::AlreadyPresent);
     assert_eq!(asked.count(), 0);
 }

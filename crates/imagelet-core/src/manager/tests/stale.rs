@@ -90,7 +90,7 @@ async fn who_has_no_right_to_the_image_gets_the_registrys_error() {
     node.ensure(&entitled(IMAGE)).await.unwrap();
     away(&fake);
     let stranger = PodIdentity { uid: "uid-other".into(), ..PodIdentity::default() };
-    let refused = node.ensure(&EnsureRequest { pod: stranger, ..always(IMAGE) }).await.unwrap_err();
+    let refused = node.ensure(&of_pod(stranger, always(IMAGE))).await.unwrap_err();
     assert_eq!(refused.reason(), "RegistryUnavailable");
     assert!(!refused.message().contains("present"), "{}", refused.message());
     let used = node.ensure(&entitled(IMAGE)).await.unwrap();
@@ -107,7 +107,7 @@ async fn an_image_that_is_gone_was_replaced_or_never_verified_is_not_used() {
     away(&fake);
     let pod = |name: &str| PodIdentity { uid: name.into(), ..PodIdentity::default() };
     let fails = async |image: &str, name: &str| {
-        let asked = EnsureRequest { pod: pod(name), ..always(image) };
+        let asked = of_pod(pod(name), always(image));
         assert_eq!(node.ensure(&asked).await.unwrap_err().reason(), "RegistryUnavailable", "{name}");
     };
     fails("reg.io/loaded:v1", "loaded by hand").await;

@@ -60,7 +60,8 @@ async fn each_failed_pull_is_recorded_under_its_name() {
     }
     let failed = recorded.happened("reg.io/app:v1");
     assert_eq!(failed.len(), 3, "{failed:?}");
-    let is_whole = |act: &Act| act.code == ActCode::PullFailed && act.by == "pod default/web" && !act.why.is_empty();
+    let is_whole =
+        |act: &Act| act.code == ActCode::PullFailed && act.by == "pod default/web" && !act.details.why.is_empty();
     assert!(failed.iter().all(is_whole), "{failed:?}");
     fake.offer("reg.io/app:v1", "app", 1000);
     recorded.node.ensure(&request("reg.io/app:v1")).await.unwrap();

@@ -13,7 +13,7 @@ fn serial(node_policy: NodePolicy) -> PullSettings {
 
 fn of(namespace: &str, image: &str) -> EnsureRequest {
     let mut request = request(image);
-    request.pod.namespace = namespace.into();
+    request.pull.pod.namespace = namespace.into();
     request
 }
 
@@ -295,7 +295,7 @@ async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pod
     let node = node(fake.clone(), Wanted::default().settings);
     let pod = |index: usize| {
         let mut request = EnsureRequest { policy: PullPolicy::Always, ..request(&image(index)) };
-        request.pod.uid = format!("uid-{index}").into();
+        request.pull.pod.uid = format!("uid-{index}").into();
         request
     };
     for index in 0..1000 {
@@ -331,7 +331,7 @@ async fn a_circuit_that_opens_is_one_event_about_the_node_that_names_no_image() 
         let node = node(fake, PullSettings { node_policy, ..Wanted::default().settings });
         for index in 0..9 {
             let mut request = request(&format!("dead.io/secret{index}:v1"));
-            request.pod.uid = format!("uid-{index}").into();
+            request.pull.pod.uid = format!("uid-{index}").into();
             node.ensure(&request).await.unwrap_err();
         }
         let events = node.events.recent().into_iter().map(|recorded| recorded.event);
@@ -366,14 +366,15 @@ async fn an_open_circuit_shows_no_tenant_what_another_tenant_pulls() {
         for index in 0..3 {
             // Answers to one repository hold back no other.
             let mut own = request(&format!("reg.io/team-a/secret-project{}:v7", index % 2));
-            own.pod = PodIdentity { namespace: "team-a".into(), name: "a".into(), uid: format!("a-{index}").into() };
+            own.pull.pod =
+                PodIdentity { namespace: "team-a".into(), name: "a".into(), uid: format!("a-{index}").into() };
             let error = node.ensure(&own).await.unwrap_err();
             assert!(error.message().contains("secret-project"), "its own failure: {}", error.message());
         }
         let began = node.reported().len();
         fake.take_calls();
         let mut other = request("reg.io/team-b/app:v1");
-        other.pod = PodIdentity { namespace: "team-b".into(), name: "b".into(), uid: "b".into() };
+        other.pull.pod = PodIdentity { namespace: "team-b".into(), name: "b".into(), uid: "b".into() };
         let held = node.ensure(&other).await.unwrap_err();
         let client = EnsureRequest {
             caller: Caller::Client { own_credentials: false, is_limited: false },
@@ -404,8 +405,8 @@ async fn a_namespace_that_the_runtime_refuses_gets_no_image_through_the_pull_of_
         let mut tasks = Vec::new();
         for namespace in ["team-a", "team-a", "team-b"] {
             let mut asked = request("reg.io/app:v1");
-            asked.pod = PodIdentity { namespace: namespace.into(), name: "p".into(), uid: namespace.into() };
-            asked.encoded_pod = is_given_the_pod.then(|| EncodedPod::new(&[1]));
+            asked.pull.pod = PodIdentity { namespace: namespace.into(), name: "p".into(), uid: namespace.into() };
+            asked.pull.encoded_pod = is_given_the_pod.then(|| EncodedPod::new(&[1]));
             tasks.push(node.begin(&asked).await);
         }
         advance(Duration::from_secs(6)).await;

@@ -164,7 +164,7 @@ fn intent_written(input: &Value, way: Way) -> Value {
     let files = std::fs::read_dir(root.path().join("image_manager/pulling")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
-    let written = PullIntent::decode(&std::fs::read(file).unwrap()).unwrap().content;
+    let written = PullIntent::decode(&std::fs::read(file).unwrap()).unwrap().0;
     json!({
         "intent_counter_after": running(&records, &asked),
         "intent_file": file.file_name().unwrap().to_str(),

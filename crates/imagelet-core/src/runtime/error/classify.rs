@@ -8,53 +8,69 @@ use super::{
 };
 
 use ErrorClass as C;
+use RuntimeErrorKind as K;
 
 /// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
-/// stage, [`PLACES`] decides.
-const TEXTS: [(C, Option<Stage>, &[&str]); 36] = [
+/// stage, [`PLACES`] decides. The kind is that of a pull whose code says less; with one, each pattern has a space or a
+/// colon, so that no image name can contain it.
+const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     // The runtime's own socket.
-    (C::RuntimeUnavailable, Some(Stage::Runtime), &["dial unix"]),
+    (C::RuntimeUnavailable, Some(Stage::Runtime), K::Unavailable, &["dial unix"]),
     // The disk.
-    (C::DiskFull, Some(Stage::Disk), &["no space left on device", "disk quota exceeded"]),
-    (C::DiskFailed, Some(Stage::Disk), &["read-only file system", "input/output error"]),
+    (C::DiskFull, Some(Stage::Disk), K::DiskFull, &["no space left on device", "disk quota exceeded"]),
+    (C::DiskFailed, Some(Stage::Disk), K::Other, &["read-only file system", "input/output error"]),
     // Policy.
-    (C::SignatureRejected, Some(Stage::Policy), &["signaturevalidationfailed", "signature was required"]),
-    (C::SignatureRejected, Some(Stage::Policy), &["source image rejected"]),
+    (C::SignatureRejected, Some(Stage::Policy), K::Other, &["signaturevalidationfailed", "signature was required"]),
+    (C::SignatureRejected, Some(Stage::Policy), K::Other, &["source image rejected"]),
     // The path to the registry.
-    (C::ProxyFailed, Some(Stage::Proxy), &["proxyconnect", "407 proxy authentication required"]),
-    (C::HostNotFound, Some(Stage::Dns), &["no such host", "server misbehaving"]),
-    (C::HostNotFound, Some(Stage::Dns), &["temporary failure in name resolution", "name or service not known"]),
-    (C::HostNotFound, Some(Stage::Dns), &["failed to lookup address information"]),
-    (C::CertificateInvalid, Some(Stage::Tls), &["x509:", "invalid peer certificate"]),
-    (C::TlsFailed, Some(Stage::Tls), &["tls handshake timeout", "server gave http response to https client"]),
-    (C::TlsFailed, Some(Stage::Tls), &["remote error: tls:", "tls: "]),
-    (C::ConnectionRefused, Some(Stage::Connect), &["connection refused"]),
-    (C::Unreachable, Some(Stage::Connect), &["no route to host", "network is unreachable", "host is unreachable"]),
-    (C::Unreachable, Some(Stage::Connect), &["i/o timeout", "client.timeout exceeded"]),
-    (C::ConnectionLost, None, &["connection reset by peer", "broken pipe"]),
+    (C::ProxyFailed, Some(Stage::Proxy), K::RegistryUnavailable, &["proxyconnect tcp"]),
+    (C::ProxyFailed, Some(Stage::Proxy), K::Other, &["407 proxy authentication required"]),
+    (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["no such host", "server misbehaving"]),
+    (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["temporary failure in name resolution"]),
+    (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["name or service not known"]),
+    (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["failed to lookup address information"]),
+    (C::CertificateInvalid, Some(Stage::Tls), K::Other, &["x509:", "invalid peer certificate"]),
+    (C::TlsFailed, Some(Stage::Tls), K::RegistryUnavailable, &["tls handshake timeout"]),
+    (C::TlsFailed, Some(Stage::Tls), K::Other, &["server gave http response to https client", "tls: "]),
+    (C::ConnectionRefused, Some(Stage::Connect), K::RegistryUnavailable, &["connection refused"]),
+    (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["no route to host", "network is unreachable"]),
+    (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["host is unreachable", "i/o timeout"]),
+    (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["client.timeout exceeded"]),
+    (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer", "broken pipe"]),
     // The registry's response. A rate limit may come with any status.
-    (C::RateLimited, None, &["toomanyrequests", "429 too many requests", "answered 429"]),
-    (C::PlatformMissing, Some(Stage::Manifest), &["no match for platform", "no image found in image index"]),
-    (C::PlatformMissing, Some(Stage::Manifest), &["no image found in manifest list"]),
-    (C::DigestMismatch, Some(Stage::Digest), &["unexpected commit digest", "unexpected commit size"]),
-    (C::DigestMismatch, Some(Stage::Digest), &["failed size validation", "digest did not match"]),
-    (C::Unauthorized, None, &["401 unauthorized", "unauthorized: ", "authentication required"]),
-    (C::Unauthorized, None, &["no basic auth credentials", "insufficient_scope", "pull access denied"]),
-    (C::Unauthorized, None, &["invalid username/password", "does not accept the credential", "without a credential"]),
-    (C::Forbidden, None, &["403 forbidden", "denied: "]),
-    (C::RegistryFailed, None, &["500 internal server error", "502 bad gateway", "503 service unavailable"]),
-    (C::RegistryFailed, None, &["504 gateway timeout", "answered 5"]),
-    (C::BlobUnknown, Some(Stage::Blob), &["blob unknown"]),
-    (C::ImageUnknown, Some(Stage::Manifest), &["manifest unknown", "name unknown"]),
-    (C::ImageUnknown, None, &["was not found in registry", "404 not found", ": not found"]),
+    (C::RateLimited, None, K::Other, &["toomanyrequests", "429 too many requests", "answered 429"]),
+    (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no match for platform"]),
+    (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in image index"]),
+    (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in manifest list"]),
+    (C::DigestMismatch, Some(Stage::Digest), K::Corrupt, &["unexpected commit digest", "unexpected commit size"]),
+    (C::DigestMismatch, Some(Stage::Digest), K::Corrupt, &["failed size validation", "digest did not match"]),
+    (C::Unauthorized, None, K::Denied, &["401 unauthorized", "unauthorized: ", "authentication required"]),
+    (C::Unauthorized, None, K::Denied, &["no basic auth credentials", "insufficient_scope:", "pull access denied"]),
+    (C::Unauthorized, None, K::Denied, &["authorization failed", "invalid username/password", "without a credential"]),
+    (C::Unauthorized, None, K::Denied, &["does not accept the credential"]),
+    (C::Forbidden, None, K::Denied, &["403 forbidden", "denied: "]),
+    (C::RegistryFailed, None, K::Other, &["500 internal server error", "answered 5"]),
+    (C::RegistryFailed, None, K::RegistryUnavailable, &["502 bad gateway", "503 service unavailable"]),
+    (C::RegistryFailed, None, K::RegistryUnavailable, &["504 gateway timeout"]),
+    (C::BlobUnknown, Some(Stage::Blob), K::NotFound, &["blob unknown"]),
+    (C::ImageUnknown, Some(Stage::Manifest), K::NotFound, &["manifest unknown", "name unknown"]),
+    (C::ImageUnknown, None, K::NotFound, &["was not found in registry", "404 not found", ": not found"]),
     // The fetched content.
-    (C::ContentInvalid, Some(Stage::Unpack), &["failed to extract layer", "applying layer"]),
-    (C::ConnectionLost, None, &["unexpected eof"]),
-    (C::RateExceeded, Some(Stage::Queue), &["pull qps exceeded"]),
-    (C::NameInvalid, Some(Stage::Name), &["invalid reference format", "failed to parse image reference"]),
-    (C::TimedOut, None, &["context deadline exceeded"]),
-    (C::Cancelled, None, &["context canceled"]),
+    (C::ContentInvalid, Some(Stage::Unpack), K::Other, &["failed to extract layer", "applying layer"]),
+    (C::ConnectionLost, None, K::Other, &["unexpected eof"]),
+    (C::RateExceeded, Some(Stage::Queue), K::Other, &["pull qps exceeded"]),
+    (C::NameInvalid, Some(Stage::Name), K::InvalidArgument, &["invalid reference format"]),
+    (C::NameInvalid, Some(Stage::Name), K::InvalidArgument, &["failed to parse image reference"]),
+    (C::TimedOut, None, K::Other, &["context deadline exceeded"]),
+    (C::Cancelled, None, K::Other, &["context canceled"]),
 ];
+
+/// The kind of a failed pull whose code says less than its text.
+pub fn kind_of_pull_text(text: &str) -> Option<RuntimeErrorKind> {
+    let text = text.to_ascii_lowercase();
+    let found = TEXTS.iter().find(|(.., parts)| parts.iter().any(|part| text.contains(part)));
+    found.map(|(_, _, kind, _)| *kind)
+}
 
 /// Patterns for the stage, where the class does not imply it.
 const PLACES: [(Stage, &[&str]); 3] = [
@@ -82,7 +98,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
     // An error while unpacking is the layer's; disk errors were matched before.
-    if let Some((class, stage, _)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
+    if let Some((class, stage, ..)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
             (class, _) => *class,

@@ -75,6 +75,12 @@ impl RuntimeError {
         self
     }
 
+    /// The same error in a context, which it is the cause in; kind and hint stay.
+    #[must_use]
+    pub fn about(self, context: impl Into<String>) -> Self {
+        Self { hint: self.hint.clone(), ..Self::new(self.kind, context) }.caused_by(self)
+    }
+
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -1,7 +1,7 @@
 //! Whether a listed image can start containers: its runtime may list one whose layers are gone.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -31,55 +31,38 @@ pub trait ImageBacking: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct UsableImages {
     backing: Arc<dyn ImageBacking>,
-    /// The last successful check of each image.
-    usable_at: Arc<Mutex<HashMap<ImageId, Instant>>>,
-    /// Images whose layers are gone, each with its warning.
-    gone: Arc<Mutex<HashSet<ImageId>>>,
+    /// The last successful check of each image; `None`: its layers were gone, which was logged.
+    usable_at: Arc<Mutex<HashMap<ImageId, Option<Instant>>>>,
 }
 
 impl UsableImages {
     pub fn new(backing: Arc<dyn ImageBacking>) -> Self {
-        Self { backing, usable_at: Arc::default(), gone: Arc::default() }
+        Self { backing, usable_at: Arc::default() }
     }
 
     /// Whether a listed image can start containers; true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
-        let known = self.lock().get(image).is_some_and(|at| at.elapsed() < USABLE_FOR);
-        if known {
+        let is_recent = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < USABLE_FOR);
+        if self.lock().get(image).is_some_and(is_recent) {
             return true;
         }
-        let Ok(looked) = timeout(USABLE_MAX, self.backing.is_usable(image)).await else { return true };
-        let is_usable = looked.unwrap_or_else(|error| {
-            tracing::debug!(%image, error = error.chain(), "could not look at what an image is made of");
+        let Ok(checked) = timeout(USABLE_MAX, self.backing.is_usable(image)).await else { return true };
+        let is_usable = checked.unwrap_or_else(|error| {
+            tracing::debug!(%image, error = error.chain(), "could not check the content of an image");
             true
         });
-        let is_new = self.note_gone(image, !is_usable);
-        if is_usable {
-            let mut usable_at = self.lock();
-            if usable_at.len() >= IMAGES_MAX {
-                usable_at.retain(|_, at| at.elapsed() < USABLE_FOR);
-            }
-            usable_at.insert(image.clone(), Instant::now());
-        } else if is_new {
+        let mut usable_at = self.lock();
+        if usable_at.len() >= IMAGES_MAX {
+            usable_at.retain(|_, at| is_recent(at));
+        }
+        let before = usable_at.insert(image.clone(), is_usable.then(Instant::now));
+        if !is_usable && before != Some(None) {
             tracing::warn!(%image, "the runtime lists an image whose layers are gone; it is reported absent");
         }
         is_usable
     }
 
-    /// Notes whether an image's layers are gone. Returns whether they were not before.
-    fn note_gone(&self, image: &ImageId, is_gone: bool) -> bool {
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_gone {
-            gone.remove(image);
-            return false;
-        }
-        if gone.len() >= IMAGES_MAX {
-            gone.clear();
-        }
-        gone.insert(image.clone())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ImageId, Instant>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ImageId, Option<Instant>>> {
         self.usable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,10 +102,10 @@ mod tests {
         layers.are_gone.store(true, Ordering::SeqCst);
         assert!(!images.is_usable(&id).await);
         assert!(!images.is_usable(&id).await, "what is gone is looked at each time");
-        assert!(!images.note_gone(&id, true), "and warned of once");
+        assert_eq!(images.lock().get(&id), Some(&None), "and warned of once");
         layers.are_gone.store(false, Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
-        assert!(images.note_gone(&id, true), "until it was usable again");
+        assert!(images.lock()[&id].is_some(), "until it was usable again");
         let looks = layers.looks.load(Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
         assert_eq!(layers.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");

@@ -66,10 +66,8 @@ pub(super) async fn check(images: &dyn ImageService, spec: &ImageSpec) -> Result
         }
         found => found,
     };
-    let found = found.map_err(|error| {
-        let message = "the runtime accepted its removal and does not answer whether it is gone";
-        RuntimeError::new(error.kind(), message).caused_by(Box::new(error))
-    })?;
+    let found = found
+        .map_err(|error| error.about("the runtime accepted its removal and does not answer whether it is gone"))?;
     match found {
         Some(image) if is_asked(&image, spec) => Err(RuntimeError::new(RuntimeErrorKind::Remains, remains(&image))),
         _ => Ok(()),

@@ -65,11 +65,11 @@ impl ClusterView {
         // In the order of the places, so that no namespace takes all writes of a pass.
         for (set, limit) in all_sets.iter().flat_map(|sets| sets.placed()) {
             plan.sets_known += 1;
-            let (mut selected, mut full) = (Vec::new(), 0);
+            let (mut selected, mut is_full) = (Vec::new(), false);
             for (name, _) in nodes.iter().filter(|(_, labels)| set.spec.selects(labels)) {
                 let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
-                let is_full = || reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
-                full += usize::from(report.is_none() && is_full());
+                is_full |=
+                    report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
                 let report = report.filter(|report| report.generation == set.generation);
                 let phase = report.map(|report| report.phase);
                 let mut node = SelectedNode {
@@ -94,7 +94,7 @@ impl ClusterView {
                 selected.push(node);
             }
             selected.sort_by_key(|node| (node.place, node.name));
-            let limit = limit.or_else(|| (full > 0).then_some(SetLimit::Report(full)));
+            let limit = limit.or(is_full.then_some(SetLimit::Report));
             match decide(set, limit, &selected, wall) {
                 SetAction::Idle { until } => {
                     let deadline = set.deadline().filter(|deadline| *deadline > wall);

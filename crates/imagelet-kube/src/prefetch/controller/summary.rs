@@ -59,7 +59,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], n
         started_at: Some(known(&before.started_at)),
         finished_at: is_finished.then(|| known(&before.finished_at)),
         // No node begins what all of them pass over.
-        wave: if limit.is_some_and(SetLimit::is_passed_over) { None } else { wave(set, nodes) },
+        wave: if limit.is_none_or(|limit| limit == SetLimit::Report) { wave(set, nodes) } else { None },
         nodes: counts,
         failures: failures(nodes),
         conditions: conditions(set, limit, &counts, is_over, &now),
@@ -90,7 +90,7 @@ fn conditions(
     let NodeCounts { wanted, ready, failed, .. } = counts;
     let is_complete = *wanted > 0 && ready == wanted;
     let limited = limit.map(|limit| (limit, limit.to_string()));
-    let passed_over = limited.as_ref().filter(|(limit, _)| limit.is_passed_over());
+    let passed_over = limited.as_ref().filter(|(limit, _)| *limit != SetLimit::Report);
     let so_far = &*format!("{ready} of {wanted} nodes have fetched all images");
     let (reason, message) = match passed_over {
         _ if is_complete => ("Complete", so_far),

@@ -16,9 +16,9 @@ use std::{
 use imagelet_core::{
     backoff::random_share,
     hold::CHECK_PERIOD,
-    image::Platform,
+    image::{ImageSpec, Platform},
     manager::{Caller, EnsureRequest},
-    runtime::{ErrorClass, Stage},
+    runtime::{ErrorClass, PullRequest, Stage},
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -332,10 +332,11 @@ async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFai
     let platform = platform.or_else(|error| failed(ErrorClass::NameInvalid, Stage::Name, error.to_string()))?;
     Ok(EnsureRequest {
         caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
+        pull: PullRequest { image: ImageSpec::new(image.reference.clone()), platform, ..PullRequest::default() },
+        policy: task.policy.for_pull(),
         secrets,
-        platform,
         priority: PREFETCH_PRIORITY,
-        ..EnsureRequest::new(image.reference.clone(), task.policy.for_pull())
+        ..EnsureRequest::default()
     })
 }
 

@@ -5,10 +5,10 @@ use std::{fmt, time::SystemTime};
 use imagelet_core::image::Digest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{Api, Client, core::DynamicResourceScope};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::{
-    set_spec::{ImageSetSpec, SetRejection},
+    set_spec::{ImageSetSpec, SetRejection, SetScope},
     set_status::{SetStatus, readable},
 };
 use crate::{
@@ -18,31 +18,6 @@ use crate::{
 
 /// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub(crate) enum SetScope {
-    /// Images of one namespace, with its pull secrets.
-    #[serde(rename = "ImageSet")]
-    Namespace,
-    /// Images of the cluster, with the credentials of each node.
-    #[serde(rename = "ClusterImageSet")]
-    Cluster,
-}
-
-impl SetScope {
-    pub(crate) const ALL: [Self; 2] = [Self::Namespace, Self::Cluster];
-
-    pub(crate) fn kind(self) -> &'static str {
-        self.words()[2]
-    }
-
-    fn words(self) -> [&'static str; 4] {
-        match self {
-            Self::Namespace => ["imagelet.dev", "v1alpha1", "ImageSet", "imagesets"],
-            Self::Cluster => ["imagelet.dev", "v1alpha1", "ClusterImageSet", "clusterimagesets"],
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {

@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 
 use super::{
     REPORTED_SETS_MAX,
-    image_set::{ImageSet, SetName, SetObject, SetScope},
+    image_set::{ImageSet, SetName, SetObject},
+    set_spec::SetScope,
 };
 use crate::watch::follow;
 
@@ -32,8 +33,8 @@ pub(crate) enum SetLimit {
     OfNamespace,
     /// Other sets have all places.
     Total,
-    /// Nodes fetch it, and the reports of so many are full.
-    Report(usize),
+    /// Nodes fetch it, and the report of one is full.
+    Report,
 }
 
 impl SetLimit {
@@ -41,13 +42,8 @@ impl SetLimit {
         match self {
             Self::OfNamespace => "NamespaceLimit",
             Self::Total => "TotalLimit",
-            Self::Report(_) => "ReportLimit",
+            Self::Report => "ReportLimit",
         }
-    }
-
-    /// Whether nodes pass over the set.
-    pub(crate) fn is_passed_over(self) -> bool {
-        !matches!(self, Self::Report(_))
     }
 }
 
@@ -58,9 +54,8 @@ impl fmt::Display for SetLimit {
                 write!(f, "no node fetches the set: {SETS_OF_NAMESPACE_MAX} older sets of its namespace are the limit")
             }
             Self::Total => write!(f, "no node fetches the set: {SETS_MAX} other sets are the limit"),
-            Self::Report(nodes) => {
-                let full = if *nodes == 1 { "report of 1 node has" } else { &format!("reports of {nodes} nodes have") };
-                write!(f, "the {full} {REPORTED_SETS_MAX} other sets, which is the limit")
+            Self::Report => {
+                write!(f, "the report of a selected node has {REPORTED_SETS_MAX} other sets, which is the limit")
             }
         }
     }
@@ -148,17 +143,16 @@ fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> 
     })
 }
 
-/// The sets of both kinds, in the order of [`SetScope::ALL`], which two watches fill and another task reads.
+/// The sets of the cluster and those of namespaces, which two watches fill and another task reads.
 #[derive(Debug, Default)]
-pub(crate) struct SharedSets([Mutex<KnownSets>; 2]);
+pub(crate) struct SharedSets(Mutex<[KnownSets; 2]>);
 
 impl SharedSets {
     /// Follows both kinds for as long as this future lives, and wakes the reader of `changed`.
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
-        let [of_namespaces, of_cluster] = &self.0;
-        let follow = async |name, scope, sets: &Mutex<KnownSets>| {
+        let follow = async |name, scope, place: usize| {
             let take = |event| {
-                if lock(sets).take(event, scope) {
+                if self.lock()[place].take(event, scope) {
                     changed.notify_one();
                 }
             };
@@ -166,20 +160,19 @@ impl SharedSets {
             follow::<SetObject>(name, client, &scope, config, Arc::default(), take).await;
         };
         tokio::join!(
-            follow("image sets", SetScope::Namespace, of_namespaces),
-            follow("image sets of the cluster", SetScope::Cluster, of_cluster),
+            follow("image sets of the cluster", SetScope::Cluster, 0),
+            follow("image sets", SetScope::Namespace, 1),
         );
     }
 
-    /// The sets of the cluster and those of namespaces; `None`: not all are listed yet.
-    pub(crate) fn listed(&self) -> Option<[MutexGuard<'_, KnownSets>; 2]> {
-        let [of_namespaces, of_cluster] = self.0.each_ref().map(lock);
-        (of_namespaces.is_listed && of_cluster.is_listed).then_some([of_cluster, of_namespaces])
+    /// `None`: not all are listed yet.
+    pub(crate) fn listed(&self) -> Option<MutexGuard<'_, [KnownSets; 2]>> {
+        Some(self.lock()).filter(|sets| sets.iter().all(|sets| sets.is_listed))
     }
-}
 
-fn lock(sets: &Mutex<KnownSets>) -> MutexGuard<'_, KnownSets> {
-    sets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, [KnownSets; 2]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]

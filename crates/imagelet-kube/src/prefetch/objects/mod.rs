@@ -14,10 +14,10 @@ mod values;
 #[cfg(test)]
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
-    image_set::{ImageSet, PLACES, SetName, SetObject, SetScope},
+    image_set::{ImageSet, PLACES, SetName, SetObject},
     known_sets::{SetLimit, SharedSets},
     node_images::{ImagePhase, ImageReport, NodeImages, SetPhase, SetReport},
-    set_spec::{SetImage, SetPullPolicy},
+    set_spec::{SetImage, SetPullPolicy, SetScope},
     set_status::{FailureCount, SetStatus, WaveStatus},
 };
 pub use self::{set_spec::SetRejection, set_status::NodeCounts};

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IMAGES_MAX,
-    image_set::SetScope,
     values::{NodeLimit, SetDuration},
 };
 use crate::names::{NAME_LENGTH_MAX, is_name, shown};
@@ -49,6 +48,32 @@ pub(crate) struct SetImage {
     pub(crate) pull_secret: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) platform: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub(crate) enum SetScope {
+    /// Images of one namespace, with its pull secrets.
+    #[serde(rename = "ImageSet")]
+    Namespace,
+    /// Images of the cluster, with the credentials of each node.
+    #[serde(rename = "ClusterImageSet")]
+    Cluster,
+}
+
+impl SetScope {
+    pub(crate) const ALL: [Self; 2] = [Self::Namespace, Self::Cluster];
+
+    pub(crate) fn kind(self) -> &'static str {
+        self.words()[2]
+    }
+
+    /// Group, version, kind and plural.
+    pub(super) fn words(self) -> [&'static str; 4] {
+        match self {
+            Self::Namespace => ["imagelet.dev", "v1alpha1", "ImageSet", "imagesets"],
+            Self::Cluster => ["imagelet.dev", "v1alpha1", "ClusterImageSet", "clusterimagesets"],
+        }
+    }
 }
 
 /// When a node pulls an image of a set; `Never` would be a set without a purpose.

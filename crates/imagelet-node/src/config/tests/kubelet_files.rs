@@ -147,7 +147,7 @@ fn a_drop_in_that_a_kubelet_does_not_start_with_is_refused_by_its_name() {
 
 #[test]
 fn a_minimum_age_of_zero_is_none_in_our_own_file_and_the_default_in_a_kubelets() {
-    let of_ours = |text: &str| given(text).settings().expect("it holds").gc.age_min.as_secs();
+    let of_ours = |text: &str| given(text).settings().expect("it holds").collection.policy.age_min.as_secs();
     for text in ["imageMinimumGCAge: 0s\n", "imageMinimumGCAge: 0\n", "imageMinimumGCAge: '0'\n"] {
         assert_eq!(of_ours(text), 0, "{text}");
     }
@@ -155,5 +155,5 @@ fn a_minimum_age_of_zero_is_none_in_our_own_file_and_the_default_in_a_kubelets()
         assert_eq!(of_ours(text), 120, "{text}");
     }
     let kubelet = given_kubelet(&json!({"imageMinimumGCAge": "0s"}));
-    assert_eq!(kubelet.settings().expect("it holds").gc.age_min.as_secs(), 120);
+    assert_eq!(kubelet.settings().expect("it holds").collection.policy.age_min.as_secs(), 120);
 }

@@ -204,7 +204,7 @@ fn of_a_kubelets_feature_gates_the_one_about_images_is_taken() {
     );
     let mut sources = defaults();
     sources.add_kubelet_file(&path).expect("it is read");
-    assert_eq!(sources.settings().expect("it holds").verification, None);
+    assert_eq!(sources.settings().expect("it holds").records.verification, None);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn flags_win_over_files_and_our_file_over_the_kubelets() {
     assert_eq!(shown["store.directory"], "\"/srv/images\" --store");
     assert_eq!(shown["registryPullQPS"], "5 default");
     let settings = sources.settings().expect("the configuration holds");
-    let Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+    let Backend::Embedded(store) = settings.images.backend else { panic!("another backend") };
     assert_eq!(store.engine.place.root, Path::new("/srv/images"));
 }
 
@@ -290,12 +290,12 @@ fn a_signature_policy_is_taken_only_where_every_pull_obeys_it() {
         match given(&text).settings() {
             Ok(settings) => {
                 assert!(accepted, "{text}");
-                assert_eq!(settings.registry.signature_policy, Some("/etc/containers/policy.json".into()));
+                assert_eq!(settings.images.registry.signature_policy, Some("/etc/containers/policy.json".into()));
             }
             Err(error) => assert!(!accepted && message(&error).contains("registry.signaturePolicy"), "{text}"),
         }
     }
-    assert_eq!(defaults().settings().expect("the defaults").registry.signature_policy, None);
+    assert_eq!(defaults().settings().expect("the defaults").images.registry.signature_policy, None);
 }
 
 fn set_mode(path: &Path, mode: u32) {
@@ -311,9 +311,9 @@ fn the_password_of_a_proxy_is_read_from_its_file_where_others_neither_read_nor_c
             .settings()
     };
     set_mode(&file, 0o600);
-    let rules = settings("http://user@p", &path).expect("a good file").registry.proxies.rules;
+    let rules = settings("http://user@p", &path).expect("a good file").images.registry.proxies.rules;
     let in_url = given("registry: {proxies: [{hosts: ['*'], proxy: 'http://user:hunt%2540er2@p'}]}\n");
-    assert_eq!(rules, in_url.settings().expect("a good URL").registry.proxies.rules);
+    assert_eq!(rules, in_url.settings().expect("a good URL").images.registry.proxies.rules);
     let refusal = |proxy: &str, file: &str| message(&settings(proxy, file).expect_err("refused"));
     let check = |refusal: String, words: &str| {
         assert!(refusal.starts_with("f.yaml:1: ") && refusal.contains("registry.proxies[0]: "), "{refusal}");
@@ -362,7 +362,7 @@ fn what_a_store_promises_and_allows_is_said_in_the_file() {
     )
     .settings()
     .expect("a good file");
-    let Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+    let Backend::Embedded(store) = settings.images.backend else { panic!("another backend") };
     assert_eq!((store.engine.durability, store.engine.keep_blobs), (imagelet_oci::Durability::Background, true));
     assert_eq!(store.engine.limits.memory, 128 << 20);
     assert_eq!((store.engine.limits.expansion_max, store.engine.limits.expansion_free), (50, 1 << 30));
@@ -398,7 +398,7 @@ fn the_sandbox_image_is_taken_from_the_kubelets_file_and_from_our_own() {
         sources.settings()
     };
     let names = |kubelet: &str, own: &str| {
-        let names = settings(kubelet, own).expect("it holds").sandbox_images;
+        let names = settings(kubelet, own).expect("it holds").images.sandbox_images;
         names.map(|names| names.iter().map(|name| name.text().to_owned()).collect::<Vec<_>>())
     };
     let (of_kubelet, of_ours) = ("podInfraContainerImage: a.example/pause:1\n", "sandboxImage: b.example/pause\n");

@@ -108,7 +108,7 @@ fn rows(
 }
 
 fn page() -> String {
-    let environment = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
+    let environment = Environment { root: true, ..Environment::default() };
     let defaults = Sources::new(environment).effective().expect("defaults are a configuration");
     let defaults = defaults.into_iter().map(|one| (one.key, one.value)).collect();
     let mut page = format!(

@@ -121,7 +121,7 @@ impl LocalNode {
 
 /// The request's values over the configured ones.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
-    let configured = &settings.gc;
+    let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
     // A requested high threshold alone must not fail against a configured low one above it.
     let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
@@ -170,7 +170,7 @@ impl MakeRoom for SpaceByCollection {
 /// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
     node.parts.gc.wait_for_running().await;
-    let policy = node.settings().gc;
+    let policy = node.settings().collection.policy;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.sizes.could_free;
     if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
@@ -200,11 +200,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
     // Removed images first, in order of removal; kept images after them, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
-    let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
+    let stays = |it: &GcDecision| it.outcome == GcOutcome::Kept;
     decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
     let images = decisions.into_iter().map(|decision| {
         let (verdict, frees) = match decision.outcome {
-            GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
+            GcOutcome::Kept => ("keep", None),
             GcOutcome::Chosen => ("remove", Some(decision.frees.0)),
             GcOutcome::Removed => ("removed", Some(decision.frees.0)),
             GcOutcome::Failed(_) => ("failed", None),
@@ -322,9 +322,9 @@ mod tests {
 
     #[test]
     fn the_configuration_says_whose_way_of_collecting_is_gone() {
-        let kubelet = configured("kubelet").gc;
+        let kubelet = configured("kubelet").collection.policy;
         assert_eq!((kubelet.order, kubelet.pressure_relief), (GcOrder::ListedSizes, None));
-        let own = configured("imagelet").gc;
+        let own = configured("imagelet").collection.policy;
         let relief = own.pressure_relief.map(|it| (it.idle_min, it.critical.get()));
         assert_eq!((own.order, relief), (GcOrder::Cost, Some((Duration::from_hours(1), 95))));
     }

@@ -97,7 +97,7 @@ impl LocalNode {
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
         for decision in &report.decisions {
-            let goes = !matches!(decision.outcome, GcOutcome::Kept | GcOutcome::Spared);
+            let goes = decision.outcome != GcOutcome::Kept;
             let code = decision.reason.code();
             candidates += u64::from(goes || matches!(code, "not_needed" | "not_enough" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
@@ -139,7 +139,9 @@ impl LocalNode {
 
     /// Records the removal of an image or a name on request.
     pub fn removed_on_request(&self, code: ActCode, image: &Image, names: &[String], by: &str, freed: Option<u64>) {
-        self.parts.decisions.act(Act { bytes: freed, ..act_now(code, &[image.key()], names, by) });
+        let mut act = act_now(code, &[image.key()], names, by);
+        act.details.bytes = freed;
+        self.parts.decisions.act(act);
     }
 
     /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
@@ -166,18 +168,7 @@ impl LocalNode {
 
 /// An act of this moment on these images; its size, time and reason are not known.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
-    Act {
-        at: SystemTime::now(),
-        code,
-        keys: keys.iter().map(ToString::to_string).collect(),
-        names: names.to_vec(),
-        by: by.to_owned(),
-        bytes: None,
-        took_ms: None,
-        reason: String::new(),
-        why: String::new(),
-        hosts: Vec::new(),
-    }
+    Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }
 
 fn outcome(report: &GcReport, shadow: bool) -> &'static str {

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
+    audit_log::ActCode,
     credentials::TrackedCredential,
     image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
     runtime::{self, ImportOutcome},
@@ -72,11 +72,10 @@ pub(super) async fn import(
             tracing::info!(image = row.id, names = ?row.names, present = row.present, "imported an image");
             let key = ImageKey::new(ImageId::new(&row.id), String::new());
             node.parts.inventory.touch(&key, SystemTime::now());
-            node.parts.decisions.act(Act {
-                took_ms: Some(milliseconds_of(began.elapsed())),
-                why: format!("from `{}`", request.place.path.display()),
-                ..act_now(ActCode::Imported, &[key], &row.names, by)
-            });
+            let mut act = act_now(ActCode::Imported, &[key], &row.names, by);
+            act.details.took_ms = Some(milliseconds_of(began.elapsed()));
+            act.details.why = format!("from `{}`", request.place.path.display());
+            node.parts.decisions.act(act);
         }
         imported.images.push(row);
     }

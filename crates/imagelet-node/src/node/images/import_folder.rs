@@ -137,7 +137,7 @@ impl Outcome {
 
 /// Imports what has arrived since the last scan and is complete.
 pub(crate) async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
-    let Some(folder) = node.settings().import_folder.clone() else { return };
+    let Some(folder) = node.settings().images.import_folder.clone() else { return };
     let scanned = on_disk({
         let directory = folder.directory.clone();
         move || scan(&directory)

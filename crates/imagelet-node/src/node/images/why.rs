@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    audit_log::{Act, ActCode, History, ImageHistory, PullHost},
+    audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ByteSize, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
@@ -243,7 +243,7 @@ impl Command for WhyRequest {
 
 /// The command in another process that changes the store of this one: it may pull what is asked for.
 fn changing(settings: &Settings) -> Option<String> {
-    match &settings.backend {
+    match &settings.images.backend {
         Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
         Backend::Cri(_) => None,
     }
@@ -279,7 +279,7 @@ struct Prediction {
 
 async fn predict(node: &LocalNode) -> Result<Prediction, Failure> {
     let settings = node.settings();
-    let policy = settings.gc;
+    let policy = settings.collection.policy;
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The audit log records collections, not requests for a prediction.
     let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
@@ -328,7 +328,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
-    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.bytes);
+    let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.details.bytes);
     WhyImage {
         id: key.id().to_string(),
         names,
@@ -341,6 +341,7 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
 }
 
 pub(super) fn happening(act: Act) -> WhyHappening {
+    let ActDetails { bytes, took_ms, reason, why, hosts } = act.details;
     let what = match act.code {
         ActCode::Pulled => "pulled",
         ActCode::Imported => "imported",
@@ -356,12 +357,12 @@ pub(super) fn happening(act: Act) -> WhyHappening {
     WhyHappening {
         at: moment(act.at),
         what: what.into(),
-        code: if act.reason.is_empty() { act.code.code().into() } else { act.reason },
-        reason: act.why,
+        code: if reason.is_empty() { act.code.code().into() } else { reason },
+        reason: why,
         by: act.by,
         names: act.names,
-        bytes: act.bytes,
-        took_ms: act.took_ms,
-        hosts: act.hosts.into_iter().map(WhyHost::from).collect(),
+        bytes,
+        took_ms,
+        hosts: hosts.into_iter().map(WhyHost::from).collect(),
     }
 }

@@ -4,13 +4,12 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
-    events::{EventSubject, RecordedEvent},
+    events::{EventSubject, PodIdentity, RecordedEvent},
     image::ImageSpec,
     manager::{
-        EnsureError, EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
-        PullPolicy,
+        EnsureError, EnsureRequest, Origin, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole, PullPolicy,
     },
-    runtime::{ErrorClass, PullWatcher},
+    runtime::{ErrorClass, PullRequest, PullWatcher},
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
@@ -37,9 +36,9 @@ impl Command for PodRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
-        if !node.settings().node_policy.pods.sends_runtime_handler {
+        if !node.settings().pulls.node_policy.pods.sends_runtime_handler {
             // The kubelet sends one only with a feature gate that is off.
-            request.common.runtime_handler = String::new();
+            request.common.pull.image.runtime_handler = String::new();
         }
         let mut listening = Listening::new(node.parts.events.follow(), &request);
         let is_silent = node.local().is_none();
@@ -62,17 +61,21 @@ fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
         let why = format!("pod has {} images; the limit is {IMAGES_MAX}", asked.images.len());
         return Err(Failure::new("InvalidArgument", why));
     }
-    let common = EnsureRequest {
-        pod: PodIdentity {
-            namespace: asked.pod.namespace.as_str().into(),
-            name: asked.pod.name.as_str().into(),
-            uid: asked.pod.uid.as_str().into(),
-        },
-        service_account: Some(asked.service_account.clone()).filter(|name| !name.is_empty()),
-        annotations: asked.annotations.clone().into_iter().collect(),
+    let image = ImageSpec {
         runtime_handler: asked.runtime_handler.clone(),
+        annotations: asked.annotations.clone().into_iter().collect(),
+        ..ImageSpec::default()
+    };
+    let pod = PodIdentity {
+        namespace: asked.pod.namespace.as_str().into(),
+        name: asked.pod.name.as_str().into(),
+        uid: asked.pod.uid.as_str().into(),
+    };
+    let common = EnsureRequest {
+        pull: PullRequest { image, pod, ..PullRequest::default() },
+        service_account: Some(asked.service_account.clone()).filter(|name| !name.is_empty()),
         secrets: secrets(&asked.secrets),
-        ..EnsureRequest::new("", PullPolicy::IfNotPresent)
+        ..EnsureRequest::default()
     };
     let images = asked.images.iter().map(core_image).collect::<Result<_, Failure>>()?;
     Ok(CoreRequest { common, images, secrets_unread: asked.secrets_unread.clone() })
@@ -226,7 +229,7 @@ struct Listening {
 impl Listening {
     fn new(events: Receiver<RecordedEvent>, request: &CoreRequest) -> Self {
         let heard_max = (request.images.len() + 1) * EVENTS_PER_IMAGE_MAX;
-        Self { events, pod: request.common.pod.clone(), heard: Vec::new(), heard_max }
+        Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
     }
 
     /// Collects events while the work runs, and those that it recorded last.
@@ -250,8 +253,8 @@ impl Listening {
     }
 
     fn take(&mut self, recorded: RecordedEvent) {
-        let EventSubject::Pod { namespace, name, uid, field_path } = recorded.event.subject else { return };
-        if self.heard.len() < self.heard_max && (PodIdentity { namespace, name, uid }) == self.pod {
+        let EventSubject::Pod { pod, field_path } = recorded.event.subject else { return };
+        if self.heard.len() < self.heard_max && pod == self.pod {
             self.heard.push(EventRow {
                 at: moment(recorded.at),
                 r#type: recorded.event.kind.name().into(),

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    image::shown_name,
-    manager::{Caller, EnsureRequest, Origin, PodIdentity, PullPolicy},
+    events::PodIdentity,
+    image::{ImageSpec, shown_name},
+    manager::{Caller, EnsureRequest, Origin, PullPolicy},
+    runtime,
 };
 
 use super::pods::secrets;
@@ -26,7 +28,7 @@ impl Command for PullRequest {
             steps(Step::ThroughRuntime);
         }
         let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let ensured = node.parts.tracer.ensure(&request.image, watcher(steps), ensure).await;
+        let ensured = node.parts.tracer.ensure(request.image(), watcher(steps), ensure).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
             Origin::AlreadyPresent | Origin::Stale { .. } => (true, Duration::ZERO, None),
@@ -57,7 +59,7 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     };
     let platform = asked.platform.as_deref().map(str::parse).transpose();
     let platform = platform.map_err(|error: imagelet_core::image::PlatformError| invalid(error.to_string()))?;
-    let credentials = asked.login.iter().map(|login| Credential {
+    let credential = asked.login.as_ref().map(|login| Credential {
         kind: CredentialKind::Basic {
             username: login.user.clone(),
             password: login.password.as_ref().map_or_else(|| Secret::new(""), |password| password.0.clone()),
@@ -66,13 +68,19 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     });
     let pod = asked.pod.clone().unwrap_or_default();
     let is_for_a_pod = !(pod.name.is_empty() && pod.uid.is_empty());
+    let pod = PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() };
     Ok(EnsureRequest {
+        pull: runtime::PullRequest {
+            image: ImageSpec::new(asked.image.clone()),
+            credential,
+            pod,
+            platform,
+            ..runtime::PullRequest::default()
+        },
+        policy,
         caller: if is_for_a_pod { Caller::Pod } else { Caller::Command },
-        pod: PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() },
         container: asked.field.as_str().into(),
-        credentials: credentials.collect(),
         secrets: secrets(&asked.secrets),
-        platform,
-        ..EnsureRequest::new(asked.image.clone(), policy)
+        ..EnsureRequest::default()
     })
 }

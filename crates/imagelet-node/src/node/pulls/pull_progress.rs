@@ -85,8 +85,8 @@ mod tests {
     use std::sync::Arc;
 
     use imagelet_core::{
+        events::PodIdentity,
         image::{ByteSize, Digest},
-        manager::PodIdentity,
         runtime::{ForwardReason, PullEvent, RemovedImage, RuntimeError},
     };
 

@@ -23,7 +23,7 @@ use crate::{
         write::{LayoutWriter, tables},
     },
     manifest::{Descriptor, Manifest, corrupt},
-    registry::{BlobSource, ImageDocument, about},
+    registry::{BlobSource, ImageDocument},
 };
 
 /// Size of a read from the store.
@@ -47,7 +47,7 @@ impl Engine {
         progress: &Progress,
     ) -> Result<ExportedImage, RuntimeError> {
         let id = self.present(&request.image)?;
-        let failed = |error| about(error, &format!("could not export `{}`", request.image));
+        let failed = |error: RuntimeError| error.about(format!("could not export `{}`", request.image));
         let source = self.source(id).await.map_err(failed)?;
         let place = request.place.clone();
         let writer = blocking(move || LayoutWriter::create(&place)).await?;
@@ -135,7 +135,7 @@ impl Engine {
         first_source(names, credentials, &self.registry, fetch).await.unwrap_or_else(|error| {
             let message = format!("layer `{}` is not kept in the store, and no registry sent it", layer.digest);
             let hint = "pull with `store.keepBlobs: true`, or export while the registry answers";
-            Err(about(error, &message).with_hint(hint))
+            Err(error.about(&message).with_hint(hint))
         })
     }
 }

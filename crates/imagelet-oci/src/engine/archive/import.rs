@@ -24,7 +24,7 @@ use crate::{
         CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, Index, MANIFEST_BYTES_MAX, Manifest,
         ManifestDocument, Selected, corrupt, select, unacceptable,
     },
-    registry::{ImageDocument, Resolved, about},
+    registry::{ImageDocument, Resolved},
     store::DocumentBytes,
 };
 
@@ -61,7 +61,7 @@ impl Engine {
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
                     .await
-                    .map_err(|error| about(error, &format!("could not import `{}`", references[0]))),
+                    .map_err(|error| error.about(format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
             corrupt_images += usize::from(matches!(&outcome, Err(error) if error.kind() == RuntimeErrorKind::Corrupt));
@@ -85,7 +85,7 @@ impl Engine {
                 let plain = spool::plain(file, staging.path(), limits, &cancelled);
                 plain.and_then(|plain| ArchiveFiles::of_tar(plain, &place.path, &memory)).and_then(read)
             };
-            read.map_err(|error| about(error, &format!("could not read the archive `{}`", place.path.display())))
+            read.map_err(|error| error.about(format!("could not read the archive `{}`", place.path.display())))
         })
         .await
     }
@@ -170,7 +170,7 @@ impl DocumentSource for ArchiveBlobs {
     async fn manifest(&self, entry: &Descriptor) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
         let bytes = self.read(entry, MANIFEST_BYTES_MAX)?;
         let (read, media_type) = ManifestDocument::parse_named(&bytes, &entry.media_type)
-            .map_err(|error| about(error, &format!("`{}` is no usable manifest", entry.digest)))?;
+            .map_err(|error| error.about(format!("`{}` is no usable manifest", entry.digest)))?;
         let bytes = DocumentBytes::Memory(bytes);
         Ok((ImageDocument { digest: entry.digest.clone(), media_type, bytes }, read))
     }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     manifest::{Index, ManifestDocument},
-    registry::{ImageDocument, Resolved, about},
+    registry::{ImageDocument, Resolved},
     scarce,
     store::{LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
     tenant::Tenant,
@@ -109,7 +109,7 @@ impl EngineImporter {
         progress(PullEvent::Hosts(described.resolved.session.senders()));
         imported.map_err(|error| {
             let message = format!("could not import `{}`", described.image.reference);
-            ImportError { cause: about(error.cause, &message).not_an_outage(), ..error }
+            ImportError { cause: error.cause.about(message).not_an_outage(), ..error }
         })
     }
 
@@ -167,7 +167,6 @@ impl EngineImporter {
                     .map(|(layer, diff_id)| ImportedLayer {
                         digest: layer.digest.clone(),
                         size: layer.size,
-                        media_type: layer.media_type.clone(),
                         diff_id: diff_id.clone(),
                     })
                     .collect(),
@@ -176,9 +175,9 @@ impl EngineImporter {
             let chains = image.chains();
             Ok((Arc::new(image), chains))
         };
-        let (image, chains) = read.await.map_err(|error| {
+        let (image, chains) = read.await.map_err(|error: RuntimeError| {
             progress(PullEvent::Hosts(resolved.session.senders()));
-            about(error, &format!("could not import `{}`", target.reference)).not_an_outage()
+            error.about(format!("could not import `{}`", target.reference)).not_an_outage()
         })?;
         Ok(Described { resolved, image, chains, tenant: tenant(request) })
     }

@@ -12,7 +12,7 @@ use crate::{
     engine::{Engine, sources::first_source},
     manifest::{CONFIG_BYTES_MAX, ImageConfig},
     mount,
-    registry::{Resolved, about},
+    registry::Resolved,
     store::{DocumentBytes, StoredImage},
 };
 
@@ -32,7 +32,7 @@ impl Engine {
             async move { self.attempt(target, &reference, &shown, progress).await }
         };
         let repaired = first_source(&target.names, credentials, &self.registry, attempt).await;
-        repaired.map_err(|error| about(error, &format!("could not repair image `{}`", target.id)))
+        repaired.map_err(|error| error.about(format!("could not repair image `{}`", target.id)))
     }
 
     async fn attempt(

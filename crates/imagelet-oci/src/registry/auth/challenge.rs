@@ -11,8 +11,6 @@ const CHALLENGES_MAX: usize = 8;
 const PARAMETERS_MAX: usize = 16;
 const MALFORMED: &str = "the header is malformed";
 
-/// What stands between two commas; a comma in quotes is none.
-static ITEM: LazyLock<Regex> = LazyLock::new(|| regex(r#"(?:"(?:[^"\\]|\\.)*"|[^,])+"#));
 static PARAMETER: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*=[ \t]*(.*)$"));
 static SCHEME: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)(?:[ \t]+(.*))?$"));
 /// The single token that some schemes carry instead of parameters.
@@ -82,7 +80,13 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     for text in values().map(|value| String::from_utf8_lossy(value.as_bytes())) {
         // With whether all its parameters are whole.
         let mut of_header: Vec<(Challenge, bool)> = Vec::new();
-        for item in ITEM.find_iter(&text).map(|item| item.as_str().trim_matches([' ', '\t'])) {
+        let (mut is_quoted, mut is_escaped) = (false, false);
+        let items = text.split(|letter| {
+            is_quoted ^= letter == '"' && !is_escaped;
+            is_escaped = letter == '\\' && is_quoted && !is_escaped;
+            letter == ',' && !is_quoted
+        });
+        for item in items.map(|item| item.trim_matches([' ', '\t'])) {
             let parts = SCHEME.captures(item).filter(|_| !PARAMETER.is_match(item));
             let mut parameter = item;
             if let Some(parts) = parts {

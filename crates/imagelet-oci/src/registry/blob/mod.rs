@@ -24,7 +24,7 @@ use super::{
     attempts::Attempts,
     bandwidth::ByteTicket,
     connection::{BodyReader, ReadError, Response, Silent, Urgency},
-    error::{Failure, Retry, about},
+    error::{Failure, Retry},
     locked,
     request::Query,
     resolve::verify,
@@ -128,15 +128,14 @@ impl HostNotes {
     /// The hosts to ask: those that may have the blob, sent nothing wrong and are not far slower than others; else those
     /// that were wrong once.
     fn usable(&self, hosts: &[usize]) -> Vec<usize> {
-        let wrong = |host: &usize| self.wrong.get(host).copied().unwrap_or_default();
-        let only = |keep: &dyn Fn(&usize) -> bool| hosts.iter().copied().filter(|host| keep(host)).collect::<Vec<_>>();
-        let choices: [&dyn Fn(&usize) -> bool; 4] = [
-            &|host| wrong(host) == 0 && !self.lacking.contains(host) && !self.slow.contains(host),
-            &|host| wrong(host) == 0 && !self.lacking.contains(host),
-            &|host| wrong(host) < WRONG_MAX && !self.lacking.contains(host),
-            &|host| wrong(host) < WRONG_MAX,
-        ];
-        choices.into_iter().map(only).find(|hosts| !hosts.is_empty()).unwrap_or_default()
+        let tier = |host: &usize| match self.wrong.get(host).copied().unwrap_or_default() {
+            WRONG_MAX.. => None,
+            _ if self.lacking.contains(host) => Some(3),
+            1.. => Some(2),
+            0 => Some(i32::from(self.slow.contains(host))),
+        };
+        let best = hosts.iter().filter_map(tier).min();
+        hosts.iter().copied().filter(|host| best.is_some() && tier(host) == best).collect()
     }
 }
 
@@ -241,7 +240,7 @@ impl BlobSource {
         }
         let document = document.finish().await?;
         let verified = self.session.parse(&document, |bytes| verify(digest, bytes)).await?;
-        verified.map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
+        verified.map_err(|error| error.about(format!("blob `{digest}` is not what was asked for")))?;
         Ok(document)
     }
 

@@ -187,7 +187,7 @@ impl RangedStream {
         let shared = &self.source.session.shared;
         // Under a limit of the bandwidth, a connection adds nothing.
         let has_room = shared.read_ahead.available_permits() as u64 >= PART && shared.config.bandwidth.rate().is_none();
-        self.pace.look(TransferSample {
+        self.pace.observe(TransferSample {
             at: self.started.elapsed(),
             received: self.meter.received.load(Ordering::Relaxed),
             reader_wait: self.reader_wait.total(),

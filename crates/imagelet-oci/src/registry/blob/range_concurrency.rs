@@ -70,7 +70,7 @@ impl Pace {
         range
     }
 
-    pub(crate) fn look(&mut self, seen: TransferSample) {
+    pub(crate) fn observe(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
             // A connection that is still being opened does not count: its trial starts with its first byte.
             self.mark = Some(seen);
@@ -125,7 +125,7 @@ mod tests {
             answered: 0,
             has_room: true,
         };
-        pace.look(seen);
+        pace.observe(seen);
         windows
             .iter()
             .map(|(megabytes, percent)| {
@@ -133,7 +133,7 @@ mod tests {
                 seen.received += megabytes << 20;
                 seen.answered += 1;
                 seen.reader_wait += Duration::from_millis(*percent);
-                pace.look(seen);
+                pace.observe(seen);
                 pace.connections
             })
             .collect()
@@ -192,7 +192,7 @@ mod tests {
             (5040, 40 << 20, 1, true, 2),  // its window begins with its answer
             (5100, 90 << 20, 2, false, 2), // it helps, and there is no room for more
         ] {
-            pace.look(seen(millis, received, answered, has_room));
+            pace.observe(seen(millis, received, answered, has_room));
             assert_eq!(pace.connections, wanted, "at {millis} ms");
         }
     }

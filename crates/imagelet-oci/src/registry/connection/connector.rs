@@ -21,13 +21,14 @@ use crate::registry::path_check::steps::record;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    pub(crate) tls: Arc<ClientConfig>,
+    /// `None`: plain HTTP.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls_timeout: Duration,
     /// `None`: connections are direct.
     pub(crate) proxy: Option<Arc<Proxy>>,
     /// For an `https://` proxy.
-    pub(crate) proxy_tls: Arc<ClientConfig>,
+    pub(crate) proxy_tls: Option<Arc<ClientConfig>>,
     /// Requests have slots, so that a connection is free or about to be closed: a wait here is short.
     pub(crate) permits: Arc<HostPermits>,
 }
@@ -63,8 +64,8 @@ impl Connector {
             None => RegistryConnection::over(dial(host, origin.port(), self.dial_timeout).await?),
             Some(proxy) => self.by_proxy(proxy, &origin).await?,
         };
-        if origin.is_https() {
-            connection = self.encrypted(&self.tls, host, connection).await?;
+        if let Some(tls) = &self.tls {
+            connection = self.encrypted(tls, host, connection).await?;
         }
         connection.is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()));
         connection.permit = Some(permit);
@@ -74,10 +75,10 @@ impl Connector {
     async fn by_proxy(&self, proxy: &Proxy, origin: &Origin) -> Result<RegistryConnection, ConnectError> {
         let to_proxy = async {
             let connection = RegistryConnection::over(dial(proxy.host(), proxy.port(), self.dial_timeout).await?);
-            if proxy.is_encrypted() {
-                return self.encrypted(&self.proxy_tls, proxy.host(), connection).await;
+            match &self.proxy_tls {
+                Some(tls) => self.encrypted(tls, proxy.host(), connection).await,
+                None => Ok(connection),
             }
-            Ok(connection)
         };
         let began = Instant::now();
         let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };
@@ -127,9 +128,8 @@ mod tests {
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let tls = Arc::new(tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
         let (dial_timeout, tls_timeout) = (Duration::from_mins(5), Duration::from_secs(1));
-        let proxy_tls = Arc::clone(&tls);
         let permits = Arc::new(HostPermits::new(1));
-        let connector = Connector { tls, dial_timeout, tls_timeout, proxy: None, proxy_tls, permits };
+        let connector = Connector { tls: Some(tls), dial_timeout, tls_timeout, proxy: None, proxy_tls: None, permits };
         let error = connector.connect(uri).await.map(drop).unwrap_err();
         assert!(matches!(error, ConnectError::TlsLate(limit) if limit == tls_timeout), "{error}");
     }

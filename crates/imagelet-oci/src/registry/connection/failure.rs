@@ -2,19 +2,18 @@
 
 use std::{
     error::Error as StdError,
-    fmt,
     io::{self, ErrorKind},
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
-use hyper_util::client::legacy::Error as ClientError;
 use imagelet_core::runtime::{ErrorClass, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
 use super::{
     connector::ConnectError,
     dial::DialError,
+    http_error::HttpError,
     proxy::{Proxy, TunnelError},
     stream::Rejected,
 };
@@ -88,7 +87,7 @@ fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (
     std::iter::successors(Some(error), |&error| {
         // Neither exposes its wrapped error by `source`.
         if let Some(error) = error.downcast_ref::<HttpError>() {
-            return Some(&*error.0);
+            return Some(error.get_ref());
         }
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(wrapped) => Some(wrapped),
@@ -220,40 +219,4 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         (other, None) => (format!("is not trusted: {other}"), trust),
     };
     (format!("its certificate {text}"), hint)
-}
-
-/// An error of the HTTP client that displays the first cause which says what happened: `client error (Connect)` and
-/// `connection error` name a layer of the library.
-#[derive(Debug)]
-pub(crate) struct HttpError(Box<dyn StdError + Send + Sync>);
-
-impl HttpError {
-    pub(crate) fn new(error: impl StdError + Send + Sync + 'static) -> Self {
-        Self(Box::new(error))
-    }
-
-    fn informative(&self) -> &(dyn StdError + 'static) {
-        let mut error: &(dyn StdError + 'static) = &*self.0;
-        while let Some(cause) = error.source().filter(|_| is_layer(error)) {
-            error = cause;
-        }
-        error
-    }
-}
-
-impl fmt::Display for HttpError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.informative(), f)
-    }
-}
-
-impl StdError for HttpError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.informative().source()
-    }
-}
-
-/// An error of hyper without a cause says what happened; one with a cause says where in hyper it was noticed.
-fn is_layer(error: &(dyn StdError + 'static)) -> bool {
-    error.is::<ClientError>() || error.is::<hyper::Error>()
 }

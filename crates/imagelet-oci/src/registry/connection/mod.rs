@@ -4,6 +4,7 @@ mod connector;
 mod dial;
 mod failure;
 mod host_slots;
+mod http_error;
 mod origin;
 mod proxy;
 mod reception;

@@ -20,8 +20,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     connector::ConnectError,
-    failure::{HttpError, is_no_http, is_unexplained, proxy_denied, unreachable},
+    failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
+    http_error::HttpError,
     origin::{Origin, Target, listing_hint, may_send_on},
     reception::{AwaitedHead, Reception, Silent, awaits, no_answer},
     settings::ConnectionSettings,
@@ -63,7 +64,7 @@ pub(crate) struct Request {
     pub(crate) kind: RequestKind,
     /// `Some`: redirects to other origins are followed, without credentials; those inside the network from outside only
     /// where they are listed.
-    pub(crate) strays: Option<Arc<[Origin]>>,
+    pub(crate) redirects: Option<Arc<[Origin]>>,
     pub(crate) stage: Stage,
     /// `None`: the caller has a slot of the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
@@ -103,7 +104,7 @@ impl Request {
             bound: HeaderMap::new(),
             open: HeaderMap::new(),
             kind: RequestKind::Get,
-            strays: None,
+            redirects: None,
             stage: Stage::Manifest,
             urgency: Some(Urgency::is_next()),
         }
@@ -156,7 +157,7 @@ impl Transport {
             let next = location(&head.headers, &target, stage)?;
             let refuse = |why: &str| refused(&target, stage, &format!("sends on to `{}`, which {why}", next.origin));
             let is_form = matches!(request.kind, RequestKind::Form(_));
-            if is_form || (request.strays.is_none() && next.origin != *origin) {
+            if is_form || (request.redirects.is_none() && next.origin != *origin) {
                 return Err(refuse("is not followed here").into());
             }
             let is_downgrade = target.origin.is_https() && !next.origin.is_https();
@@ -164,7 +165,7 @@ impl Transport {
             if is_downgrade && stage != Stage::Blob {
                 return Err(refuse("is not encrypted").into());
             }
-            if !may_send_on(&target.origin, &next.origin, request.strays.as_deref().unwrap_or_default()) {
+            if !may_send_on(&target.origin, &next.origin, request.redirects.as_deref().unwrap_or_default()) {
                 let hint = listing_hint(&next.origin);
                 return Err(refuse("is inside the network, and it is not").with_hint(hint).into());
             }
@@ -190,8 +191,8 @@ impl Transport {
         reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
         let origin = &target.origin;
-        let stray = redirected.then(|| request.connection.clone().for_other_origin());
-        let connection = stray.as_ref().unwrap_or(&request.connection);
+        let elsewhere = redirected.then(|| request.connection.clone().for_other_origin());
+        let connection = elsewhere.as_ref().unwrap_or(&request.connection);
         let once = async |target: &Target, connection| {
             let place = target.origin.authority();
             let mut sent = request.http(target, redirected).map_err(|error| {

@@ -76,17 +76,6 @@ impl Drop for HeadReport<'_> {
     }
 }
 
-/// When a wait for a head that has lasted since a moment has a consequence, and which.
-fn due(turn: Turn, is_reported: bool, since: Instant, head_max: Duration) -> Option<(Instant, Due)> {
-    let report = (!is_reported).then_some((REPORTED_WAIT_MIN, Due::Report));
-    let turn = match turn {
-        Turn::Own if head_max > TURN_MAX => Some((TURN_MAX, Due::Share)),
-        Turn::Own | Turn::Shared => Some((head_max, Due::End)),
-        Turn::Over => None,
-    };
-    report.into_iter().chain(turn).min_by_key(|(after, _)| *after).map(|(after, due)| (since + after, due))
-}
-
 impl<'a, T: 'a> Run<'a, T> {
     fn begin(
         attempts: &mut Attempts,
@@ -99,8 +88,16 @@ impl<'a, T: 'a> Run<'a, T> {
         Self { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
+    /// When the wait for a head has a consequence, and which.
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
-        due(self.turn, self.report.is_some(), self.head.awaited()?.since, head_max)
+        let since = self.head.awaited()?.since;
+        let report = self.report.is_none().then_some((REPORTED_WAIT_MIN, Due::Report));
+        let turn = match self.turn {
+            Turn::Own if head_max > TURN_MAX => Some((TURN_MAX, Due::Share)),
+            Turn::Own | Turn::Shared => Some((head_max, Due::End)),
+            Turn::Over => None,
+        };
+        report.into_iter().chain(turn).min_by_key(|(after, _)| *after).map(|(after, due)| (since + after, due))
     }
 }
 

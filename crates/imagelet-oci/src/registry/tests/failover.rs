@@ -278,7 +278,7 @@ async fn a_mirror_that_recovers_is_used_again_after_a_probe() {
     let kept = tempfile::tempdir().unwrap();
     let file = kept.path().join("health.json");
     let line = format!(r#"{{"origin":"http://{}","strikes":1,"probe_at":0}}"#, mirror.address);
-    std::fs::write(&file, format!(r#"{{"hosts":[{line}]}}"#)).unwrap();
+    std::fs::write(&file, format!("[{line}]")).unwrap();
     let (registry, _folder) =
         client(&fake, &[mirror.address.to_string()], RegistryConfig { health_file: Some(file), ..quick() });
     resolve(&registry, &fake).await.unwrap();

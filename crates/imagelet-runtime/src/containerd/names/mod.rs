@@ -21,7 +21,7 @@ use crate::{
 
 /// How long CRI may take to see a record.
 const SEEN_MAX: Duration = Duration::from_secs(10);
-const LOOK_WAIT: Duration = Duration::from_millis(20);
+const CHECK_WAIT: Duration = Duration::from_millis(20);
 /// The time between the label that CRI writes and its list, where the list cannot be asked for the name.
 const LISTED_AFTER: Duration = Duration::from_millis(250);
 
@@ -57,7 +57,7 @@ impl ContainerdNames {
                 let message = format!("CRI does not show `{name}` within {SEEN_MAX:?}");
                 return Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message));
             }
-            tokio::time::sleep(LOOK_WAIT).await;
+            tokio::time::sleep(CHECK_WAIT).await;
         }
     }
 }

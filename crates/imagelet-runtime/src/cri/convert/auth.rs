@@ -40,9 +40,6 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
 }
 
 /// A caller's credential for a pull of `image`; `None` if it is empty, or for another host.
-///
-/// # Errors
-/// If the `auth` field does not decode.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
@@ -126,18 +123,11 @@ fn is_contacted(host: &str, image: &str) -> bool {
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 
-/// Shows user and address, and whether there is a secret, never the secret.
+/// Never shows a secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hidden = |secret: &str| if secret.is_empty() { "" } else { "[redacted]" };
-        f.debug_struct("AuthConfig")
-            .field("username", &self.username)
-            .field("password", &hidden(&self.password))
-            .field("auth", &hidden(&self.auth))
-            .field("server_address", &self.server_address)
-            .field("identity_token", &hidden(&self.identity_token))
-            .field("registry_token", &hidden(&self.registry_token))
-            .finish()
+        let Self { username, server_address, .. } = self;
+        f.debug_struct("AuthConfig").field("username", username).field("server", server_address).finish_non_exhaustive()
     }
 }
 
@@ -163,7 +153,7 @@ mod tests {
         for secret in ["hunter2", "Ym9i", "refresh-me", "bearer-me"] {
             assert!(!text.contains(secret), "{text}");
         }
-        assert!(text.contains("bob") && text.contains("r.example") && text.contains("[redacted]"), "{text}");
+        assert!(text.contains("bob") && text.contains("r.example"), "{text}");
     }
 
     #[test]

@@ -13,10 +13,11 @@ use std::{
 pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
 pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
 use imagelet_core::{
+    events::PodIdentity,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{
         Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, RuntimeError,
-        RuntimeErrorKind, Sandbox, SandboxConfig,
+        RuntimeErrorKind, Sandbox,
     },
 };
 use prost::Message as _;
@@ -89,26 +90,21 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     v1::PullImageRequest {
         image: Some(spec_to_wire(&request.image)),
         auth: request.credential.as_ref().map(|credential| auth_to_wire(credential, &request.image.image)),
-        sandbox_config: request.sandbox.as_ref().map(sandbox_config_to_wire),
+        sandbox_config: sandbox_config_to_wire(request),
     }
 }
 
 /// The caller's original if it came over CRI, else the known fields.
-fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> Vec<u8> {
-    if let Some(encoded) = &sandbox.encoded {
-        return encoded.bytes().to_owned();
+fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
+    if let Some(encoded) = &request.encoded_pod {
+        return Some(encoded.bytes().to_owned());
     }
-    let metadata = v1::PodSandboxMetadata {
-        name: sandbox.name.clone(),
-        uid: sandbox.uid.clone(),
-        namespace: sandbox.namespace.clone(),
-        attempt: 0,
-    };
-    v1::PodSandboxConfig { metadata: Some(metadata), ..v1::PodSandboxConfig::default() }.encode_to_vec()
+    let [name, uid, namespace] = [&request.pod.name, &request.pod.uid, &request.pod.namespace].map(ToString::to_string);
+    let metadata = Some(v1::PodSandboxMetadata { name, uid, namespace, attempt: 0 });
+    let config = v1::PodSandboxConfig { metadata, ..v1::PodSandboxConfig::default() };
+    (request.pod != PodIdentity::default()).then(|| config.encode_to_vec())
 }
 
-/// # Errors
-/// If the credential or the pod does not decode, or the handler is unknown.
 pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
     let mut image = spec_from_wire(request.image);
     let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
@@ -120,12 +116,17 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
         Some(auth) => credential_from_wire(&auth, &image.image)?,
         None => None,
     };
-    let sandbox = config.map(|config| {
-        let v1::PodSandboxMetadata { name, namespace, uid, .. } = config.metadata.unwrap_or_default();
-        SandboxConfig { name, namespace, uid, encoded: request.sandbox_config.as_deref().map(EncodedPod::new) }
-    });
-    // A kubelet repeats a request that failed.
-    Ok(PullRequest { image, credential, sandbox, patience: Patience::ONE_RETRY, ..PullRequest::default() })
+    let v1::PodSandboxMetadata { name, namespace, uid, .. } =
+        config.and_then(|config| config.metadata).unwrap_or_default();
+    Ok(PullRequest {
+        image,
+        credential,
+        pod: PodIdentity { namespace: namespace.into(), name: name.into(), uid: uid.into() },
+        encoded_pod: request.sandbox_config.as_deref().map(EncodedPod::new),
+        // A kubelet repeats a request that failed.
+        patience: Patience::ONE_RETRY,
+        ..PullRequest::default()
+    })
 }
 
 /// Fills both lists and every field: a kubelet reads the first entries without a check.

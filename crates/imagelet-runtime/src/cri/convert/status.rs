@@ -1,12 +1,12 @@
 //! Converts errors to gRPC statuses and back; the only reader of a peer's texts (`docs/spec/cri.md §3.2`, §5.10).
 
-use std::error::Error;
-
 use imagelet_core::{
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},
     text::split_grpc_error,
 };
 use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
+
+use crate::wire::innermost;
 
 /// The message prefix of an unreachable registry; gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
@@ -93,14 +93,6 @@ pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
     RuntimeError::new(kind(call, status), message)
 }
 
-fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
-    let mut cause = status.source()?;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    Some(cause)
-}
-
 fn kind(call: Call, status: &Status) -> RuntimeErrorKind {
     let text = status.message();
     match status.code() {
@@ -122,39 +114,6 @@ fn kind(call: Call, status: &Status) -> RuntimeErrorKind {
     }
 }
 
-/// Texts of containerd and CRI-O whose code is less specific, in order of search.
-///
-/// Each contains a space or a colon, so that no image name can contain it.
-const PULL_TEXTS: [(&str, RuntimeErrorKind); 27] = [
-    ("no space left on device", RuntimeErrorKind::DiskFull),
-    ("disk quota exceeded", RuntimeErrorKind::DiskFull),
-    ("insufficient_scope:", RuntimeErrorKind::Denied),
-    ("authorization failed", RuntimeErrorKind::Denied),
-    ("pull access denied", RuntimeErrorKind::Denied),
-    ("401 unauthorized", RuntimeErrorKind::Denied),
-    ("403 forbidden", RuntimeErrorKind::Denied),
-    ("no basic auth credentials", RuntimeErrorKind::Denied),
-    ("unauthorized: ", RuntimeErrorKind::Denied),
-    ("authentication required", RuntimeErrorKind::Denied),
-    ("connection refused", RuntimeErrorKind::RegistryUnavailable),
-    ("no such host", RuntimeErrorKind::RegistryUnavailable),
-    ("no route to host", RuntimeErrorKind::RegistryUnavailable),
-    ("network is unreachable", RuntimeErrorKind::RegistryUnavailable),
-    ("connection reset by peer", RuntimeErrorKind::RegistryUnavailable),
-    ("tls handshake timeout", RuntimeErrorKind::RegistryUnavailable),
-    ("i/o timeout", RuntimeErrorKind::RegistryUnavailable),
-    ("502 bad gateway", RuntimeErrorKind::RegistryUnavailable),
-    ("503 service unavailable", RuntimeErrorKind::RegistryUnavailable),
-    ("504 gateway timeout", RuntimeErrorKind::RegistryUnavailable),
-    ("failed to parse image reference", RuntimeErrorKind::InvalidArgument),
-    ("invalid reference format", RuntimeErrorKind::InvalidArgument),
-    ("unexpected commit digest", RuntimeErrorKind::Corrupt),
-    ("failed size validation", RuntimeErrorKind::Corrupt),
-    ("no match for platform", RuntimeErrorKind::Unacceptable),
-    ("404 not found", RuntimeErrorKind::NotFound),
-    (": not found", RuntimeErrorKind::NotFound),
-];
-
 fn kind_of_text(call: Call, text: &str) -> Option<RuntimeErrorKind> {
     if text.starts_with(REGISTRY_UNAVAILABLE) {
         return Some(RuntimeErrorKind::RegistryUnavailable);
@@ -162,10 +121,10 @@ fn kind_of_text(call: Call, text: &str) -> Option<RuntimeErrorKind> {
     if text.starts_with(SIGNATURE_INVALID) {
         return Some(RuntimeErrorKind::SignatureInvalid);
     }
-    let text = text.to_ascii_lowercase();
-    let has = |part: &str| text.contains(part);
+    let lower = text.to_ascii_lowercase();
+    let has = |part: &str| lower.contains(part);
     match call {
-        Call::Pull => PULL_TEXTS.into_iter().find(|(part, _)| has(part)).map(|(_, kind)| kind),
+        Call::Pull => kind_of_pull_text(text),
         Call::Remove if has("image is in use by") || has("image used by") => Some(RuntimeErrorKind::InUse),
         _ if has("ambiguous") => Some(RuntimeErrorKind::InvalidArgument),
         _ if has("no space left on device") => Some(RuntimeErrorKind::DiskFull),

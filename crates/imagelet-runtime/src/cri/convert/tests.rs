@@ -226,14 +226,13 @@ fn a_pull_comes_back_as_it_was() {
             "bob",
             imagelet_core::credentials::Secret::new("hunter2"),
         )),
-        sandbox: Some(SandboxConfig { name: "p".into(), namespace: "n".into(), uid: "u".into(), encoded: None }),
+        pod: PodIdentity { namespace: "n".into(), name: "p".into(), uid: "u".into() },
         ..PullRequest::default()
     };
     let back = pull_from_wire(pull_to_wire(&request), &Handlers::Any).unwrap();
     assert_eq!(back.patience, imagelet_core::runtime::Patience::ONE_RETRY, "a kubelet repeats its request");
     assert_eq!((back.image, back.credential), (request.image, request.credential));
-    let sandbox = SandboxConfig { encoded: None, ..back.sandbox.unwrap() };
-    assert_eq!(Some(sandbox), request.sandbox);
+    assert_eq!(back.pod, request.pod);
 }
 
 #[test]

@@ -40,9 +40,9 @@ fn containerd_1_6_reports_snapshotters_and_registries() {
     assert_eq!(handlers, [("kata", "devmapper"), ("runc", "")]);
     assert_eq!(read.sandbox_images, ["registry.k8s.io/pause:3.6"]);
     for (registry, unread) in [
-        ("r.io:5000", Some(RegistrySetting::Mirrors)),
-        ("private.io", Some(RegistrySetting::Configs)),
-        ("old.io", Some(RegistrySetting::Configs)),
+        ("r.io:5000", Some("registry.mirrors")),
+        ("private.io", Some("registry.configs")),
+        ("old.io", Some("registry.configs")),
         ("r.io", None),
         ("docker.io", None),
     ] {
@@ -58,7 +58,7 @@ fn containerd_2_reports_no_registries_and_warns_of_deprecated_ones() {
     let plain = read(CONTAINERD_2, "");
     assert_eq!((plain.snapshotter.as_ref(), plain.registries.unread("r.io")), (None, None));
     let warned = read(CONTAINERD_2, r#"{"io.containerd.deprecation/cri-registry-mirrors":"The `mirrors` …"}"#);
-    assert_eq!(warned.registries.unread("r.io"), Some(RegistrySetting::Hidden));
+    assert_eq!(warned.registries.unread("r.io"), Some("a deprecated registry setting"));
     let other = read(CONTAINERD_2, r#"{"io.containerd.deprecation/pull-schema-1-image":"…"}"#);
     assert_eq!(other.registries.unread("r.io"), None);
 }
@@ -66,9 +66,9 @@ fn containerd_2_reports_no_registries_and_warns_of_deprecated_ones() {
 #[test]
 fn a_mirror_of_all_registries_and_a_header_are_for_each_one() {
     for (registry, unread) in [
-        (r#"{"mirrors":{"*":{}}}"#, Some(RegistrySetting::Mirrors)),
-        (r#"{"headers":{"X-Meta":["a"]}}"#, Some(RegistrySetting::Headers)),
-        (r#"{"configs":{"registry-1.docker.io":{}}}"#, Some(RegistrySetting::Configs)),
+        (r#"{"mirrors":{"*":{}}}"#, Some("registry.mirrors")),
+        (r#"{"headers":{"X-Meta":["a"]}}"#, Some("registry.headers")),
+        (r#"{"configs":{"registry-1.docker.io":{}}}"#, Some("registry.configs")),
         (r#"{"mirrors":null,"configs":null,"auths":null,"headers":null,"configPath":""}"#, None),
     ] {
         let read = read(&format!(r#"{{"registry":{registry}}}"#), "");
@@ -80,7 +80,7 @@ fn a_mirror_of_all_registries_and_a_header_are_for_each_one() {
 fn an_unreadable_report_may_hold_any_setting() {
     let huge = format!(r#"{{"pad":"{}"}}"#, "x".repeat(JSON_BYTES_MAX));
     for text in ["x", "7", &"[".repeat(100_000), &huge] {
-        assert_eq!(read(text, "").registries.unread("r.io"), Some(RegistrySetting::Hidden), "{text:.40}");
+        assert_eq!(read(text, "").registries.unread("r.io"), Some("a deprecated registry setting"), "{text:.40}");
     }
     let silent = RuntimeConfiguration::read(&BTreeMap::new(), &BTreeMap::new());
     assert_eq!(silent, RuntimeConfiguration::default(), "a runtime that reports nothing has no such settings");

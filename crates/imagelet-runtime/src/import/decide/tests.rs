@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use super::*;
 use imagelet_core::{
     image::Platform,
-    runtime::{ForwardReason as R, RegistrySetting, RuntimeError, RuntimeErrorKind},
+    runtime::{ForwardReason as R, RuntimeError, RuntimeErrorKind},
 };
 
 fn place(snapshotter: &str) -> SnapshotterPlace {
@@ -51,8 +51,8 @@ fn the_image_decides() {
         ("private.io/app", None),
         ("registry.k8s.io/pause:3.8", Some(R::SandboxImage)),
         ("registry.k8s.io/pause:3.9", None),
-        ("mirrored.io/app:v1", setting(RegistrySetting::Mirrors, "mirrored.io")),
-        ("private.io:5000/app:v1", setting(RegistrySetting::Configs, "private.io:5000")),
+        ("mirrored.io/app:v1", setting("registry.mirrors", "mirrored.io")),
+        ("private.io:5000/app:v1", setting("registry.configs", "private.io:5000")),
         ("", Some(R::NameInvalid)),
         ("app:", Some(R::NameInvalid)),
     ] {
@@ -115,7 +115,7 @@ fn the_runtime_decides() {
         (
             "a warning of registry settings that are not shown",
             |facts| facts.configuration.registries = RegistrySettings::Hidden { has_unread: true },
-            Some(R::RegistrySetting { setting: RegistrySetting::Hidden, registry: "docker.io".into() }),
+            Some(R::RegistrySetting { setting: "a deprecated registry setting", registry: "docker.io".into() }),
         ),
     ];
     for (what, change, reason) in rows {

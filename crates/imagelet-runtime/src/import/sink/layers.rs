@@ -150,11 +150,14 @@ impl ImportRun {
 
     /// Runs calls that change containerd to their end, even if the caller is dropped: containerd continues a cancelled
     /// call, and what it creates after the end of the lease stays until a later collection.
-    pub(super) async fn uninterrupted<T: Send + 'static>(
+    pub(super) async fn uninterrupted<T: Send + 'static, F>(
         self: &Arc<Self>,
-        work: impl Future<Output = Result<T, RuntimeError>> + Send + 'static,
-    ) -> Result<T, RuntimeError> {
-        let run = Arc::clone(self);
+        work: impl FnOnce(Arc<Self>) -> F,
+    ) -> Result<T, RuntimeError>
+    where
+        F: Future<Output = Result<T, RuntimeError>> + Send + 'static,
+    {
+        let (run, work) = (Arc::clone(self), work(Arc::clone(self)));
         let worked = tokio::spawn(async move {
             let _running = run.running.read().await;
             run.check_whole()?;
@@ -173,8 +176,7 @@ impl ImportRun {
 
     async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.keep_blobs) {
-            let run = Arc::clone(self);
-            self.uninterrupted(async move { run.write_blob(index, &blob).await }).await?;
+            self.uninterrupted(|run| async move { run.write_blob(index, &blob).await }).await?;
         }
         let rebases = self.containerd.rebases && !needs_lower(&tree);
         if !rebases && !self.wait_below(index).await? {
@@ -183,16 +185,14 @@ impl ImportRun {
         if self.count() > index {
             return Ok(Taken::Committed);
         }
-        let run = Arc::clone(self);
-        let key = match self.uninterrupted(async move { run.place(index, tree, rebases).await }).await? {
+        let key = match self.uninterrupted(|run| async move { run.place(index, tree, rebases).await }).await? {
             ControlFlow::Continue(key) => key,
             ControlFlow::Break(taken) => return Ok(taken),
         };
         if rebases && !self.wait_below(index).await? {
             return Ok(Taken::BaseGone);
         }
-        let run = Arc::clone(self);
-        self.uninterrupted(async move { run.commit(index, key, rebases).await }).await
+        self.uninterrupted(|run| async move { run.commit(index, key, rebases).await }).await
     }
 
     /// Moves a layer into a new snapshot and returns its temporary name, or returns why that is not needed.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use imagelet_core::runtime::{ImageService, RuntimeError};
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 use crate::{
     containerd::{ContainerdClient, LeaseId},
@@ -59,10 +59,12 @@ impl ContainerdParts {
         Ok(stale.len())
     }
 
-    async fn release(&self, lease: &LeaseId, is_made: bool, collects: bool) -> Result<(), RuntimeError> {
+    async fn release(&self, lease: &LeaseId, is_made: bool, collects: bool) {
         let ended = self.client.delete_lease(lease, collects).await;
+        if let Err(error) = &ended {
+            tracing::warn!(%error, "could not end the lease of an import; the next import ends it");
+        }
         self.forget(lease, ended.is_err() || !is_made);
-        Ok(ended?)
     }
 
     /// Removes a lease from the count. One that may still exist is stale from now on.
@@ -101,34 +103,31 @@ impl ImportLease {
     }
 
     /// Ends it once; with `collects` returns after the next collection.
-    pub(crate) async fn end(&self, collects: bool) -> Result<(), RuntimeError> {
-        if self.has_ended.swap(true, Ordering::AcqRel) {
-            return Ok(());
+    pub(crate) async fn end(&self, collects: bool) {
+        if let Some(ended) = self.begin_end(collects) {
+            // A task that breaks off leaves the lease to its expiry.
+            let _ = ended.await;
         }
-        // In a task of its own: cancellation of the caller must not interrupt it.
+    }
+
+    /// In a task of its own: cancellation of the caller must not interrupt it.
+    fn begin_end(&self, collects: bool) -> Option<JoinHandle<()>> {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return None;
+        }
         let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
         let is_made = self.is_made.load(Ordering::Acquire);
-        let ended = tokio::spawn(async move { containerd.release(&id, is_made, collects).await }).await;
-        ended.unwrap_or_else(|error| Err(RuntimeError::defect("the end of a lease broke off").caused_by(error)))
+        let Ok(runtime) = Handle::try_current() else {
+            containerd.forget(&id, true);
+            return None;
+        };
+        Some(runtime.spawn(async move { containerd.release(&id, is_made, collects).await }))
     }
 }
 
 impl Drop for ImportLease {
     fn drop(&mut self) {
-        if self.has_ended.load(Ordering::Acquire) {
-            return;
-        }
-        let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
-        let is_made = self.is_made.load(Ordering::Acquire);
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            containerd.forget(&id, true);
-            return;
-        };
-        runtime.spawn(async move {
-            if let Err(error) = containerd.release(&id, is_made, true).await {
-                tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
-            }
-        });
+        drop(self.begin_end(true));
     }
 }
 

@@ -16,7 +16,7 @@ use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks: first and last value, doubled each time.
-const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+const CHECK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 impl ImportRun {
     /// Writes image records, waits until CRI shows the image, and ends the lease.
@@ -30,22 +30,19 @@ impl ImportRun {
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         failpoint!("import.shown");
         // The records protect the image from now on; the next import ends a lease that stays.
-        if let Err(error) = self.lease.end(false).await {
-            tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
-        }
+        self.lease.end(false).await;
         failpoint!("import.released");
         Ok(id)
     }
 
     pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
-        for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
+        for (document, references) in records::documents(&self.image, &self.chains, OVERLAYFS) {
             self.check_whole()?;
-            let document = labelled.document;
             let content = match &document.bytes {
                 DocumentBytes::Memory(bytes) => Content::Document(bytes),
                 DocumentBytes::Staged(file) => Content::File((**file).as_ref()),
             };
-            self.write_content(content, &document.digest, document.bytes.len() as u64, labelled.references).await?;
+            self.write_content(content, &document.digest, document.bytes.len() as u64, references).await?;
             failpoint!("import.document");
         }
         Ok(())
@@ -70,7 +67,7 @@ impl ImportRun {
         let name = by_tag.unwrap_or(by_digest);
         let spec = ImageSpec::new(&name);
         let end = Instant::now() + SHOWN_MAX;
-        let mut wait = LOOK_WAIT.0;
+        let mut wait = CHECK_WAIT.0;
         loop {
             let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
                 Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
@@ -86,7 +83,7 @@ impl ImportRun {
                 return Err(RuntimeError::new(RuntimeErrorKind::TimedOut, why).with_fault(fault));
             }
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(LOOK_WAIT.1);
+            wait = (wait * 2).min(CHECK_WAIT.1);
         }
     }
 }

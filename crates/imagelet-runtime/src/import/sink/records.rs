@@ -17,18 +17,12 @@ const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
-#[derive(Debug)]
-pub(crate) struct LabelledDocument<'a> {
-    pub(crate) document: &'a ImageDocument,
-    pub(crate) references: Labels,
-}
-
-/// The documents of an image, referenced ones first. `chains` are the names of its snapshots.
+/// The documents of an image with the labels that refer to others, referenced ones first. `chains` are the names of its snapshots.
 pub(crate) fn documents<'a>(
     image: &'a ImportedImage,
     chains: &[Digest],
     snapshotter: &str,
-) -> Vec<LabelledDocument<'a>> {
+) -> Vec<(&'a ImageDocument, Labels)> {
     let top = chains.last().map(|top| (format!("containerd.io/gc.ref.snapshot.{snapshotter}"), top.to_string()));
     let config = (CONTENT_REFERENCE.to_owned() + "config", image.config.digest.to_string());
     let numbered = |kind: &'static str, digests: &mut dyn Iterator<Item = &Digest>| -> Labels {
@@ -37,13 +31,10 @@ pub(crate) fn documents<'a>(
     };
     let mut manifest = numbered("l", &mut image.layers.iter().map(|layer| &layer.digest));
     manifest.extend([config]);
-    let mut documents = vec![
-        LabelledDocument { document: &image.config, references: top.into_iter().collect() },
-        LabelledDocument { document: &image.manifest, references: manifest },
-    ];
+    let mut documents = vec![(&image.config, top.into_iter().collect()), (&image.manifest, manifest)];
     if image.root.digest != image.manifest.digest {
         let references = numbered("m", &mut image.index_entries.iter());
-        documents.push(LabelledDocument { document: &image.root, references });
+        documents.push((&image.root, references));
     }
     documents
 }
@@ -132,12 +123,8 @@ mod tests {
     }
 
     fn image(reference: &str, has_index: bool) -> ImportedImage {
-        let layer = |name: &str| ImportedLayer {
-            digest: digest(&format!("packed {name}")),
-            size: 7,
-            media_type: "type/layer".to_owned(),
-            diff_id: digest(name),
-        };
+        let layer =
+            |name: &str| ImportedLayer { digest: digest(&format!("packed {name}")), size: 7, diff_id: digest(name) };
         ImportedImage {
             reference: reference.parse().unwrap(),
             root: document(if has_index { "index" } else { "manifest" }),
@@ -160,10 +147,10 @@ mod tests {
         assert_eq!(chains[1], Digest::of(format!("{} {}", digest("one"), digest("two")).as_bytes()));
         let documents = documents(&image, &chains, "overlayfs");
         let [config, manifest, index] = &documents[..] else { panic!("{documents:?}") };
-        assert_eq!(shown(&config.references), [("containerd.io/gc.ref.snapshot.overlayfs", chains[1].as_str())]);
+        assert_eq!(shown(&config.1), [("containerd.io/gc.ref.snapshot.overlayfs", chains[1].as_str())]);
         let (first, second) = (digest("packed one"), digest("packed two"));
         assert_eq!(
-            shown(&manifest.references),
+            shown(&manifest.1),
             [
                 ("containerd.io/gc.ref.content.config", digest("config").as_str()),
                 ("containerd.io/gc.ref.content.l.0", first.as_str()),
@@ -171,7 +158,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            shown(&index.references),
+            shown(&index.1),
             [
                 ("containerd.io/gc.ref.content.m.0", digest("manifest").as_str()),
                 ("containerd.io/gc.ref.content.m.1", digest("other").as_str()),

@@ -25,8 +25,8 @@ impl ContainerdImport {
         image: Arc<ImportedImage>,
     ) -> Result<Self, RuntimeError> {
         let run = Arc::new(ImportRun::begin(containerd, image).await?);
-        let (writing, written) = (Arc::clone(&run), Arc::clone(&run));
-        let write = async move { writing.uninterrupted(async move { written.write_documents().await }).await };
+        let writing = Arc::clone(&run);
+        let write = async move { writing.uninterrupted(|run| async move { run.write_documents().await }).await };
         Ok(Self { run, documents: Mutex::new(Some(tokio::spawn(write))) })
     }
 }
@@ -54,8 +54,7 @@ impl LayerImport for ContainerdImport {
         };
         written.map_err(|cause| ImportStage::Handover.failed(cause))?;
         // An image record that arrives after the end of the lease would name collected content.
-        let run = Arc::clone(&self.run);
-        let named = self.run.uninterrupted(async move { Ok(run.name().await) });
+        let named = self.run.uninterrupted(|run| async move { Ok(run.name().await) });
         named.await.unwrap_or_else(|cause| {
             let is_given_up = cause.kind() == RuntimeErrorKind::Cancelled;
             let stage = if is_given_up { ImportStage::Handover } else { ImportStage::Recorded };
@@ -66,9 +65,7 @@ impl LayerImport for ContainerdImport {
     async fn abandon(&self) {
         self.run.break_off();
         let _all_ended = self.run.running.write().await;
-        if let Err(error) = self.run.lease.end(true).await {
-            tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
-        }
+        self.run.lease.end(true).await;
     }
 }
 

@@ -79,13 +79,19 @@ fn node() -> Listed {
 }
 
 /// A thousand bytes and one inode times the number in the snapshot's name.
-fn usage(snapshot: &CommittedSnapshot) -> Option<SnapshotUsage> {
+fn usage(snapshot: &CommittedSnapshot) -> Option<Freed> {
     let number = (1..9_u64).find(|number| *snapshot.name == *digest(&number.to_string()))?;
-    Some(SnapshotUsage { bytes: 1000 * number, inodes: number })
+    Some(Freed { bytes: ByteSize(1000 * number), inodes: number })
+}
+
+fn measured(listed: &Listed, usage: impl Fn(&CommittedSnapshot) -> Option<Freed>) -> LayerGraph {
+    let mut listed = listed.clone();
+    listed.usages = listed.committed().filter_map(|snapshot| usage(&snapshot).map(|usage| (snapshot, usage))).collect();
+    listed.graph().expect("it is of the size that nodes have")
 }
 
 fn graph(listed: &Listed) -> LayerGraph {
-    ImageParts::of(listed).expect("it is of the size that nodes have").graph(usage)
+    measured(listed, usage)
 }
 
 fn freed(graph: &LayerGraph, images: &[&str]) -> (u64, u64) {
@@ -242,7 +248,7 @@ fn what_a_snapshotter_does_not_count_makes_the_sizes_partial() {
     let native = graph(&listed);
     assert_eq!(native.certainty, Certainty::Exact);
     assert_eq!(freed(&native, &["config-b"]), (3 * 4096 + 3000, 3 + 3), "it counts all of its folders itself");
-    let silent = ImageParts::of(&node()).unwrap().graph(|_| None);
+    let silent = measured(&node(), |_| None);
     assert_eq!(silent.certainty, Certainty::Partial { measured: 8, layers: 11 });
     let mut negative = node();
     negative.contents[5].size = -1;
@@ -258,8 +264,7 @@ fn circles_and_odd_numbers_end() {
     listed.contents[5].size = i64::MAX;
     let graph = graph(&listed);
     assert!(freed(&graph, &["config-a", "config-b"]).0 > 1 << 63, "the chain, in a circle or not, and the huge blob");
-    let huge = ImageParts::of(&node()).unwrap();
-    let huge = huge.graph(|_| Some(SnapshotUsage { bytes: u64::MAX, inodes: u64::MAX }));
+    let huge = measured(&node(), |_| Some(Freed { bytes: ByteSize(u64::MAX), inodes: u64::MAX }));
     assert_eq!(freed(&huge, &["config-a", "config-b"]), (u64::MAX, u64::MAX));
 }
 
@@ -272,9 +277,9 @@ fn lists_that_refer_to_one_another_without_end_are_refused() {
     let records = |count| (0..count).map(|number| record(&format!("image {number}"), &all[number])).collect();
     let contents = all.iter().map(|name| blob(name, 1, &refers)).collect();
     let mut listed = Listed { images: records(100), contents, ..Listed::default() };
-    assert!(ImageParts::of(&listed).is_ok());
+    assert!(listed.graph().is_ok());
     listed.images = records(400);
-    assert_eq!(ImageParts::of(&listed), Err(TooEntangled));
+    assert!(matches!(listed.graph(), Err(TooEntangled)));
 }
 
 #[test]
@@ -297,8 +302,9 @@ fn ten_thousand_images_are_far_from_the_limit() {
     let chain =
         |at: usize| snapshot(&names[at][3], if at.is_multiple_of(20) { "" } else { &names[at - 1][3] }, COMMITTED);
     listed.snapshots.insert("overlayfs".to_owned(), (0..names.len()).map(chain).collect());
-    let parts = ImageParts::of(&listed).unwrap();
-    assert_eq!((parts.images.len(), parts.snapshots().count()), (10_000, 10_000));
+    let graph = listed.graph().unwrap();
+    let snapshots = graph.layers.iter().filter(|layer| layer.id.starts_with("overlayfs:")).count();
+    assert_eq!((graph.images.len(), snapshots), (10_000, 10_000));
 }
 
 #[test]

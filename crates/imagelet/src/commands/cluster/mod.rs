@@ -17,7 +17,7 @@ fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess,
     if environment.is_in_cluster() {
         return Ok(ApiAccess::InCluster);
     }
-    let of_user = environment.home.as_ref().map(|home| home.join(".kube/config")).filter(|path| path.exists());
+    let of_user = environment.folders.home.as_ref().map(|home| home.join(".kube/config")).filter(|path| path.exists());
     of_user.map(ApiAccess::Kubeconfig).ok_or_else(|| {
         Failure::new("InvalidArgument", "there is no kubeconfig, and imagelet does not run in a pod")
             .or_hint("use `--kubeconfig FILE`")

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::access;
 use crate::{
     cli::PrefetchCommand,
-    commands::pull::read_file,
+    commands::pull::read_manifest,
     manifests::{Document, documents},
     output::{Format, Table, exit_code, or_dash, print, print_failure},
 };
@@ -72,7 +72,7 @@ async fn apply(api: &PrefetchApi, sets: &[SetDocument], format: Format) -> Resul
 }
 
 fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
-    let text = read_file(file, FILE_LENGTH_MAX)?;
+    let text = read_manifest(file, FILE_LENGTH_MAX)?;
     let shown = printable(&file.display().to_string());
     let read = |Document { line, read, .. }: Document| {
         let invalid = |why| Failure::new("InvalidArgument", format!("`{shown}`: the document in line {line} {why}"));

@@ -94,7 +94,7 @@ async fn walk(
     steps.push(DiagnosisStep::of_node("name", Ok(reference.to_string())));
     let settings = sources_of(global, environment).and_then(|sources| Ok(sources.settings()?));
     let settings = settings.map_err(|failure| ("configuration", failure))?;
-    let files = settings.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+    let files = settings.images.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
     let (first, found) = match login(&arguments.login, environment) {
         Err(failure) => (None, Err(failure)),
@@ -115,7 +115,7 @@ async fn walk(
     steps.push(DiagnosisStep::of_node("credentials", found));
     let mut credentials = Vec::from_iter(first);
     credentials.extend(host_credentials(&settings, &reference, steps).await);
-    if let Some(policy) = settings.registry.signature_policy.clone() {
+    if let Some(policy) = settings.images.registry.signature_policy.clone() {
         let reference = reference.clone();
         let checked = tokio::task::spawn_blocking(move || check_signature_policy(&policy, &reference)).await;
         let checked = checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -126,8 +126,14 @@ async fn walk(
         steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
     }
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
-    let found =
-        check_path(settings.registry.clone(), &reference, &credentials, arguments.platform.as_ref(), &mut report).await;
+    let found = check_path(
+        settings.images.registry.clone(),
+        &reference,
+        &credentials,
+        arguments.platform.as_ref(),
+        &mut report,
+    )
+    .await;
     let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
     let place = image_disk(global, environment, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
@@ -156,7 +162,7 @@ async fn host_credentials(
     steps: &mut Vec<DiagnosisStep>,
 ) -> Vec<Credential> {
     let mut found = Vec::new();
-    for RegistryHost { host, repositories } in registry_hosts(&settings.registry, reference).await {
+    for RegistryHost { host, repositories } in registry_hosts(&settings.images.registry, reference).await {
         for repository in repositories {
             let (first, _, failure) = node_credential(settings, &repository).await;
             if let Some(failure) = failure.filter(|new| steps.iter().all(|step| step.failure.as_ref() != Some(new))) {
@@ -186,14 +192,14 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
         // A diagnosis needs no daemon.
         Err(_) => settings,
     };
-    let directory = match &settings.backend {
+    let directory = match &settings.images.backend {
         // The store may not exist yet: then its first folder that does.
         Backend::Embedded(store) => {
             let existing = store.engine.place.root.ancestors().find(|path| path.exists());
             existing.unwrap_or(Path::new("/")).to_owned()
         }
         Backend::Cri(runtime) => {
-            let reported = runtime_filesystems(runtime, settings.runtime_request_timeout).await.map_err(silent)?;
+            let reported = runtime_filesystems(runtime, settings.node.request_timeout).await.map_err(silent)?;
             let directory = reported.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
             if !directory.exists() {
                 return Ok((directory, None));

@@ -24,6 +24,7 @@ pub(super) use self::{
 };
 use crate::{
     cli::{LoginArgs, PullArgs},
+    manifests::decode,
     output::{Format, exit_code, print, print_failure},
     progress::{Screen, lock},
 };
@@ -56,12 +57,13 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-pub(super) fn read_file(path: &Path, length_max: usize) -> Result<String, Failure> {
-    let no_text = |error| unread(path, &std::io::Error::new(std::io::ErrorKind::InvalidData, error));
-    String::from_utf8(read_bytes(path, length_max)?).map_err(no_text)
+/// The text of a manifest, or of standard input.
+pub(super) fn read_manifest(path: &Path, length_max: usize) -> Result<String, Failure> {
+    let no_text = || Failure::new("Failed", format!("`{}` is neither UTF-8 nor UTF-16", path.display()));
+    decode(read_bytes(path, length_max)?).ok_or_else(no_text)
 }
 
-pub(super) fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
+fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let limit = length_max as u64 + 1;
     if path == Path::new("-") {
@@ -82,7 +84,7 @@ fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Logi
         (Some(path), _) => Some(std::fs::File::open(path).and_then(first_line).map_err(|error| unread(path, &error))?),
         (None, Some("-")) => Some(first_line(std::io::stdin())?),
         (None, Some(text)) => Some(Secret::new(text)),
-        (None, None) => environment.creds.clone(),
+        (None, None) => environment.logins.creds.clone(),
     };
     let Some(text) = text else { return Ok(None) };
     let (user, password) = text
@@ -181,10 +183,12 @@ pub(super) fn seconds(milliseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use imagelet_node::config::LoginVariables;
 
     #[test]
     fn credentials_come_from_the_flag_or_the_environment_and_do_not_print() {
-        let environment = Environment { creds: Some(Secret::new("env:pw:with:colons")), ..Environment::default() };
+        let logins = LoginVariables { creds: Some(Secret::new("env:pw:with:colons")), ..LoginVariables::default() };
+        let environment = Environment { logins, ..Environment::default() };
         let read = |line: &str| match crate::cli::Cli::read(line.split(' ')).expect("a command line").command {
             crate::cli::Command::Pull(arguments) => arguments.login,
             other => panic!("another command: {other:?}"),

@@ -51,7 +51,8 @@ pub(crate) async fn log_in(
     }
     let credential = Credential::basic(registry.clone(), &user, password.clone());
     let patience = global.timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::MAX);
-    let checked = tokio::time::timeout(patience, check_login(settings.registry.clone(), &registry, &credential)).await;
+    let checked =
+        tokio::time::timeout(patience, check_login(settings.images.registry.clone(), &registry, &credential)).await;
     let checked = checked.map_err(|_| {
         let why = format!("no login for `{registry}` was kept: no answer within {}", duration_text(patience));
         Failure::new("TimedOut", why)

@@ -7,8 +7,8 @@ use futures_util::future::{self, Either};
 use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
-    manager::{puller::scheduler::Policy, request::Caller},
-    runtime::{PullRequest, RuntimeError},
+    manager::{EnsureRequest, PullPolicy, puller::scheduler::Policy},
+    runtime::RuntimeError,
     testing::{
         dice::Dice,
         interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},
@@ -69,13 +69,12 @@ impl<F: FnMut()> Drop for AtDrop<F> {
 
 fn work(client: Client) -> Work {
     let image = format!("registry.example/app{}:v1", client.image);
+    let mut request = EnsureRequest::new(&image, PullPolicy::Always);
+    request.pull.pod.namespace = "a".into();
     Work {
         reference: image.parse().expect("it is valid"),
-        request: PullRequest { image: ImageSpec::new(image), ..PullRequest::default() },
+        request,
         credentials: crate::credentials::PullCredentials::default(),
-        pod: PodIdentity { namespace: "a".into(), ..PodIdentity::default() },
-        priority: client.priority,
-        caller: Caller::Pod,
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
         Credential, CredentialProvider, CredentialQuery, CredentialSource, Keyring, NodeKeyring, ObjectIdentity,
         Provided, PullSecret, PullSecretKind, Secret, TrackedCredential,
     },
+    events::PodIdentity,
     image::{ImageId, trim_tag_and_digest},
     records::{Absent, PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
     runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, unwatched},
@@ -334,12 +335,9 @@ impl World {
             }
         });
         let uid: Arc<str> = format!("{pod:?}").into();
-        EnsureRequest {
-            pod: PodIdentity { namespace: format!("n{}", pod.namespace).into(), name: "pod".into(), uid },
-            service_account: pod.account.clone(),
-            secrets: secrets.collect(),
-            ..EnsureRequest::new(image, policy)
-        }
+        let mut request = EnsureRequest::new(image, policy);
+        request.pull.pod = PodIdentity { namespace: format!("n{}", pod.namespace).into(), name: "pod".into(), uid };
+        EnsureRequest { service_account: pod.account.clone(), secrets: secrets.collect(), ..request }
     }
 
     /// What a pod shows a repository, in order, and whose each is.
@@ -398,7 +396,7 @@ impl World {
     }
 
     fn judge(&mut self, pod: &Pod, request: &EnsureRequest, ensured: &Result<Ensured, EnsureError>) {
-        let image = request.image.clone();
+        let image = request.image().to_owned();
         match ensured {
             Ok(Ensured { id, origin: Origin::AlreadyPresent | Origin::Stale { .. }, .. }) => {
                 let is_brought = self.shop.lock().brought.contains(id);

@@ -190,8 +190,8 @@ fn a_set_beyond_a_limit_has_a_condition_that_names_it_for_as_long_as_it_is() {
             false,
         ),
         (
-            SetLimit::Report(2),
-            "True ReportLimit: the reports of 2 nodes have 128 other sets, which is the limit",
+            SetLimit::Report,
+            "True ReportLimit: the report of a selected node has 128 other sets, which is the limit",
             "False Pulling: 0 of 2 nodes have fetched all images",
             true,
         ),

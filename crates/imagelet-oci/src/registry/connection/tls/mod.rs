@@ -83,20 +83,18 @@ impl Clients {
         if let Some(client) = locked(&self.made).get(&key) {
             return Ok(client.clone());
         }
-        let plain = async || self.tls_config(RootCertStore::empty(), &TlsSettings::default());
-        let system = async |settings| self.tls_config(self.roots().await?, settings);
         // Plain HTTP trusts no certificate.
-        let tls = if is_https { system(&settings.tls).await? } else { plain().await? };
-        let is_proxy_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.is_encrypted());
+        let tls = if is_https { Some(self.tls_config(&settings.tls).await?) } else { None };
         // A proxy gets no client certificate of its hosts, and is verified even where they are not.
         let of_proxy = TlsSettings { authorities: settings.tls.authorities.clone(), ..TlsSettings::default() };
-        let proxy_tls = if is_proxy_encrypted { system(&of_proxy).await? } else { plain().await? };
+        let is_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.is_encrypted());
+        let proxy_tls = if is_encrypted { Some(self.tls_config(&of_proxy).await?) } else { None };
         let connector = Connector {
-            tls: Arc::new(tls),
+            tls,
             dial_timeout: self.dial_timeout(settings),
             tls_timeout: TLS_TIMEOUT,
             proxy: settings.proxy.clone(),
-            proxy_tls: Arc::new(proxy_tls),
+            proxy_tls,
             permits: Arc::new(HostPermits::new(self.connections_per_host)),
         };
         let client = Client::builder(TokioExecutor::new())
@@ -112,10 +110,6 @@ impl Clients {
         Ok(made.entry(key).or_insert(client).clone())
     }
 
-    async fn roots(&self) -> Result<RootCertStore, RuntimeError> {
-        Ok(self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await?.clone())
-    }
-
     /// The sum of the deadlines of a connection's stages, a proxy's and the end of another connection included.
     pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
         2 * self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
@@ -125,7 +119,8 @@ impl Clients {
         settings.dial_timeout.unwrap_or(self.dial_timeout)
     }
 
-    fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
+    async fn tls_config(&self, settings: &TlsSettings) -> Result<Arc<ClientConfig>, RuntimeError> {
+        let mut roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await?.clone();
         let unusable =
             |what: &str| RuntimeError::other(format!("the {what} in the registry configuration cannot be used"));
         let mut named = Vec::new();
@@ -139,7 +134,7 @@ impl Clients {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
-        // Plain HTTP, and a system without authorities.
+        // A system without authorities.
         let builder = if !settings.skip_verify && roots.is_empty() {
             builder.with_root_certificates(roots)
         } else {
@@ -150,7 +145,7 @@ impl Clients {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let certificates = ClientCertificates::read(&settings.identities, &self.provider).map_err(unusable)?;
-        Ok(builder.with_client_cert_resolver(Arc::new(certificates)))
+        Ok(Arc::new(builder.with_client_cert_resolver(Arc::new(certificates))))
     }
 }
 
