@@ -28,7 +28,9 @@ pub fn watcher(steps: Steps) -> PullWatcher {
     let seen = Mutex::new(PullProgress::default());
     Arc::new(move |progress| {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Step::between(&seen, progress).into_iter().for_each(|step| steps(step));
+        for step in Step::between(&seen, progress) {
+            steps(step);
+        }
         seen.clone_from(progress);
     })
 }
