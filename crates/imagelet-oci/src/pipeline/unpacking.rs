@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use super::{LayerJob, LayerStaging, buffer_pool::BlockReader, unconfined};
+use super::{LayerJob, buffer_pool::BlockReader, unconfined};
 use crate::{
     store::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
