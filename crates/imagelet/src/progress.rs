@@ -109,10 +109,12 @@ fn draws_bars() -> bool {
     std::io::stderr().is_terminal() && !has_dumb_terminal()
 }
 
+type SharedLine = Arc<Mutex<Option<PullLine>>>;
+
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
     /// `None` after the end.
-    line: Option<(Arc<Mutex<Option<PullLine>>>, AbortHandle)>,
+    line: Option<(SharedLine, AbortHandle)>,
 }
 
 impl Drop for Shown {
@@ -218,7 +220,7 @@ impl KnownSteps {
             let left = total.saturating_sub(row.bytes_received);
             row.remaining_ms = row.bytes_per_second.map(|speed| left.saturating_mul(1000) / speed);
         }
-        row.waits = self.unanswered.iter().next().map(|host| waiting_for(host)).unwrap_or_default();
+        row.waits = self.unanswered.first().map(|host| waiting_for(host)).unwrap_or_default();
         let left = self.retry_at.map(|at| between(now, at));
         let retry = row.retry.zip(left.filter(|left| *left > 0));
         row.retry = retry.map(|(retry, remaining_ms)| PullRetry { remaining_ms, ..retry });
