@@ -38,7 +38,8 @@ impl DiskStats {
 
     /// The first file system counts and includes the writable layers, as in the kubelet.
     fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
-        let (first, disk) = image_disk(reported, probe)?;
+        let first = image_filesystem(reported)?;
+        let disk = image_disk(first, probe)?;
         let (measured_at, used, inodes_used) = (first.measured_at, first.used, first.inodes_used);
         let images = FsStats { measured_at, used, inodes_used, disk };
         Ok(Self { containers: images.clone(), images })
@@ -65,17 +66,17 @@ impl DiskStats {
     }
 }
 
-/// The first file system of images, and its disk where that is visible.
-pub(crate) fn image_disk<'a>(
-    reported: &'a ImageFilesystems,
-    probe: &dyn DiskProbe,
-) -> Result<(&'a FilesystemUsage, Option<DiskUse>), PlainError> {
-    let first = reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))?;
-    let disk = visible(probe, &first.mountpoint).map_err(|error| {
+/// The first file system of images.
+pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&FilesystemUsage, PlainError> {
+    reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
+}
+
+/// The disk of a file system of images, where it is visible.
+pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
+    visible(probe, &images.mountpoint).map_err(|error| {
         let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
         PlainError(format!("{what}: {error}"))
-    })?;
-    Ok((first, disk))
+    })
 }
 
 /// Both file systems where they are reported in two places.

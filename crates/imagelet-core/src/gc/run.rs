@@ -108,8 +108,8 @@ impl ImageGc {
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let filesystems = self.runtime.filesystem().await.map_err(GcError::Filesystem)?;
         let (probe, reserved) = (Arc::clone(&self.probe), filesystems.reserved);
-        let measured =
-            tokio::task::spawn_blocking(move || disks::image_disk(&filesystems, &*probe).map(|(_, disk)| disk));
+        let images = disks::image_filesystem(&filesystems)?.clone();
+        let measured = tokio::task::spawn_blocking(move || disks::image_disk(&images, &*probe));
         let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
         // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
         Ok(DiskUse { reserved, ..disk })
