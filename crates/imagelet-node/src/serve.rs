@@ -73,14 +73,14 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
         Some(address) => Some(http::bind(address, access.has_token()).await?),
         None => None,
     };
-    let (listener, _socket) = match inherited {
-        Some(listener) => (listener, None),
-        None => {
-            let listener = imagelet_runtime::cri::listen(&settings.interfaces.socket).await.map_err(|error| {
-                Failure::because(format!("could not listen on `{}`", settings.interfaces.socket.display()), &error)
-            })?;
-            (listener, Some(SocketGuard::new(&settings.interfaces.socket)))
-        }
+    let (listener, _socket) = if let Some(listener) = inherited {
+        (listener, None)
+    } else {
+        let socket = &settings.interfaces.socket;
+        let listener = imagelet_runtime::cri::listen(socket)
+            .await
+            .map_err(|error| Failure::because(format!("could not listen on `{}`", socket.display()), &error))?;
+        (listener, Some(SocketGuard::new(socket)))
     };
     let calls = Calls::default();
     let daemon = Daemon { node: Arc::clone(&node), calls: calls.clone() };

@@ -452,6 +452,6 @@ async fn a_failed_accept_is_followed_by_a_pause_where_the_next_one_would_fail_to
         let mut acceptor = Acceptor::new(Fails(vec![errno; 3].into()), Arc::clone(&acceptor.places));
         let passed = tokio::time::timeout(pause + PAUSE / 2, acceptor.accept()).await;
         let left = acceptor.listener.0.lock().unwrap().len();
-        assert!(passed.is_err() && left == if pause.is_zero() { 0 } else { 1 }, "{errno}: {left}");
+        assert!(passed.is_err() && left == usize::from(!pause.is_zero()), "{errno}: {left}");
     }
 }

@@ -130,7 +130,7 @@ mod tests {
                 return;
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     fn event(number: u64) -> EventLine {

@@ -157,7 +157,7 @@ async fn import_one(images: &Images, watch: &mut FolderWatch, folder: &ImportFol
     let rows = imported.as_ref().map_or(&[][..], |imported| &imported.images);
     let failures = || rows.iter().filter_map(|row| row.failure.as_ref()).chain(imported.as_ref().err());
     let outcome = Outcome::of(failures());
-    let reason = failures().map(|failure| format!("{failure}\n")).collect::<String>();
+    let reason = failures().map(ToString::to_string).collect::<Vec<_>>().join("\n") + "\n";
     let looked_again = on_disk({
         let path = path.clone();
         move || fingerprint(&path)
