@@ -1,7 +1,8 @@
-//! The HTTP endpoint: metrics, health, the JSON API and the dashboard, for the clients that its access policy accepts.
+//! The daemon's routes: the JSON API on the socket and over HTTP, commands on the socket alone; metrics, health and the
+//! dashboard over HTTP alone, for the clients that its access policy accepts.
 
 mod access;
-mod actions;
+mod commands;
 mod controller;
 mod dashboard;
 mod event_stream;
@@ -10,10 +11,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    net::{Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::{
     Extension, Router,
@@ -31,17 +29,17 @@ pub use access::HttpAccess;
 pub use controller::{MeasuredController, serve_controller, serve_health};
 
 use crate::{
-    api::{EventsRequest, Handler},
-    connections::{self, Limits, Peer},
+    api::EventsRequest,
+    connections::{self, Limits, Peer, open_files_max},
     failure::Failure,
-    node::LocalNode,
+    node::{Daemon, follower, send_events},
 };
 use access::{Decision, Presented, Purpose};
-use actions::Actions;
-use event_stream::EventStreams;
+use event_stream::{EventStreams, Framing};
 
 /// The header without which nothing is changed.
 const ACTION: &str = "x-imagelet-action";
+const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
 /// The end of the permission by which a request is answered.
@@ -85,43 +83,61 @@ pub async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
     bound.map_err(|error| Failure::because(format!("could not listen on the port {port}"), &error))
 }
 
-pub async fn serve(listener: TcpListener, node: Arc<LocalNode>, access: HttpAccess, stop: CancellationToken) {
-    let limits = Limits::of_http();
-    let streams = EventStreams::new(limits.connections.each, node.started_at, stop.clone());
-    let actions = Actions::new(stop.clone());
-    connections::serve(listener, router(node, access, streams, &actions), limits, stop).await;
-    actions.end().await;
+/// The routes of the socket, whose clients may do everything.
+pub(crate) fn on_socket(daemon: &Daemon, limits: Limits) -> Router {
+    api(daemon, limits).merge(commands::routes()).with_state(daemon.clone())
 }
 
-fn router(node: Arc<LocalNode>, access: HttpAccess, streams: EventStreams, actions: &Actions) -> Router {
-    let readiness = access.clone();
-    let events = move |State(node): State<Arc<LocalNode>>,
-                       Extension(end): Extension<PermissionEnd>,
+pub async fn serve(listener: TcpListener, daemon: Daemon, access: HttpAccess) {
+    let (limits, stop) = (Limits::of_http(open_files_max()), daemon.calls.accepting.clone());
+    let ready = |Daemon { node, .. }: Daemon| async move { health::ready(&node).await };
+    let router = dashboard::add(api(&daemon, limits)).route("/metrics", get(metrics));
+    let router = with_probes(router, Some(access.clone()), ready)
+        .fallback(not_found)
+        .with_state(daemon)
+        .layer(from_fn_with_state(access, guard));
+    connections::serve(listener, router, limits, stop).await;
+}
+
+fn api(daemon: &Daemon, limits: Limits) -> Router<Daemon> {
+    let streams = EventStreams::new(limits.connections.each, daemon.calls.accepting.clone());
+    let events = move |State(Daemon { node, .. }): State<Daemon>,
+                       end: Option<Extension<PermissionEnd>>,
                        headers: HeaderMap| async move {
-        let after = text_of(&headers, "last-event-id").map(str::to_owned);
+        let framing = Framing::new(node.status.started_at, text_of(&headers, "last-event-id"));
         let asked = EventsRequest { follow: true, progress_ms: Some(PROGRESS_MS) };
-        streams.open(node as Arc<dyn Handler>, &asked, after.as_deref(), end.0)
+        let end = end.map(|Extension(PermissionEnd(end))| end).unwrap_or_default();
+        let place = follower()?;
+        Ok::<_, Failure>(streams.open(framing, end, |client| async move {
+            send_events(&node.pulls, &asked, place, client).await;
+        }))
     };
-    let ready = move |State(node): State<Arc<LocalNode>>, uri: Uri, headers: HeaderMap| async move {
-        let is_verbose = is_verbose(&uri, &headers, &readiness);
-        probe("readyz", &health::ready(&node).await, is_verbose)
-    };
-    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(live))
-        .route("/livez", get(live))
-        .route("/readyz", get(ready))
-        .route(&format!("{}/events", routes::ROOT), get(events));
-    dashboard::add(routes::add(router, actions))
-        .fallback(|| async { not_found() })
-        .with_state(node)
-        .layer(from_fn_with_state(access, guard))
+    routes::routes().route(&format!("{}/events", routes::ROOT), get(events))
 }
 
-async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
+/// Adds the probes. Reasons of failed checks may name paths and endpoints: only for clients that may read.
+fn with_probes<S, F>(
+    router: Router<S>,
+    access: Option<HttpAccess>,
+    ready: impl Fn(S) -> F + Clone + Send + Sync + 'static,
+) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    F: Future<Output = Vec<health::Checked>> + Send,
+{
+    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
+    let ready = move |State(state): State<S>, uri: Uri, headers: HeaderMap| async move {
+        let may_read =
+            |access: &HttpAccess| access.policy().decide(Purpose::Read, &presented(&headers)) == Decision::Allow;
+        let is_verbose = asks_for_details(&uri) && access.as_ref().is_some_and(may_read);
+        probe("readyz", &ready(state).await, is_verbose)
+    };
+    router.route("/healthz", get(live)).route("/livez", get(live)).route("/readyz", get(ready))
+}
+
+async fn metrics(State(Daemon { node, .. }): State<Daemon>) -> impl IntoResponse {
     node.measure().await;
-    rendered(&node.parts.metrics)
+    rendered(&node.status.metrics)
 }
 
 /// All metrics in Prometheus' text format.
@@ -129,8 +145,8 @@ fn rendered(metrics: &Metrics) -> impl IntoResponse + use<> {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
 }
 
-fn not_found() -> Response {
-    routes::refuse(&Failure::new("NotFound", "there is nothing at this path"))
+async fn not_found() -> Failure {
+    Failure::new("NotFound", "there is nothing at this path")
 }
 
 /// Answers the requests that the policy allows, with the headers of every answer.
@@ -143,21 +159,22 @@ async fn guard(
     let (policy, headers) = (access.policy(), request.headers());
     let purpose = purpose_of(request.method(), request.uri().path());
     let decision = policy.decide(purpose, &presented(headers));
-    let refused = |reason: &str, message: &str| routes::refuse(&Failure::new(reason, message));
     let is_near = matches!(peer, Peer::Address(address) if address.to_canonical().is_loopback());
+    let denied = |message: &str| Failure::new("PermissionDenied", message);
     let mut response = match decision {
         // Before the challenge: a remote browser must not ask its user for a token that opens no page.
         Decision::Allow | Decision::Unauthenticated if dashboard::is_part(request.uri().path()) && !is_near => {
-            let failure = Failure::new("PermissionDenied", "the dashboard answers on loopback only");
-            routes::refuse(&failure.or_hint("ssh -L 9100:127.0.0.1:9100 NODE; the API needs no such way"))
+            denied("the dashboard answers on loopback only")
+                .or_hint("ssh -L 9100:127.0.0.1:9100 NODE; the API needs no such way")
+                .into_response()
         }
         Decision::Allow => {
             request.extensions_mut().insert(PermissionEnd(policy.ended.clone()));
             next.run(request).await
         }
         Decision::ForeignHost => {
-            let message = "the request names another host; http.hostNames lists the names of this one";
-            (StatusCode::MISDIRECTED_REQUEST, refused("PermissionDenied", message)).into_response()
+            let refused = denied("the request names another host; http.hostNames lists the names of this one");
+            (StatusCode::MISDIRECTED_REQUEST, refused).into_response()
         }
         Decision::Unauthenticated => {
             // A browser asks its user for a name, which does not matter, and for the token as the password.
@@ -165,19 +182,15 @@ async fn guard(
             let by_page = text_of(request.headers(), "sec-fetch-site") == Some("same-origin");
             let challenge =
                 if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };
-            let refused = refused("Unauthenticated", "the request has no valid token");
+            let refused = Failure::new("Unauthenticated", "the request has no valid token");
             ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response()
         }
-        Decision::ActionsOff => routes::refuse(
-            &Failure::new("PermissionDenied", "this daemon does not take actions over HTTP")
-                .or_hint("http.actions: true"),
-        ),
-        Decision::ForgedAction => {
-            let message = format!("an action needs the header `{ACTION}` and must come from this server's own pages");
-            refused("PermissionDenied", &message)
+        Decision::ActionsOff => {
+            denied("this daemon does not take actions over HTTP").or_hint("http.actions: true").into_response()
         }
+        Decision::ForgedAction => denied(FORGED).into_response(),
         Decision::ForeignPage => {
-            refused("PermissionDenied", "a page of another site cannot read by the login of the browser")
+            denied("a page of another site cannot read by the login of the browser").into_response()
         }
     };
     for (name, value) in &HEADERS {
@@ -216,14 +229,8 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Reasons of failed checks may name paths and endpoints: only for clients that may read.
-fn is_verbose(uri: &Uri, headers: &HeaderMap, access: &HttpAccess) -> bool {
-    let may_read = access.policy().decide(Purpose::Read, &presented(headers)) == Decision::Allow;
-    asks_for_details(uri) && may_read
-}
-
 fn asks_for_details(uri: &Uri) -> bool {
-    routes::pairs(uri.query().unwrap_or_default()).any(|(name, _)| name == "verbose")
+    uri.query().is_some_and(|query| query.split('&').any(|pair| pair.split('=').next() == Some("verbose")))
 }
 
 fn probe(name: &str, checks: &[health::Checked], is_verbose: bool) -> (StatusCode, String) {

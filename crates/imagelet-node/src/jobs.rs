@@ -5,16 +5,16 @@ use std::{sync::Arc, time::Duration};
 use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest};
 use imagelet_kube::{PrefetchAgent, PrefetchNode as _};
 use tokio::{
-    sync::{Mutex, Notify},
+    sync::{Mutex, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
 use crate::{
-    config::{CollectionMode, KubernetesSettings, Settings},
+    config::{KubernetesSettings, Settings},
     failure::Failure,
-    node::{FolderWatch, LocalNode, PrefetchTarget, collect, import_arrivals, sample_disk},
+    node::{Collection, FolderWatch, Images, LocalNode, import_arrivals},
 };
 
 /// How often a disabled collection checks whether it is still disabled.
@@ -31,38 +31,41 @@ const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub(crate) struct Jobs {
     tasks: JoinSet<()>,
-    wake: Arc<Notify>,
     stop: CancellationToken,
 }
 
 impl Jobs {
     pub(crate) fn start(node: &Arc<LocalNode>, stop: &CancellationToken) -> Self {
-        let mut jobs = Self { tasks: JoinSet::new(), wake: Arc::default(), stop: stop.clone() };
-        jobs.repeat(node, |settings| settings.images.detection_period, |node| async move { detect(&node).await });
+        let mut jobs = Self { tasks: JoinSet::new(), stop: stop.clone() };
+        jobs.repeat(
+            node,
+            |settings| settings.images.detection_period,
+            |node| async move { detect(&node.pulls.images).await },
+        );
         let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
-        jobs.repeat(node, period, |node| async move { collect_if_needed(&node).await });
+        jobs.repeat(node, period, |node| async move { collect_if_needed(&node.collection).await });
         // Uses arrive without a pass, too.
-        jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.parts.inventory.flush_if_due().await });
-        jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { sample_disk(&node).await });
+        jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.pulls.images.inventory.flush_if_due().await });
+        jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { node.collection.sample_disk().await });
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
         jobs.repeat(
             node,
             |_| SCAN_PERIOD,
             move |node| {
                 let watch = Arc::clone(&watch);
-                async move { import_arrivals(&node, &mut *watch.lock().await).await }
+                async move { import_arrivals(&node.pulls.images, &mut *watch.lock().await).await }
             },
         );
-        if let Some(agent) = node.parts.agent.clone() {
+        if let Some(agent) = node.status.agent.clone() {
             jobs.spawn(async move { agent.run().await });
         }
-        if let Some(KubernetesSettings { access, node: name, .. }) = &node.settings().node.kubernetes {
-            let target = Arc::new(PrefetchTarget(Arc::clone(node)));
+        if let Some(KubernetesSettings { access, node: name, .. }) = &node.pulls.images.settings().node.kubernetes {
+            let target = Arc::new(node.pulls.clone());
             let agent = PrefetchAgent::new(access.client(), name, target);
             jobs.spawn(async move { agent.run().await });
-        } else if !node.parts.is_read_only {
+        } else if !node.pulls.images.place.is_read_only {
             // The pins of sets end with the cluster that had them.
-            let target = PrefetchTarget(Arc::clone(node));
+            let target = node.pulls.clone();
             jobs.tasks.spawn(async move {
                 if let Err(error) = target.pin(&[]).await {
                     tracing::warn!(error, "could not release the pins of sets");
@@ -79,19 +82,14 @@ impl Jobs {
         period: fn(&Settings) -> Duration,
         job: impl Fn(Arc<LocalNode>) -> F + Send + Sync + 'static,
     ) {
-        let (node, wake) = (Arc::clone(node), Arc::clone(&self.wake));
-        self.spawn(async move { run(|| period(&node.settings()), &wake, || job(Arc::clone(&node))).await });
+        let (node, settings) = (Arc::clone(node), node.pulls.images.settings.subscribe());
+        self.spawn(async move { run(settings, |settings| period(settings), || job(Arc::clone(&node))).await });
     }
 
     /// Starts a task that a stop drops wherever it is.
     fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });
-    }
-
-    /// Runs every job now, because the configuration has changed.
-    pub(crate) fn wake(&self) {
-        self.wake.notify_waiters();
     }
 
     pub(crate) async fn stop(mut self) {
@@ -104,22 +102,31 @@ impl Jobs {
     }
 }
 
-/// Runs a job at once and then, like the kubelet's loops, one period after each end; never twice at a time.
-async fn run<F: Future<Output = ()>>(period: impl Fn() -> Duration, wake: &Notify, job: impl Fn() -> F) {
+/// Runs a job at once and then, like the kubelet's loops, one period after each end, or after a change of the settings; never
+/// twice at a time.
+async fn run<T, F>(mut settings: watch::Receiver<T>, period: impl Fn(&T) -> Duration, job: impl Fn() -> F)
+where
+    F: Future<Output = ()>,
+{
     loop {
         job().await;
+        let period = period(&settings.borrow());
         tokio::select! {
-            () = tokio::time::sleep(period()) => {}
-            () = wake.notified() => {}
+            () = tokio::time::sleep(period) => {}
+            _ = settings.changed() => drop(settings.borrow_and_update()),
         }
     }
 }
 
-async fn detect(node: &LocalNode) {
-    match node.parts.inventory.refresh(std::time::SystemTime::now()).await {
+async fn detect(images: &Images) {
+    match images.inventory.refresh(std::time::SystemTime::now()).await {
         Ok(snapshot) => {
-            tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock");
-            node.adopt(&snapshot).await;
+            tracing::debug!(
+                images = snapshot.entries.len(),
+                containers = snapshot.containers,
+                "refreshed the inventory"
+            );
+            images.adopt(&snapshot).await;
         }
         Err(error) => tracing::info!(err = Failure::of(&error).to_string(), "Failed to monitor images"),
     }
@@ -136,24 +143,24 @@ fn collects_by(settings: &Settings) -> Option<GcPolicy> {
 }
 
 /// Collects as configured, and logs the result like the kubelet.
-async fn collect_if_needed(node: &LocalNode) {
-    let Some(policy) = collects_by(&node.settings()) else { return };
+async fn collect_if_needed(collection: &Collection) {
+    let Some(policy) = collects_by(&collection.images.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
-    let failure = match collect(node, &request, "timer").await {
+    let failure = match collection.collect(&request, "timer").await {
         Ok(report) => report.failure(),
         Err(failure) => Some(failure.to_string()),
     };
-    if node.settings().collection.mode == CollectionMode::Shadow {
+    if collection.is_shadow() {
         // Shadow mode removes nothing and so cannot fail; its record holds what would have failed.
         return;
     }
-    let message = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
+    let message = collection.ended(failure.as_deref().map_or(Ok(()), Err));
     match message.level {
         Level::ERROR => tracing::error!(err = failure, "{}", message.text),
         Level::INFO => tracing::info!("{}", message.text),
         _ => tracing::debug!("{}", message.text),
     }
-    node.record_events(message.event);
+    collection.record_events(message.event);
 }
 
 #[cfg(test)]
@@ -169,7 +176,7 @@ mod tests {
     async fn a_job_runs_at_once_and_then_a_period_after_each_end() {
         let begun: Arc<Mutex<Vec<u64>>> = Arc::default();
         let (noted, origin) = (Arc::clone(&begun), tokio::time::Instant::now());
-        let mut jobs = Jobs { tasks: JoinSet::new(), wake: Arc::default(), stop: CancellationToken::new() };
+        let mut jobs = Jobs { tasks: JoinSet::new(), stop: CancellationToken::new() };
         let job = move || {
             let noted = Arc::clone(&noted);
             async move {
@@ -177,8 +184,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(3)).await;
             }
         };
-        let wake = Arc::clone(&jobs.wake);
-        jobs.spawn(async move { run(|| Duration::from_secs(5), &wake, job).await });
+        let (_sender, settings) = watch::channel(Duration::from_secs(5));
+        jobs.spawn(async move { run(settings, |period| *period, job).await });
         tokio::time::sleep(Duration::from_secs(20)).await;
         jobs.stop().await;
         assert_eq!(*begun.lock().expect("nobody panicked"), [0, 8, 16]);

@@ -3,36 +3,31 @@
 mod activation;
 mod filesystems;
 mod images;
-mod readiness;
 mod reload;
-mod stop;
+mod socket_guard;
 mod systemd_notify;
 mod wiring;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
+use imagelet_core::credentials::Standalone;
 use imagelet_oci::Access;
 use imagelet_runtime::cri::{Handlers, RuntimeServer};
-use tokio::{
-    net::UnixListener,
-    signal::unix::{SignalKind, signal},
-};
-use tokio_util::sync::CancellationToken;
+use tokio::signal::unix::{SignalKind, signal};
 
 pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, runtime_filesystems};
 
 use crate::{
-    api,
     config::{Backend, Settings},
-    connections::{self, Limits},
+    connections::{self, Limits, open_files_max},
     failure::Failure,
     http::{self, HttpAccess},
     jobs::Jobs,
+    node::{Calls, Daemon},
 };
 use images::ServedImages;
-use readiness::Readiness;
 use reload::reload;
-use stop::{SocketGuard, Stoppable};
+use socket_guard::SocketGuard;
 
 /// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
 /// two seconds: the next owner of the store may wait for its lock.
@@ -47,7 +42,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Reads the files that the settings name, for their refusal: the token, and the configuration of credential providers.
 pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
     HttpAccess::load(&settings.interfaces.http)?;
-    wiring::providers(settings).await.map(drop)
+    wiring::open_providers(Arc::new(Standalone), settings, Arc::default()).await.map(drop)
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -62,63 +57,54 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
 
-    let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
-    let readiness = Readiness::default();
-    let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
-    let handler =
-        Arc::new(Stoppable { node: readiness.clone(), working: working.clone(), accepting: accepting.clone() });
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
-    let router = api::serve_commands(cri, handler);
-    let server = |listener: UnixListener| connections::serve(listener, router, Limits::of_socket(), accepting.clone());
-    // A stop does not wait for the store.
-    let mut opening = async || {
-        tokio::select! {
-            opened = open_node(settings.clone(), Role::Daemon, wanted) => opened.map(Some),
-            _ = terminate.recv() => Ok(None),
-            _ = interrupt.recv() => Ok(None),
-        }
-    };
-    let bind_http = async || match &settings.interfaces.http.address {
-        Some(address) => http::bind(address, access.has_token()).await.map(Some),
-        None => Ok(None),
+    // Calls at a service manager's socket wait in its queue until the store is open.
+    let inherited = activation::taken_over()?;
+    // A stop does not wait for the store, which is locked before a socket appears, so that no client races for it, and before
+    // the address of HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket;
+    // calls to a runtime follow it.
+    let node = tokio::select! {
+        opened = open_node(settings.clone(), Role::Daemon, wanted) => opened?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
     };
     // All listeners are bound before one of them serves: a start that fails has answered no call.
-    let (node, mut server, http_listener, _socket) = if let Some(listener) = activation::taken_over()? {
-        let http_listener = bind_http().await?;
-        // Callers may be connected already: they get an answer or a retry.
-        let server = tokio::spawn(server(listener));
-        let Some(node) = opening().await? else { return Ok(()) };
-        drop(readiness.0.set(Arc::clone(&node)));
-        (node, server, http_listener, None)
-    } else {
-        // The store is locked before the socket appears, so that no client races for the store, and before the address of
-        // HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket; calls to
-        // a runtime follow it.
-        let Some(node) = opening().await? else { return Ok(()) };
-        drop(readiness.0.set(Arc::clone(&node)));
-        let http_listener = bind_http().await?;
-        let listener = imagelet_runtime::cri::listen(&settings.interfaces.socket).await.map_err(|error| {
-            Failure::because(format!("could not listen on `{}`", settings.interfaces.socket.display()), &error)
-        })?;
-        let guard = SocketGuard::new(&settings.interfaces.socket);
-        (node, tokio::spawn(server(listener)), http_listener, Some(guard))
+    let http_listener = match &settings.interfaces.http.address {
+        Some(address) => Some(http::bind(address, access.has_token()).await?),
+        None => None,
     };
+    let (listener, _socket) = match inherited {
+        Some(listener) => (listener, None),
+        None => {
+            let listener = imagelet_runtime::cri::listen(&settings.interfaces.socket).await.map_err(|error| {
+                Failure::because(format!("could not listen on `{}`", settings.interfaces.socket.display()), &error)
+            })?;
+            (listener, Some(SocketGuard::new(&settings.interfaces.socket)))
+        }
+    };
+    let calls = Calls::default();
+    let daemon = Daemon { node: Arc::clone(&node), calls: calls.clone() };
+    let images = Arc::new(ServedImages::new(daemon.clone(), state_place(&settings)));
+    let limits = Limits::of_socket(open_files_max());
+    let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
+    let router = cri.merge(http::on_socket(&daemon, limits));
+    let mut server = tokio::spawn(connections::serve(listener, router, limits, calls.accepting.clone()));
     let mut http = tokio::spawn({
-        let (node, access, stop) = (Arc::clone(&node), access.clone(), accepting.clone());
+        let access = access.clone();
         async move {
             if let Some(listener) = http_listener {
-                http::serve(listener, node, access, stop).await;
+                http::serve(listener, daemon, access).await;
             }
         }
     });
-    let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
-    let jobs = Jobs::start(&node, &working.child_token());
+    let watchdog = tokio::spawn(systemd_notify::watchdog(calls.working.clone()));
+    let jobs = Jobs::start(&node, &calls.working.child_token());
+    let backend = &node.pulls.images.place.backend;
     tracing::info!(
-        socket = %settings.interfaces.socket.display(), backend = node.parts.backend, http = settings.interfaces.http.address,
+        socket = %settings.interfaces.socket.display(), backend, http = settings.interfaces.http.address,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
-    let status = format!("serving images of the {}", node.parts.backend);
+    let status = format!("serving images of the {backend}");
     systemd_notify::ready(&status);
 
     let ended_early = loop {
@@ -127,7 +113,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
                 systemd_notify::reloading();
-                reload(read(), &node, &jobs, &access).await;
+                reload(read(), &node, &access).await;
                 systemd_notify::ready(&status);
             }
             _ = &mut server => break true,
@@ -135,28 +121,28 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     };
     systemd_notify::stopping();
     tracing::info!("stopping");
-    accepting.cancel();
+    calls.accepting.cancel();
     if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
         tracing::info!("giving up the calls that still run");
-        working.cancel();
+        calls.working.cancel();
         if tokio::time::timeout(CLEANUP_MAX, &mut server).await.is_err() {
             server.abort();
         }
     }
-    working.cancel();
-    let imports = node.parts.imports.clone();
+    calls.working.cancel();
+    let imports = node.status.imports.clone();
     let released = tokio::spawn(async move {
         if let Some(images) = imports {
             images.close().await;
         }
     });
     // A panic of a task is in the log.
-    let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http)) };
+    let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http, calls.end_actions())) };
     if tokio::time::timeout(END_MAX, ends).await.is_err() {
         tracing::info!("not all jobs ended in time");
         http.abort();
     }
-    let closed = async { drop(tokio::join!(node.close(), released, node.parts.tracer.close())) };
+    let closed = async { drop(tokio::join!(node.close(), released, node.pulls.tracer.close())) };
     if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
         tracing::warn!("the disk takes too long; the next start makes durable what is not");
     }

@@ -82,8 +82,8 @@ impl Node {
         format!("{}/{name}", self.registry)
     }
 
-    fn promised(&self) -> conformance::Images {
-        conformance::Images {
+    fn promised(&self) -> conformance::PromisedImages {
+        conformance::PromisedImages {
             first: self.name("app:v1"),
             first_again: self.name("app:v2"),
             second: self.name("other:v1"),

@@ -121,7 +121,7 @@ async fn a_store_behind_the_whole_socket_keeps_every_promise() {
     fake.offer("registry.test/a:v2", "a", 1024);
     fake.offer("registry.test/b:v1", "b", 2048);
     let socket = Socket::of(&fake).await;
-    let promised = conformance::Images {
+    let promised = conformance::PromisedImages {
         first: "registry.test/a:v1".into(),
         first_again: "registry.test/a:v2".into(),
         second: "registry.test/b:v1".into(),

@@ -26,8 +26,8 @@ pub use self::{
     plan::Shortfall,
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcRequest, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
-    remove_on_request::{OrderError, UsedImages},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes, RunTrigger},
+    remove_on_request::UsedImages,
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes},
     run_health::{GcRuns, RunMessage},
 };
 use crate::{

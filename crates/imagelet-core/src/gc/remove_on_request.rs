@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
-    image::{Image, ImageSpec},
+    image::{Image, ImageSpec, shown_name},
     leases::RemovalBlocker,
     runtime::{RuntimeError, RuntimeErrorKind},
 };
@@ -18,33 +18,20 @@ pub enum UsedImages {
     Go,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OrderError {
-    #[error("image `{image}` is in use by {}", by.join(", "))]
-    InUse {
-        image: String,
-        /// Containers, mounts, or running work on the image.
-        by: Vec<String>,
-    },
-    /// The users could not be listed, or the list is not trusted.
-    #[error(transparent)]
-    Unknown(#[from] GcError),
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-}
-
 impl ImageGc {
     /// Removes one image despite its age, pins and leases, and despite its users where the request says so. `None`: the
     /// image is absent.
     ///
     /// A concurrent request for the image waits and then finds it absent.
+    ///
+    /// # Errors
+    /// `InUse`; `Unavailable`, where its users could not be listed, or the list is not trusted; those of the runtime.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,
         used: UsedImages,
         now: SystemTime,
-    ) -> Result<Option<Image>, OrderError> {
+    ) -> Result<Option<Image>, RuntimeError> {
         // One collection or requested removal at a time.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
@@ -53,11 +40,17 @@ impl ImageGc {
         let prepared = self.runtime.prepare_removal(&by_id).await;
         let now = now + waiting.elapsed();
         let ordered = self.inventory.check_requested_removal(&image, used == UsedImages::Go).await;
-        let ordered = ordered.map_err(GcError::Inventory)?;
-        let _removal = match ordered {
+        let unknown = |error: GcError| {
+            let message = format!("could not find out what uses `{}`", shown_name(&spec.image));
+            RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error)
+        };
+        let _removal = match ordered.map_err(|error| unknown(error.into()))? {
             Ok(removal) => removal,
-            Err(RemovalBlocker::InUse(by)) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
-            Err(_) => return Err(GcError::ContainersVanished.into()),
+            Err(RemovalBlocker::InUse(by)) => {
+                let user = by.first().map_or("a container", String::as_str);
+                return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}")));
+            }
+            Err(_) => return Err(unknown(GcError::ContainersVanished)),
         };
         prepared?;
         let removed = self.runtime.remove_and_look(&by_id).await;
@@ -98,7 +91,7 @@ mod tests {
         fake.run("web", "main", "app:v1", &id, ContainerState::Exited);
         let now = SystemTime::now();
         let refused = gc.remove_ordered(&spec, UsedImages::Stay, now).await.unwrap_err();
-        assert!(matches!(&refused, OrderError::InUse { by, .. } if by == &["default/web/main"]), "{refused:?}");
+        assert_eq!(refused.to_string(), "the image is in use by default/web/main");
         fake.take_calls();
         assert_eq!(gc.remove_ordered(&spec, UsedImages::Go, now).await.unwrap().unwrap().id, id);
         assert!(fake.take_calls().iter().all(|call| !call.contains("containers")), "no user is listed");

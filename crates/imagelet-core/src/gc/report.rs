@@ -157,13 +157,6 @@ impl GcError {
 /// Most bytes of a recorded text from outside.
 const TEXT_LENGTH_MAX: usize = 1024;
 
-#[derive(Clone, Debug)]
-pub struct RunTrigger {
-    /// `timer`, `command`, `pull`.
-    pub by: String,
-    pub shadow: bool,
-}
-
 impl GcDecision {
     /// The line of a removal or its refusal in the audit log, by what started the collection; `None` where none was tried.
     pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {

@@ -181,11 +181,6 @@ impl ImageManager {
         self.puller.since(version)
     }
 
-    /// The node's own credentials, from its files.
-    pub async fn node_keyring(&self) -> Arc<Keyring> {
-        self.parts.keyring.keyring().await
-    }
-
     fn policy(&self) -> NodePolicy {
         self.parts.settings.node_policy
     }

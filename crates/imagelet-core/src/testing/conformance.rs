@@ -10,7 +10,7 @@ use crate::{
 /// Images that the service under test can pull: two different ones, and a second name of the first.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is what one kind of service cannot do")]
-pub struct Images {
+pub struct PromisedImages {
     /// A full name with tag.
     pub first: String,
     /// Another tag of the same image.
@@ -33,7 +33,7 @@ pub struct Images {
 ///
 /// # Panics
 /// On the first violation.
-pub async fn run(service: &dyn ImageService, images: &Images) {
+pub async fn run(service: &dyn ImageService, images: &PromisedImages) {
     nothing_is_found_before(service, images).await;
     an_estimate_has_what_a_pull_would_fetch(service, images).await;
     let first = a_pulled_image_is_listed_at_once(service, images).await;
@@ -63,14 +63,14 @@ async fn list(service: &dyn ImageService) -> Listing {
     service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
 }
 
-async fn nothing_is_found_before(service: &dyn ImageService, images: &Images) {
+async fn nothing_is_found_before(service: &dyn ImageService, images: &PromisedImages) {
     for name in [&images.first, &images.first_again, &images.second, &images.absent] {
         assert_eq!(status(service, name).await, None, "{name} before it was pulled");
         service.remove(&ImageSpec::new(name)).await.expect("removing an absent image is success");
     }
 }
 
-async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &Images) -> ImageId {
+async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &PromisedImages) -> ImageId {
     let events = Arc::new(Mutex::new(Vec::new()));
     let sink: Progress = {
         let events = Arc::clone(&events);
@@ -96,7 +96,7 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
     id
 }
 
-async fn an_estimate_has_what_a_pull_would_fetch(service: &dyn ImageService, images: &Images) {
+async fn an_estimate_has_what_a_pull_would_fetch(service: &dyn ImageService, images: &PromisedImages) {
     let Some(store) = service.local() else { return };
     let request = PullRequest { image: ImageSpec::new(&images.second), ..PullRequest::default() };
     let estimate =
@@ -127,7 +127,7 @@ async fn an_estimate_has_what_a_pull_would_fetch(service: &dyn ImageService, ima
     service.remove(&ImageSpec::new(id.as_str())).await.expect("remove");
 }
 
-async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     let image = status(service, &images.first).await.expect("found by tag");
     assert_eq!(&image.id, id);
     assert!(!image.digests.is_empty(), "a pulled image has its digest");
@@ -142,7 +142,7 @@ async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Im
     assert!(none.is_empty(), "a filter that names nothing here keeps nothing");
 }
 
-async fn two_names_are_one_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn two_names_are_one_image(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     assert_eq!(&pull(service, &images.first_again).await, id);
     let mut tags = status(service, id.as_str()).await.expect("found by id").tags;
     tags.sort();
@@ -157,7 +157,7 @@ async fn two_names_are_one_image(service: &dyn ImageService, images: &Images, id
     assert!(status(service, &images.first).await.is_some(), "the other image stays");
 }
 
-async fn a_failed_pull_leaves_no_image(service: &dyn ImageService, images: &Images) {
+async fn a_failed_pull_leaves_no_image(service: &dyn ImageService, images: &PromisedImages) {
     let before = list(service).await;
     let request = PullRequest { image: ImageSpec::new(&images.absent), ..PullRequest::default() };
     let error = service.pull(&request, no_progress()).await.expect_err("the registry does not have it");
@@ -193,7 +193,7 @@ async fn the_filesystems_of_images_and_containers_are_reported(service: &dyn Ima
     }
 }
 
-async fn details_are_those_of_the_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn details_are_those_of_the_image(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     let absent = service.details(&ImageSpec::new(&images.absent)).await.expect("an absent image is no error");
     assert_eq!(absent, None);
     let image = status(service, &images.first).await.expect("found by tag");
@@ -214,7 +214,7 @@ async fn details_are_those_of_the_image(service: &dyn ImageService, images: &Ima
     assert_eq!(layers(&details), layers(&said));
 }
 
-async fn layers_of_each_image_are_reported(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn layers_of_each_image_are_reported(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     let Some(store) = service.local() else {
         assert!(!images.reports_layers);
         return;
@@ -235,7 +235,7 @@ async fn layers_of_each_image_are_reported(service: &dyn ImageService, images: &
     assert!(without.parts(&second).is_none(), "what was removed is not counted");
 }
 
-async fn what_is_pulled_by_digest_has_no_tag(service: &dyn ImageService, images: &Images) {
+async fn what_is_pulled_by_digest_has_no_tag(service: &dyn ImageService, images: &PromisedImages) {
     let id = pull(service, &images.second).await;
     let name = status(service, &images.second).await.expect("pulled").digests.remove(0);
     service.remove(&ImageSpec::new(id.as_str())).await.expect("remove");
@@ -251,7 +251,7 @@ async fn what_is_pulled_by_digest_has_no_tag(service: &dyn ImageService, images:
     tokio::join!(remove(), remove(), remove(), remove(), remove());
 }
 
-async fn a_name_can_go_alone(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn a_name_can_go_alone(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     let Some(store) = service.local() else {
         assert!(!images.untags);
         return;
@@ -262,7 +262,7 @@ async fn a_name_can_go_alone(service: &dyn ImageService, images: &Images, id: &I
     assert_eq!(status(service, &images.first).await.map(|image| image.id).as_ref(), Some(id));
 }
 
-async fn a_removed_image_is_gone_at_once(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn a_removed_image_is_gone_at_once(service: &dyn ImageService, images: &PromisedImages, id: &ImageId) {
     service.remove(&ImageSpec::new(id.as_str())).await.unwrap_or_else(|error| panic!("remove: {}", error.chain()));
     for name in [images.first.as_str(), images.first_again.as_str(), id.as_str()] {
         assert_eq!(status(service, name).await, None, "{name} after its removal");
@@ -271,7 +271,7 @@ async fn a_removed_image_is_gone_at_once(service: &dyn ImageService, images: &Im
     service.remove(&ImageSpec::new(id.as_str())).await.expect("removing it again is success");
 }
 
-async fn a_dropped_pull_leaves_no_image(service: &dyn ImageService, images: &Images) {
+async fn a_dropped_pull_leaves_no_image(service: &dyn ImageService, images: &PromisedImages) {
     let request = PullRequest { image: ImageSpec::new(&images.second), ..PullRequest::default() };
     let gave_up = {
         let mut pull = service.pull(&request, no_progress());
@@ -302,7 +302,7 @@ mod tests {
         fake.offer("registry.test/a:v1", "a", 1024);
         fake.offer("registry.test/a:v2", "a", 1024);
         fake.offer("registry.test/b:v1", "b", 2048);
-        let images = Images {
+        let images = PromisedImages {
             first: "registry.test/a:v1".into(),
             first_again: "registry.test/a:v2".into(),
             second: "registry.test/b:v1".into(),
@@ -316,6 +316,6 @@ mod tests {
         fake.set_estimates(true);
         run(&fake, &images).await;
         fake.set_layers(&ImageId::new("sha256:unlike"), &[("none", 1)]);
-        run(&fake, &Images { reports_layers: true, ..images }).await;
+        run(&fake, &PromisedImages { reports_layers: true, ..images }).await;
     }
 }

@@ -37,13 +37,14 @@ impl ObjectName {
 
 /// What a read led to; a failure is its text.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
+type LastRead<T> = Option<(Instant, ReadResult<T>)>;
 
 pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>);
 
 struct Slot<T> {
     used_at: Instant,
     /// Held during a read, so that other readers wait for its result.
-    cell: Arc<Mutex<Option<(Instant, ReadResult<T>)>>>,
+    cell: Arc<Mutex<LastRead<T>>>,
 }
 
 impl<T> Default for ObjectCache<T> {

@@ -65,11 +65,11 @@ impl PullSecrets {
         let name =
             ObjectName { namespace: Arc::clone(&pod.identity.namespace), name: Arc::clone(&pod.service_account) };
         let read = async || secrets_of_account(&secret_api::get(&self.client, &name.path("serviceaccounts")).await?);
-        self.accounts.get(&name, read).await.map(|names| names.to_vec()).unwrap_or_else(|error| {
+        let names = self.accounts.get(&name, read).await.inspect_err(|error| {
             let (pod, account) = (pod.full_name(), &*pod.service_account);
             tracing::debug!(pod, account, %error, "could not read a service account; it counts as without pull secrets");
-            Vec::new()
-        })
+        });
+        names.map_or_else(|_| Vec::new(), |names| names.to_vec())
     }
 }
 

@@ -6,6 +6,8 @@ use imagelet_core::credentials::Secret;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use crate::failure::Failure;
+
 /// A text that crosses the socket and is printed nowhere else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden(pub Secret);
@@ -33,8 +35,8 @@ pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serialize
 
 /// RFC 3339, whole seconds, UTC.
 pub fn moment(time: SystemTime) -> Option<String> {
-    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
-    Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
+    let time = jiff::Timestamp::try_from(time).ok().filter(|time| time.as_second() >= 0)?;
+    Some(format!("{time:.0}"))
 }
 
 /// Zero before 1970.
@@ -44,4 +46,11 @@ pub(crate) fn since_epoch(time: SystemTime) -> Duration {
 
 pub(crate) fn milliseconds_of(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A number of a request within its bound.
+pub(crate) fn at_most(name: &str, number: u64, max: u64) -> Result<usize, Failure> {
+    let bounded = usize::try_from(number).ok().filter(|_| number <= max);
+    let refused = || format!("`{name}` is `{number}`; it must be a number from 0 to {max}");
+    bounded.ok_or_else(|| Failure::new("InvalidArgument", refused()))
 }

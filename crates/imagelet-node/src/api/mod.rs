@@ -1,22 +1,17 @@
 //! The daemon's own interface on its socket: the documents of each command, and the call that carries them.
 
 /// Documents are stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are
-/// RFC 3339, sizes are bytes, durations have their unit in the name, ids and names are as the store spells them.
-macro_rules! documents {
+/// RFC 3339, sizes are bytes, durations have their unit in the name, ids and names are as the store spells them. Tests derive
+/// the description of the HTTP API from them.
+macro_rules! api_documents {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(rename_all = "camelCase", default)]
         #[allow(unreachable_pub, reason = "rooms use it for documents of their own")]
         $(#[$meta])*
         pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
     )*};
-}
-
-/// Documents of the API, which tests derive the description of the HTTP API from.
-macro_rules! api_documents {
-    ($($(#[$meta:meta])* $name:ident { $($fields:tt)* })*) => {
-        documents! { $(#[cfg_attr(test, derive(schemars::JsonSchema))] $(#[$meta])* $name { $($fields)* })* }
-    };
 }
 
 mod events;
@@ -29,12 +24,11 @@ mod types;
 
 pub use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgressRow, PullRetry, RemovedForPull};
 pub use fields::{Hidden, moment};
-pub(crate) use fields::{milliseconds_of, since_epoch};
+pub(crate) use fields::{at_most, milliseconds_of, since_epoch};
 pub use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, OpenCircuits, PullsRequest, Queue, QueueRequest, RunningPulls,
 };
 pub use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences, watcher};
-pub(crate) use transport::serve_commands;
-pub use transport::{BODY_BYTES_MAX, CallError, Client, Handler, Replies, Wait};
+pub(crate) use transport::{BODY_BYTES_MAX, COMMANDS, Line, READ_WITHIN, VERSION, streamed};
 pub use types::*;

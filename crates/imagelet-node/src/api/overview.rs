@@ -9,7 +9,8 @@ use super::{
 
 api_documents! {
     DiskRequest {
-        /// At most this many samples of the history; absent means all.
+        /// Most samples of the history.
+        #[cfg_attr(test, schemars(range(max = 1440)))]
         samples: Option<u64>,
     }
     /// The disk of the images: how full it is, what holds it, and when it is full.
@@ -74,21 +75,6 @@ api_documents! {
 }
 
 impl Disk {
-    /// With the sizes of these images: of each whether it is in use, whether it is pinned, and its listed size.
-    #[must_use]
-    pub fn held_by(self, images: impl Iterator<Item = (bool, bool, u64)>) -> Self {
-        let (mut in_use_size, mut pinned_size, mut unused_size) = (0_u64, 0_u64, 0_u64);
-        for (is_in_use, is_pinned, size) in images {
-            let sum = match (is_in_use, is_pinned) {
-                (true, _) => &mut in_use_size,
-                (false, true) => &mut pinned_size,
-                (false, false) => &mut unused_size,
-            };
-            *sum = sum.saturating_add(size);
-        }
-        Self { in_use_size, pinned_size, unused_size, ..self }
-    }
-
     /// What holds the disk, each part with its class and its name. Listed sizes count shared layers more than once, so the
     /// parts are cut to what is used.
     pub fn shares(&self) -> [(&'static str, &'static str, u64); 5] {

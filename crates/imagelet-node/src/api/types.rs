@@ -199,6 +199,7 @@ api_documents! {
         pattern: String,
     }
     UnpinRequest {
+        /// The pattern as it was pinned.
         pattern: String,
     }
     PinChanged {

@@ -10,7 +10,7 @@ use imagelet_core::{
 
 use super::{
     keys_and_defaults::{File, GcKeys, KeepKeys, LEASE_MAX},
-    settings::Collection,
+    settings::CollectionSettings,
     violations::Violations,
 };
 
@@ -22,7 +22,12 @@ const DECISIONS_MAX: u64 = 16 << 30;
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
 /// Completes the policy of the kubelet's keys.
-pub(super) fn check(file: &File, policy: GcPolicy, node_policy: NodePolicy, found: &mut Violations) -> Collection {
+pub(super) fn check(
+    file: &File,
+    policy: GcPolicy,
+    node_policy: NodePolicy,
+    found: &mut Violations,
+) -> CollectionSettings {
     let keys = &file.own.gc;
     let period = found.at_least("gc.period", keys.period, PERIOD_MIN);
     lease(file, found);
@@ -36,7 +41,7 @@ pub(super) fn check(file: &File, policy: GcPolicy, node_policy: NodePolicy, foun
     let pressure_relief = Some(ReliefMarks { idle_min, critical: found.percent("gc.critical", keys.critical, 0) });
     let own = GcPolicy { order: keys.policy, inodes: inodes(keys, found), pressure_relief, ..policy };
     let of_kubelet = GcPolicy { order: GcOrder::ListedSizes, rules: node_policy.gc, ..policy };
-    Collection {
+    CollectionSettings {
         policy: if file.own.is_like_kubelet() { of_kubelet } else { own },
         period: keys.enabled.then_some(period),
         for_pulls: keys.for_pulls,

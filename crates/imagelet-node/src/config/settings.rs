@@ -28,7 +28,7 @@ use crate::traces::TraceSettings;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    pub collection: Collection,
+    pub collection: CollectionSettings,
     pub pulls: PullSettings,
     pub records: RecordRules,
     pub interfaces: Interfaces,
@@ -119,7 +119,7 @@ pub struct KubernetesSettings {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Collection {
+pub struct CollectionSettings {
     pub policy: GcPolicy,
     pub period: Option<Duration>,
     pub for_pulls: bool,

@@ -7,7 +7,7 @@ use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
 };
-use http::{HeaderMap, Method, Request, StatusCode, header};
+use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -17,7 +17,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -38,118 +38,93 @@ const STREAMS_MAX: u32 = 256;
 /// A client of HTTP/2 that is silent for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-pub(super) struct Connection {
-    pub(super) place: Place,
-    pub(super) router: Router,
-    pub(super) stop: CancellationToken,
-}
-
 /// Extension of a response whose body lasts as long as its client reads: the rest of the body is due after the cancellation.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 
-/// When a connection closes if nothing more happens.
-#[derive(Debug)]
-struct Due(watch::Sender<Option<Instant>>);
+struct Connection {
+    place: Place,
+    router: Router,
+    /// When it closes if nothing more happens.
+    due: watch::Sender<Option<Instant>>,
+}
 
-impl Due {
-    fn set(&self, within: Option<Duration>) {
-        self.0.send_replace(within.map(|within| Instant::now() + within));
-    }
-
-    async fn expired(&self) {
-        let mut due = self.0.subscribe();
-        loop {
-            let at = *due.borrow_and_update();
-            let sleep = async { tokio::time::sleep_until(at.unwrap_or_else(Instant::now)).await };
+/// Serves a connection until it ends, is due, has to close for another one, or `stop` is cancelled and its calls have ended.
+pub(super) async fn serve<S>(stream: S, place: Place, router: Router, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let due = watch::Sender::new(Some(Instant::now() + OPENING_WITHIN));
+    let connection = Arc::new(Connection { place, router, due });
+    let service = service_fn(|request| Arc::clone(&connection).answer(request));
+    let builder = builder(connection.is_http());
+    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let (peer, mut is_due) = (connection.place.peer, std::pin::pin!(connection.expired()));
+    let ended = tokio::select! {
+        biased;
+        ended = served.as_mut() => ended,
+        () = is_due.as_mut() => return tracing::debug!(?peer, "a connection is closed: no request came, or no answer was read"),
+        () = connection.place.close.cancelled() => return tracing::debug!(?peer, "a connection is closed for another one"),
+        () = stop.cancelled() => {
+            if !connection.place.was_called() {
+                return;
+            }
+            served.as_mut().graceful_shutdown();
             tokio::select! {
-                () = sleep, if at.is_some() => return,
-                _ = due.changed() => {}
+                ended = served => ended,
+                () = is_due => return,
             }
         }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(?peer, %error, "a connection ended early");
     }
 }
 
 /// A call, until its answer is read.
-struct RunningCall {
-    connection: Arc<Connection>,
-    due: Arc<Due>,
-}
-
-impl RunningCall {
-    fn begin(connection: &Arc<Connection>, due: &Arc<Due>) -> Option<Self> {
-        let begins = connection.place.begin_call();
-        begins.then(|| Self { connection: Arc::clone(connection), due: Arc::clone(due) })
-    }
-}
+struct RunningCall(Arc<Connection>);
 
 impl Drop for RunningCall {
     fn drop(&mut self) {
-        self.connection.place.end_call();
-        if self.connection.is_http() {
-            self.due.set(Some(ANSWER_WITHIN));
-        }
+        self.0.place.end_call();
+        self.0.set_due(self.0.is_http());
     }
 }
 
 impl Connection {
-    pub(super) async fn serve<S>(self, stream: S)
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let due = Arc::new(Due(watch::Sender::new(Some(Instant::now() + OPENING_WITHIN))));
-        let connection = Arc::new(self);
-        let service = service_fn({
-            let (connection, due) = (Arc::clone(&connection), Arc::clone(&due));
-            move |request| Arc::clone(&connection).answer(Arc::clone(&due), request)
-        });
-        let builder = builder(connection.is_http());
-        let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let (is_due, peer) = (due.expired(), connection.place.peer);
-        let (mut is_due, stop) = (std::pin::pin!(is_due), connection.stop.clone());
-        let ended = tokio::select! {
-            biased;
-            ended = served.as_mut() => ended,
-            () = is_due.as_mut() => return tracing::debug!(?peer, "a connection is closed: no request came, or no answer was read"),
-            () = connection.place.displaced() => {
-                return tracing::debug!(?peer, "a connection is closed for another one");
-            }
-            () = stop.cancelled() => {
-                if !connection.place.was_called() {
-                    return;
-                }
-                served.as_mut().graceful_shutdown();
-                tokio::select! {
-                    ended = served => ended,
-                    () = is_due => return,
-                }
-            }
-        };
-        if let Err(error) = ended {
-            tracing::debug!(?peer, %error, "a connection ended early");
-        }
-    }
-
     fn is_http(&self) -> bool {
         self.place.places.limits.is_http
     }
 
-    async fn answer(self: Arc<Self>, due: Arc<Due>, request: Request<Incoming>) -> Result<Response, Infallible> {
-        let is_grpc = is_type(request.headers(), "application/grpc");
+    fn set_due(&self, is_limited: bool) {
+        self.due.send_replace(is_limited.then(|| Instant::now() + ANSWER_WITHIN));
+    }
+
+    async fn expired(&self) {
+        let mut due = self.due.subscribe();
+        loop {
+            let at = *due.borrow_and_update();
+            tokio::select! {
+                () = sleep_until(at.unwrap_or_else(Instant::now)), if at.is_some() => return,
+                _ = due.changed() => {}
+            }
+        }
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response, Infallible> {
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        let (is_http, is_reading) = (self.is_http(), reads(request.method()));
-        let mut call = None;
-        // At the socket a call begins with its head, so that calls bound the memory of bodies. Over HTTP a body is small, and a
-        // client that does not send it makes room for others.
-        if !is_http {
-            call = RunningCall::begin(&self, &due);
-            if call.is_none() {
-                return refuse(StatusCode::SERVICE_UNAVAILABLE, too_many_calls());
-            }
-            due.set(None);
+        // A call begins with its head, so that calls bound the memory of bodies.
+        if !self.place.begin_call() {
+            let message = "this process has too many calls under way";
+            return refuse(StatusCode::SERVICE_UNAVAILABLE, Status::resource_exhausted(message));
         }
+        let call = RunningCall(Arc::clone(&self));
+        self.set_due(false);
+        let is_reading = reads(request.method());
         let mut request = match complete(request, self.place.places.limits.body_bytes).await {
             Ok(request) => request,
             Err(status @ StatusCode::REQUEST_TIMEOUT) => {
@@ -157,20 +132,16 @@ impl Connection {
             }
             Err(status) => return refuse(status, Status::resource_exhausted("the request cannot be read")),
         };
-        let Some(call) = call.or_else(|| RunningCall::begin(&self, &due)) else {
-            return refuse(StatusCode::SERVICE_UNAVAILABLE, too_many_calls());
-        };
-        let within = is_http.then_some(ANSWER_WITHIN);
         // An action is answered however long it takes.
-        due.set(within.filter(|_| is_reading));
+        self.set_due(self.is_http() && is_reading);
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;
         let stream_end = response.extensions().get::<StreamEnd>().cloned();
-        due.set(within.filter(|_| stream_end.is_none()));
+        self.set_due(self.is_http() && stream_end.is_none());
         if let Some(StreamEnd(end)) = stream_end {
             tokio::spawn(async move {
                 end.cancelled().await;
-                due.set(within);
+                self.set_due(self.is_http());
             });
         }
         Ok(response.map(|body| {
@@ -180,10 +151,6 @@ impl Connection {
             }))
         }))
     }
-}
-
-fn too_many_calls() -> Status {
-    Status::resource_exhausted("this process has too many calls under way")
 }
 
 fn builder(is_http: bool) -> Builder<TokioExecutor> {
@@ -200,10 +167,6 @@ fn builder(is_http: bool) -> Builder<TokioExecutor> {
 
 fn reads(method: &Method) -> bool {
     *method == Method::GET || *method == Method::HEAD
-}
-
-fn is_type(headers: &HeaderMap, kind: &str) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(kind.as_bytes()))
 }
 
 /// The request with its whole body; that of a reading request is ignored.

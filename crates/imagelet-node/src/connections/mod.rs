@@ -27,20 +27,19 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use calls::Connection;
 pub(crate) use calls::StreamEnd;
-pub(crate) use places::Limits;
-use places::{Admission, Places};
+use places::Places;
+pub(crate) use places::{Limits, open_files_max};
 
 /// Lines of one kind per [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
 const LINES_MAX: u32 = 2;
-const CONNECTED_LINES_MAX: u32 = 20;
 const LINES_OVER: Duration = Duration::from_secs(30);
 /// Users whose first connection is logged.
 const USERS_MAX: usize = 256;
-/// The first pause after a failed accept that the next accept would share; the last is shorter than a client's deadline.
-const PAUSE_FIRST: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// How long the next connection waits for the one that closes in its favor. Closing needs no act of a client.
+const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
+/// The pause after a failed accept that the next accept would share.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The client of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,28 +85,21 @@ impl Listener for TcpListener {
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let open = TaskTracker::new();
     let places = Arc::new(Places::new(limits));
-    let mut acceptor = Acceptor::new(listener, Arc::clone(&places));
-    while let Some(accepted) = stop.run_until_cancelled(acceptor.accept()).await {
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(pause) => {
-                stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-                continue;
+    let (mut acceptor, mut refused) = (Acceptor::new(listener, Arc::clone(&places)), LineLimit::default());
+    while let Some((stream, peer)) = stop.run_until_cancelled(acceptor.accept()).await {
+        let Some((place, displaced)) = places.admit(peer) else {
+            if let Some(suppressed) = refused.take() {
+                let places::Share { all, each } = limits.connections;
+                let message = "every connection, or each of this peer, is busy; one is refused";
+                tracing::warn!(listener = L::NAME, ?peer, all, each, suppressed, "{message}");
             }
-        };
-        // Decided here: connections that are refused do not pile up.
-        let admission = places.admit(peer);
-        if matches!(admission, Admission::Refuse) {
-            places.log_refusal(L::NAME, peer);
             continue;
+        };
+        open.spawn(calls::serve(stream, place, router.clone(), stop.clone()));
+        // The descriptor of the one that closes is free before the next accept.
+        if let Some(closed) = displaced {
+            drop(tokio::time::timeout(DISPLACED_WITHIN, closed.cancelled()).await);
         }
-        let (places, router, stop) = (Arc::clone(&places), router.clone(), stop.clone());
-        open.spawn(async move {
-            match places.wait_for_place(peer, admission).await {
-                Some(place) => Connection { place, router, stop }.serve(stream).await,
-                None => places.log_refusal(L::NAME, peer),
-            }
-        });
     }
     drop(acceptor);
     open.close();
@@ -119,30 +111,18 @@ struct Acceptor<L> {
     places: Arc<Places>,
     /// Descriptors in reserve.
     spare: Vec<OwnedFd>,
-    failures_in_a_row: u32,
     failed: LineLimit,
-    connected: LineLimit,
     users: BTreeSet<(u32, u32)>,
 }
 
 impl<L: Listener> Acceptor<L> {
     fn new(listener: L, places: Arc<Places>) -> Self {
-        Self {
-            listener,
-            places,
-            spare: Vec::new(),
-            failures_in_a_row: 0,
-            failed: LineLimit::new(LINES_MAX),
-            connected: LineLimit::new(CONNECTED_LINES_MAX),
-            users: BTreeSet::new(),
-        }
+        let failed = LineLimit::default();
+        Self { listener, places, spare: Vec::new(), failed, users: BTreeSet::new() }
     }
 
-    /// The next connection.
-    ///
-    /// # Errors
-    /// The pause after a failure that the next accept would share: no failure ends a listener.
-    async fn accept(&mut self) -> Result<(L::Stream, Peer), Duration> {
+    /// The next connection. No failure ends a listener.
+    async fn accept(&mut self) -> (L::Stream, Peer) {
         self.refill();
         loop {
             let accepted = tokio::select! {
@@ -155,9 +135,8 @@ impl<L: Listener> Acceptor<L> {
             };
             let error = match accepted {
                 Ok(accepted) => {
-                    self.failures_in_a_row = 0;
                     self.log_user(accepted.1);
-                    return Ok(accepted);
+                    return accepted;
                 }
                 Err(error) => error,
             };
@@ -165,16 +144,11 @@ impl<L: Listener> Acceptor<L> {
                 tracing::warn!(listener = L::NAME, %error, suppressed, "could not accept a connection");
             }
             let has_no_descriptor = matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
-            if has_no_descriptor {
-                if self.spare.pop().is_some() {
-                    continue;
-                }
-                self.places.free_descriptor();
-            }
-            let pause = pause_after(&error, self.failures_in_a_row);
-            self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
-            if !pause.is_zero() {
-                return Err(pause);
+            // The failure of one client says nothing about the next one.
+            let is_of_client =
+                matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
+            if !(is_of_client || has_no_descriptor && self.spare.pop().is_some()) {
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
@@ -188,57 +162,33 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
-    /// Logs which users connect, as access to the socket is all the authentication there is: the first connection of each
-    /// user at info level, later ones at debug level.
+    /// Logs the first connection of each user: access to the socket is all the authentication there is.
     fn log_user(&mut self, peer: Peer) {
-        let Peer::Process { pid, uid, gid } = peer else { return };
-        let Some(suppressed) = self.connected.take() else { return };
-        if self.users.len() < USERS_MAX && self.users.insert((uid, gid)) {
-            tracing::info!(pid, uid, gid, suppressed, "a user connects for the first time");
-        } else {
-            tracing::debug!(pid, uid, gid, suppressed, "connected");
+        if let Peer::Process { pid, uid, gid } = peer
+            && self.users.len() < USERS_MAX
+            && self.users.insert((uid, gid))
+        {
+            tracing::info!(pid, uid, gid, "a user connects for the first time");
         }
     }
 }
 
-fn pause_after(error: &io::Error, before: u32) -> Duration {
-    match Errno::from_io_error(error) {
-        // Failures of one connection, whose client disconnected or is rejected; the next one is independent.
-        Some(
-            Errno::CONNABORTED
-            | Errno::NOTCONN
-            | Errno::PERM
-            | Errno::PROTO
-            | Errno::INTR
-            | Errno::NETDOWN
-            | Errno::HOSTUNREACH,
-        ) => Duration::ZERO,
-        _ => PAUSE_FIRST.saturating_mul(1 << before.min(16)).min(PAUSE_MAX),
-    }
-}
-
-/// Limits how many lines of one kind reach the log, and counts the suppressed ones.
-#[derive(Debug)]
+/// Limits the lines of one kind in the log to [`LINES_MAX`] in each [`LINES_OVER`], and counts the suppressed ones.
+#[derive(Debug, Default)]
 struct LineLimit {
-    lines_max: u32,
     since: Option<Instant>,
     written: u32,
     suppressed: u64,
 }
 
 impl LineLimit {
-    /// At most `lines_max` lines in each [`LINES_OVER`].
-    fn new(lines_max: u32) -> Self {
-        Self { lines_max, since: None, written: 0, suppressed: 0 }
-    }
-
     /// The number of lines suppressed since the last written one; `None`: suppress this line, too.
     fn take(&mut self) -> Option<u64> {
         let now = Instant::now();
         if self.since.is_none_or(|since| now >= since + LINES_OVER) {
             (self.since, self.written) = (Some(now), 0);
         }
-        if self.written == self.lines_max {
+        if self.written == LINES_MAX {
             self.suppressed += 1;
             return None;
         }

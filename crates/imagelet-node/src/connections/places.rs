@@ -1,21 +1,19 @@
-//! The places of a listener: how many connections and calls all peers and each peer may have, and which connections close
+//! The places of a listener: how many connections and calls all peers and each peer may have, and which connection closes
 //! for the next one.
 
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use imagelet_runtime::MESSAGE_BYTES_MAX;
 use rustix::process::{Resource, getrlimit};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{LINES_MAX, LineLimit, Peer};
+use super::Peer;
 
-/// How long a connection waits for the one that closes in its favor. Closing needs no act of a client.
-const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
 /// The longest body over HTTP: a pin or a collection.
 pub(super) const HTTP_BODY_BYTES_MAX: usize = 64 << 10;
 /// Connections at the CRI socket; a kubelet needs one or two.
@@ -45,17 +43,13 @@ pub(crate) struct Limits {
     pub(super) calls: Share,
     pub(super) body_bytes: usize,
     pub(super) spare: usize,
-    /// HTTP/1 with one request a connection, whose answer is due within [`ANSWER_WITHIN`].
+    /// HTTP/1 with one request a connection, whose answer has to be read in time.
     pub(super) is_http: bool,
 }
 
 impl Limits {
     /// Limits of the CRI socket. One process may have half of all connections.
-    pub(crate) fn of_socket() -> Self {
-        Self::of_socket_with(open_files_max())
-    }
-
-    pub(super) fn of_socket_with(files_max: usize) -> Self {
+    pub(crate) fn of_socket(files_max: usize) -> Self {
         let all = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
         Self {
             connections: Share { all, each: all / 2 },
@@ -68,18 +62,14 @@ impl Limits {
 
     /// Limits of HTTP. One address may have half of all connections: the rest answers probes of other addresses while its
     /// requests run. Clients behind one NAT address share that half.
-    pub(crate) fn of_http() -> Self {
-        Self::of_http_with(open_files_max())
-    }
-
-    pub(super) fn of_http_with(files_max: usize) -> Self {
+    pub(crate) fn of_http(files_max: usize) -> Self {
         let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
         let share = Share { all, each: all / 2 };
         Self { connections: share, calls: share, body_bytes: HTTP_BODY_BYTES_MAX, spare: 0, is_http: true }
     }
 }
 
-fn open_files_max() -> usize {
+pub(crate) fn open_files_max() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
@@ -90,7 +80,6 @@ pub(super) enum Activity {
     Silent,
     /// All its calls have ended.
     Idle,
-    /// A call runs, or the connection closes for another one already.
     Busy,
 }
 
@@ -108,19 +97,15 @@ pub(super) fn decide(open: &[(u64, Peer, Activity)], peer: Peer, share: Share) -
     if !is_peer_full && open.len() < share.all {
         return Decision::Enter;
     }
-    first_to_close(open, |of, activity| activity != Activity::Busy && (!is_peer_full || of == peer))
-        .map_or(Decision::Refuse, Decision::InPlaceOf)
-}
-
-/// The candidate that closes first: of the peer with the most connections, silent before idle, then the oldest.
-fn first_to_close(open: &[(u64, Peer, Activity)], is_candidate: impl Fn(Peer, Activity) -> bool) -> Option<u64> {
+    // First of the peer with the most connections, silent before idle, then the oldest.
     let mut counts = BTreeMap::<Peer, usize>::new();
-    for (_, peer, _) in open {
-        *counts.entry(*peer).or_default() += 1;
+    for (_, of, _) in open {
+        *counts.entry(*of).or_default() += 1;
     }
-    let candidates = open.iter().filter(|(_, peer, activity)| is_candidate(*peer, *activity));
-    let first = candidates.min_by_key(|(number, peer, activity)| (Reverse(counts[peer]), *activity, *number));
-    first.map(|(number, ..)| *number)
+    let may_close = |of, activity| activity != Activity::Busy && (!is_peer_full || of == peer);
+    let candidates = open.iter().filter(|(_, of, activity)| may_close(*of, *activity));
+    let first = candidates.min_by_key(|(number, of, activity)| (Reverse(counts[of]), *activity, *number));
+    first.map_or(Decision::Refuse, |(number, ..)| Decision::InPlaceOf(*number))
 }
 
 #[derive(Debug)]
@@ -128,21 +113,8 @@ struct Open {
     peer: Peer,
     calls: usize,
     was_called: bool,
-    /// Wakes the connection where it has to close.
-    close: Arc<Notify>,
-    /// Dropped when the connection has closed, or has a call after all.
-    closing: Option<oneshot::Sender<()>>,
-}
-
-impl Open {
-    fn activity(&self) -> Activity {
-        match (self.calls, self.was_called) {
-            (0, _) if self.closing.is_some() => Activity::Busy,
-            (0, false) => Activity::Silent,
-            (0, true) => Activity::Idle,
-            _ => Activity::Busy,
-        }
-    }
+    close: CancellationToken,
+    closed: CancellationToken,
 }
 
 /// The open connections by number, and the next number.
@@ -154,7 +126,6 @@ pub(super) struct Places {
     open: Mutex<Table>,
     /// A connection has closed, and its descriptor is free.
     pub(super) freed: Notify,
-    refused: Mutex<LineLimit>,
 }
 
 /// The place of an open connection, free again when this is dropped. Drop it after the stream.
@@ -162,113 +133,62 @@ pub(super) struct Places {
 pub(super) struct Place {
     pub(super) peer: Peer,
     pub(super) places: Arc<Places>,
+    /// Cancelled when the connection has to close for another one; it begins no call any more.
+    pub(super) close: CancellationToken,
     number: u64,
-    close: Arc<Notify>,
-}
-
-#[derive(Debug)]
-pub(super) enum Admission {
-    Enter(Place),
-    /// Decided again when another connection has closed.
-    After(oneshot::Receiver<()>),
-    Refuse,
+    _closed: DropGuard,
 }
 
 impl Places {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, open: Mutex::default(), freed: Notify::new(), refused: Mutex::new(LineLimit::new(LINES_MAX)) }
+        Self { limits, open: Mutex::default(), freed: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits one more connection. Where a share is used up, exactly one other connection without a running call closes first,
-    /// so that no more connections wait than are open.
-    pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Admission {
+    /// Admits one more connection; `None`: refused. Where a share is used up, exactly one other connection without a running
+    /// call gives its place up; it has closed when the second part is cancelled.
+    pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<(Place, Option<CancellationToken>)> {
         let (next, open) = &mut *self.lock();
-        match decide(&listed(open), peer, self.limits.connections) {
-            Decision::Enter => {
-                let (number, close) = (*next, Arc::new(Notify::new()));
-                *next += 1;
-                let entry = Open { peer, calls: 0, was_called: false, close: Arc::clone(&close), closing: None };
-                open.insert(number, entry);
-                Admission::Enter(Place { peer, places: Arc::clone(self), number, close })
-            }
-            Decision::InPlaceOf(number) => close(open, number).map_or(Admission::Refuse, Admission::After),
-            Decision::Refuse => Admission::Refuse,
-        }
-    }
-
-    /// The place of an admission. `None`: refused.
-    pub(super) async fn wait_for_place(self: &Arc<Self>, peer: Peer, mut admission: Admission) -> Option<Place> {
-        let waited = async {
-            loop {
-                match admission {
-                    Admission::Enter(place) => return Some(place),
-                    Admission::After(closed) => {
-                        drop(closed.await);
-                        admission = self.admit(peer);
-                    }
-                    Admission::Refuse => return None,
-                }
-            }
+        let displaced = match decide(&listed(open), peer, self.limits.connections) {
+            Decision::Enter => None,
+            Decision::InPlaceOf(number) => open.remove(&number).map(|entry| {
+                entry.close.cancel();
+                entry.closed
+            }),
+            Decision::Refuse => return None,
         };
-        tokio::time::timeout(DISPLACED_WITHIN, waited).await.ok().flatten()
-    }
-
-    /// Closes one connection without a call so far.
-    pub(super) fn free_descriptor(&self) {
-        let open = &mut self.lock().1;
-        if let Some(number) = first_to_close(&listed(open), |_, activity| activity == Activity::Silent) {
-            close(open, number);
-        }
-    }
-
-    pub(super) fn log_refusal(&self, listener: &str, peer: Peer) {
-        let Some(suppressed) = self.refused.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let Share { all, each } = self.limits.connections;
-        tracing::warn!(
-            listener,
-            ?peer,
-            all,
-            each,
-            suppressed,
-            "every connection, or each of this peer, is busy; one is refused"
-        );
+        let (number, close, closed) = (*next, CancellationToken::new(), CancellationToken::new());
+        *next += 1;
+        let place = Place {
+            peer,
+            places: Arc::clone(self),
+            close: close.clone(),
+            number,
+            _closed: closed.clone().drop_guard(),
+        };
+        open.insert(number, Open { peer, calls: 0, was_called: false, close, closed });
+        Some((place, displaced))
     }
 }
 
 fn listed(open: &BTreeMap<u64, Open>) -> Vec<(u64, Peer, Activity)> {
-    open.iter().map(|(number, open)| (*number, open.peer, open.activity())).collect()
-}
-
-/// Asks a connection to close; the receiver completes when it has closed, or has a call after all.
-fn close(open: &mut BTreeMap<u64, Open>, number: u64) -> Option<oneshot::Receiver<()>> {
-    let entry = open.get_mut(&number)?;
-    let (closing, closed) = oneshot::channel();
-    entry.closing = Some(closing);
-    entry.close.notify_one();
-    Some(closed)
+    let activity = |open: &Open| match (open.calls, open.was_called) {
+        (0, false) => Activity::Silent,
+        (0, true) => Activity::Idle,
+        _ => Activity::Busy,
+    };
+    open.iter().map(|(number, open)| (*number, open.peer, activity(open))).collect()
 }
 
 impl Place {
-    /// Completes when the connection has to close for another one.
-    pub(super) async fn displaced(&self) {
-        loop {
-            self.close.notified().await;
-            // A call may have begun since.
-            if self.places.lock().1.get(&self.number).is_some_and(|open| open.closing.is_some()) {
-                return;
-            }
-        }
-    }
-
     pub(super) fn was_called(&self) -> bool {
         self.places.lock().1.get(&self.number).is_some_and(|open| open.was_called)
     }
 
-    /// Begins a call. `false`: as many run as the peer, or all peers, may have.
+    /// Begins a call. `false`: as many run as the peer, or all peers, may have, or the connection closes.
     pub(super) fn begin_call(&self) -> bool {
         let open = &mut self.places.lock().1;
         let Share { all, each } = self.places.limits.calls;
@@ -276,12 +196,9 @@ impl Place {
         let own = open.values().filter(|open| open.peer == self.peer).map(|open| open.calls).sum::<usize>();
         let Some(entry) = open.get_mut(&self.number) else { return false };
         entry.was_called = true;
-        if running >= all || own >= each {
-            return false;
-        }
-        entry.calls += 1;
-        entry.closing = None;
-        true
+        let begins = running < all && own < each;
+        entry.calls += usize::from(begins);
+        begins
     }
 
     pub(super) fn end_call(&self) {

@@ -35,7 +35,7 @@ const fn peer(pid: i32) -> Peer {
 
 fn http(all: usize, each: usize) -> Limits {
     let share = Share { all, each };
-    Limits { connections: share, calls: share, ..Limits::of_http() }
+    Limits { connections: share, calls: share, ..Limits::of_http(usize::MAX) }
 }
 
 fn router() -> Router {
@@ -63,15 +63,20 @@ fn router() -> Router {
         .route("/echo", post(|body: Bytes| async move { body }))
 }
 
+/// A place, once the connection that closes for it has closed.
 async fn place(places: &Arc<Places>, peer: Peer) -> Option<Place> {
-    places.wait_for_place(peer, places.admit(peer)).await
+    let (place, displaced) = places.admit(peer)?;
+    if let Some(closed) = displaced {
+        closed.cancelled().await;
+    }
+    Some(place)
 }
 
 /// A connection that has a place among these.
 async fn connected_to(places: &Arc<Places>, peer: Peer) -> Option<DuplexStream> {
     let place = place(places, peer).await?;
     let (client, server) = tokio::io::duplex(1024);
-    tokio::spawn(Connection { place, router: router(), stop: CancellationToken::new() }.serve(server));
+    tokio::spawn(calls::serve(server, place, router(), CancellationToken::new()));
     tokio::task::yield_now().await;
     Some(client)
 }
@@ -99,7 +104,7 @@ async fn a_request_is_answered_whole_and_its_connection_closed() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_sends_nothing_or_half_a_head_is_cut() {
     for half in [&b""[..], b"GET /metrics HTTP/1.1\r\nHost:", b"PRI * HTTP/2.0"] {
-        for limits in [Limits::of_socket(), http(8, 8)] {
+        for limits in [Limits::of_socket(usize::MAX), http(8, 8)] {
             let mut client = connected_to(&Arc::new(Places::new(limits)), PEER).await.unwrap();
             client.write_all(half).await.unwrap();
             let took = read_all(client).await.1;
@@ -275,29 +280,26 @@ async fn exactly_one_connection_closes_for_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_enters_when_the_other_one_has_closed_and_a_call_that_began_since_is_not_cut() {
+async fn a_connection_enters_when_the_other_one_has_closed_which_begins_no_call_any_more() {
     let places = Arc::new(Places::new(http(1, 1)));
     let silent = place(&places, PEER).await.unwrap();
     let entering = tokio::spawn({
         let places = Arc::clone(&places);
         async move { place(&places, PEER).await }
     });
-    silent.displaced().await;
+    silent.close.cancelled().await;
     tokio::task::yield_now().await;
-    assert!(!entering.is_finished(), "its descriptor is still open");
+    assert!(!entering.is_finished() && !silent.begin_call(), "its descriptor is still open");
     drop(silent);
     let called = entering.await.unwrap().unwrap();
-    let admission = places.admit(PEER);
-    assert!(matches!(admission, Admission::After(_)) && called.begin_call());
-    assert!(tokio::time::timeout(Duration::from_secs(1), called.displaced()).await.is_err());
-    let started = Instant::now();
-    assert!(places.wait_for_place(PEER, admission).await.is_none() && started.elapsed().is_zero(), "it is busy");
+    assert!(called.begin_call() && places.admit(PEER).is_none(), "it is busy");
+    assert!(!called.close.is_cancelled());
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_socket_a_call_begins_before_its_body() {
+async fn a_call_begins_before_its_body() {
     let share = Share { all: 1, each: 1 };
-    let places = Arc::new(Places::new(Limits { calls: share, ..Limits::of_socket() }));
+    let places = Arc::new(Places::new(Limits { calls: share, ..Limits::of_socket(usize::MAX) }));
     let mut first = connected_to(&places, PEER).await.unwrap();
     first.write_all(b"POST /echo HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\n").await.unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -414,24 +416,6 @@ async fn the_reserve_of_descriptors_is_refilled_when_a_connection_ends() {
     assert_eq!(acceptor.spare.len(), 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn only_without_descriptors_a_failed_accept_closes_a_connection_and_only_one() {
-    for (errno, closed) in [(Errno::NOMEM, 0), (Errno::MFILE, 1), (Errno::NFILE, 1)] {
-        let places = Arc::new(Places::new(http(4, 4)));
-        let mut open = Vec::new();
-        for _ in 0..3 {
-            open.push(place(&places, PEER).await.unwrap());
-        }
-        let mut acceptor = Acceptor::new(Fails(vec![errno].into()), Arc::clone(&places));
-        assert_eq!(acceptor.accept().await.unwrap_err(), PAUSE_FIRST);
-        let mut found = 0;
-        for place in &open {
-            found += usize::from(tokio::time::timeout(Duration::from_secs(1), place.displaced()).await.is_ok());
-        }
-        assert_eq!(found, closed, "{errno}");
-    }
-}
-
 #[test]
 fn both_listeners_leave_more_than_half_of_the_descriptors() {
     for (files, socket, each, http) in [
@@ -442,7 +426,7 @@ fn both_listeners_leave_more_than_half_of_the_descriptors() {
         (64, 16, 8, 8),
         (0, 4, 2, 4),
     ] {
-        let limits = (Limits::of_socket_with(files), Limits::of_http_with(files));
+        let limits = (Limits::of_socket(files), Limits::of_http(files));
         assert_eq!(limits.0.connections, Share { all: socket, each }, "{files}");
         assert_eq!([limits.1.connections, limits.1.calls], [Share { all: http, each: http / 2 }; 2], "{files}");
         assert!(files < 64 || socket + http + SPARE <= files / 2, "{files}");
@@ -451,16 +435,23 @@ fn both_listeners_leave_more_than_half_of_the_descriptors() {
 
 #[test]
 fn a_flood_of_connections_is_logged_with_the_number_of_suppressed_lines() {
-    let mut limit = LineLimit { since: Some(Instant::now()), ..LineLimit::new(2) };
+    let mut limit = LineLimit { since: Some(Instant::now()), ..LineLimit::default() };
     let taken: Vec<_> = (0..4).map(|_| limit.take()).collect();
     assert_eq!(taken, [Some(0), Some(0), None, None]);
     limit.since = None;
     assert_eq!(limit.take(), Some(2));
 }
 
-#[test]
-fn a_failed_accept_is_followed_by_a_pause_where_the_next_one_would_fail_too() {
-    let pauses = |errno: Errno| [0, 1, 9].map(|before| pause_after(&errno.into(), before));
-    assert_eq!(pauses(Errno::CONNABORTED), [Duration::ZERO; 3]);
-    assert_eq!(pauses(Errno::MFILE), [PAUSE_FIRST, PAUSE_FIRST * 2, PAUSE_MAX]);
+#[tokio::test(start_paused = true)]
+async fn a_failed_accept_is_followed_by_a_pause_where_the_next_one_would_fail_too() {
+    for (errno, pause) in [(Errno::CONNABORTED, Duration::ZERO), (Errno::MFILE, PAUSE)] {
+        let places = Arc::new(Places::new(http(4, 4)));
+        let mut acceptor = Acceptor::new(Fails(vec![errno; 3].into()), places);
+        let waited = tokio::time::timeout(PAUSE * 10, acceptor.accept()).await;
+        assert!(waited.is_err() && acceptor.listener.0.lock().unwrap().is_empty());
+        let mut acceptor = Acceptor::new(Fails(vec![errno; 3].into()), Arc::clone(&acceptor.places));
+        let passed = tokio::time::timeout(pause + PAUSE / 2, acceptor.accept()).await;
+        let left = acceptor.listener.0.lock().unwrap().len();
+        assert!(passed.is_err() && left == if pause.is_zero() { 0 } else { 1 }, "{errno}: {left}");
+    }
 }

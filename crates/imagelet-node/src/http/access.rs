@@ -1,14 +1,14 @@
 //! Which HTTP requests are answered: by token, host name, and the header that a foreign page cannot send.
 
-use std::{
-    net::IpAddr,
-    path::Path,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{net::IpAddr, path::Path, sync::Arc};
 
-use aws_lc_rs::hmac;
+use aws_lc_rs::{
+    constant_time::verify_slices_are_equal,
+    digest::{Digest, SHA256, digest},
+};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::trusted_files;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
@@ -54,7 +54,7 @@ pub(super) enum Decision {
 /// The policy in force; a reload replaces it.
 #[derive(Clone, Debug)]
 pub struct HttpAccess {
-    policy: Arc<RwLock<Arc<AccessPolicy>>>,
+    policy: watch::Sender<Arc<AccessPolicy>>,
     /// The address of the listener, which no reload changes.
     bound: Option<String>,
 }
@@ -63,7 +63,7 @@ impl HttpAccess {
     /// The policy of the first start.
     pub fn load(settings: &HttpSettings) -> Result<Self, Failure> {
         let policy = AccessPolicy::load(settings)?;
-        Ok(Self { policy: Arc::new(RwLock::new(Arc::new(policy))), bound: settings.address.clone() })
+        Ok(Self { policy: watch::Sender::new(Arc::new(policy)), bound: settings.address.clone() })
     }
 
     /// The policy of changed settings for the bound listener. One with a token keeps it where the settings name none: an
@@ -76,13 +76,13 @@ impl HttpAccess {
 
     /// Puts a policy in force. Streams end where their token changed.
     pub fn replace(&self, mut policy: AccessPolicy) {
-        let mut in_force = self.policy.write().unwrap_or_else(PoisonError::into_inner);
-        if in_force.has_token_of(&policy) {
+        let in_force = self.policy();
+        if in_force.token == policy.token {
             policy.ended = in_force.ended.clone();
         } else {
             in_force.ended.cancel();
         }
-        *in_force = Arc::new(policy);
+        self.policy.send_replace(Arc::new(policy));
     }
 
     pub fn has_token(&self) -> bool {
@@ -90,13 +90,13 @@ impl HttpAccess {
     }
 
     pub(super) fn policy(&self) -> Arc<AccessPolicy> {
-        Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.policy.borrow())
     }
 }
 
 #[derive(Debug)]
 pub struct AccessPolicy {
-    token: Option<Arc<TokenKey>>,
+    token: Option<TokenDigest>,
     /// The end of what this policy opened: cancelled when another token is in force.
     pub(super) ended: CancellationToken,
     /// Accepted names of this server, in lower case.
@@ -104,13 +104,24 @@ pub struct AccessPolicy {
     has_actions: bool,
 }
 
-/// What verifies a token. The token itself is not kept.
-struct TokenKey {
-    key: hmac::Key,
-    tag: hmac::Tag,
+/// The digest of a token, which is not kept itself.
+#[derive(Clone)]
+struct TokenDigest(Digest);
+
+impl TokenDigest {
+    fn of(token: &str) -> Self {
+        Self(digest(&SHA256, token.as_bytes()))
+    }
 }
 
-impl std::fmt::Debug for TokenKey {
+impl PartialEq for TokenDigest {
+    /// Takes the same time for every wrong token.
+    fn eq(&self, other: &Self) -> bool {
+        verify_slices_are_equal(self.0.as_ref(), other.0.as_ref()).is_ok()
+    }
+}
+
+impl std::fmt::Debug for TokenDigest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("[redacted]")
     }
@@ -126,16 +137,11 @@ impl AccessPolicy {
         let own = settings.address.iter().filter_map(|address| Some(address.rsplit_once(':')?.0.to_owned()));
         let hosts = own.chain(settings.host_names.iter().cloned()).chain(["localhost".to_owned()]);
         Self {
-            token: token.map(TokenKey::new).map(Arc::new),
+            token: token.map(TokenDigest::of),
             ended: CancellationToken::new(),
             hosts: hosts.map(|host| host.to_ascii_lowercase()).collect(),
             has_actions: settings.actions,
         }
-    }
-
-    fn has_token_of(&self, other: &Self) -> bool {
-        let tag = |policy: &Self| policy.token.as_ref().map(|token| token.tag.as_ref().to_vec());
-        tag(self) == tag(other)
     }
 
     pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
@@ -168,8 +174,7 @@ impl AccessPolicy {
     }
 
     fn accepts(&self, token: &str) -> bool {
-        // The comparison takes the same time for every wrong token.
-        self.token.as_ref().is_some_and(|key| hmac::verify(&key.key, token.as_bytes(), key.tag.as_ref()).is_ok())
+        self.token.as_ref().is_some_and(|own| *own == TokenDigest::of(token))
     }
 
     /// Whether a `Host` header names this server. DNS can make a foreign name lead here, but no address.
@@ -180,14 +185,6 @@ impl AccessPolicy {
         };
         let name = host.trim_end_matches('.').to_ascii_lowercase();
         name.parse::<IpAddr>().is_ok() || self.hosts.contains(&name)
-    }
-}
-
-impl TokenKey {
-    fn new(token: &str) -> Self {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());
-        let tag = hmac::sign(&key, token.as_bytes());
-        Self { key, tag }
     }
 }
 

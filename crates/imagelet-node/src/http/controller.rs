@@ -3,15 +3,14 @@
 use std::{sync::Arc, time::SystemTime};
 
 use axum::{Router, extract::State, middleware::from_fn_with_state, response::IntoResponse, routing::get};
-use http::{HeaderMap, Uri};
 use imagelet_core::metrics::Metrics;
 use imagelet_kube::{ControllerReport, PrefetchController};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{HttpAccess, asks_for_details, guard, health, is_verbose, not_found, probe, rendered};
+use super::{HttpAccess, guard, health, not_found, rendered, with_probes};
 use crate::{
-    connections::{self, Limits},
+    connections::{self, Limits, open_files_max},
     node::measure_process,
 };
 
@@ -24,36 +23,20 @@ pub struct MeasuredController {
 
 /// Serves for as long as this future lives.
 pub async fn serve_controller(listener: TcpListener, measured: MeasuredController, access: HttpAccess) {
-    let readiness = access.clone();
-    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
-    let ready = move |State(measured): State<MeasuredController>, uri: Uri, headers: HeaderMap| async move {
-        let checks = ready(measured.controller.report());
-        probe("readyz", &checks, is_verbose(&uri, &headers, &readiness))
-    };
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(live))
-        .route("/livez", get(live))
-        .route("/readyz", get(ready))
-        .fallback(|| async { not_found() })
+    let checks = |measured: MeasuredController| std::future::ready(ready(measured.controller.report()));
+    let router = with_probes(Router::new().route("/metrics", get(metrics)), Some(access.clone()), checks)
+        .fallback(not_found)
         .with_state(measured)
         .layer(from_fn_with_state(access, guard));
-    connections::serve(listener, router, Limits::of_http(), CancellationToken::new()).await;
+    connections::serve(listener, router, Limits::of_http(open_files_max()), CancellationToken::new()).await;
 }
 
 /// Serves health without details to every client for as long as this future lives: a kubelet probes the address of the pod,
 /// and has no token.
 pub async fn serve_health(listener: TcpListener, controller: Arc<PrefetchController>) {
-    let live = || async { probe("livez", &health::live(), false) };
-    let ready = |State(controller): State<Arc<PrefetchController>>| async move {
-        probe("readyz", &ready(controller.report()), false)
-    };
-    let router = Router::new()
-        .route("/livez", get(live))
-        .route("/readyz", get(ready))
-        .fallback(|| async { not_found() })
-        .with_state(controller);
-    connections::serve(listener, router, Limits::of_http(), CancellationToken::new()).await;
+    let checks = |controller: Arc<PrefetchController>| std::future::ready(ready(controller.report()));
+    let router = with_probes(Router::new(), None, checks).fallback(not_found).with_state(controller);
+    connections::serve(listener, router, Limits::of_http(open_files_max()), CancellationToken::new()).await;
 }
 
 async fn metrics(State(measured): State<MeasuredController>) -> impl IntoResponse {

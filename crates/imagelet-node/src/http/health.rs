@@ -6,7 +6,7 @@ use imagelet_core::{image::counted, printable::printable};
 use imagelet_kube::WatchReport;
 use rustix::fs::{Mode, OFlags};
 
-use crate::node::LocalNode;
+use crate::node::{Images, LocalNode};
 
 /// A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
@@ -25,20 +25,21 @@ pub(super) fn live() -> Vec<Checked> {
 
 /// The node can do its work.
 pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
-    let runtime = async { node.parts.runtime.filesystem().await.map(drop).map_err(|error| error.chain()) };
+    let stored = &node.pulls.images;
+    let runtime = async { stored.runtime.filesystem().await.map(drop).map_err(|error| error.chain()) };
     let state = async {
-        if node.parts.is_read_only {
+        if stored.place.is_read_only {
             return Ok(());
         }
-        let state = node.parts.state.clone();
+        let state = stored.place.state.clone();
         tokio::task::spawn_blocking(move || check_writable(&state)).await.unwrap_or_else(|error| Err(error.to_string()))
     };
     let (runtime, state) = tokio::join!(in_time(runtime), in_time(state));
-    let images = if node.local().is_some() { "store" } else { "runtime" };
+    let images = if stored.local().is_some() { "store" } else { "runtime" };
     let silent = |checked: Result<(), String>| checked.map(|()| String::new());
     let mut checks =
-        vec![(images, silent(runtime)), ("state", silent(state)), ("inventory", silent(check_inventory(node)))];
-    checks.extend(node.parts.agent.as_ref().map(|agent| ("pods", check_pods(&agent.health().report()))));
+        vec![(images, silent(runtime)), ("state", silent(state)), ("inventory", silent(check_inventory(stored)))];
+    checks.extend(node.status.agent.as_ref().map(|agent| ("pods", check_pods(&agent.health().report()))));
     checks
 }
 
@@ -92,12 +93,12 @@ fn check_writable(state: &Path) -> Result<(), String> {
     }
 }
 
-fn check_inventory(node: &LocalNode) -> Result<(), String> {
-    let Some(snapshot) = node.parts.inventory.snapshot() else {
+fn check_inventory(images: &Images) -> Result<(), String> {
+    let Some(snapshot) = images.inventory.snapshot() else {
         return Err("no pass over the images has succeeded yet".into());
     };
     let age = snapshot.taken_at.elapsed().unwrap_or_default();
-    let age_max = node.settings().images.detection_period.saturating_mul(PASSES_MISSED_MAX) + CHECK_MAX;
+    let age_max = images.settings().images.detection_period.saturating_mul(PASSES_MISSED_MAX) + CHECK_MAX;
     if age > age_max {
         return Err(format!(
             "the last pass over the images is {} s old; the limit is {} s",

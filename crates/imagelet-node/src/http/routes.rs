@@ -1,416 +1,250 @@
-//! The JSON API: one table of routes, from which the server and its OpenAPI document are made.
-
-use std::{collections::BTreeMap, pin::Pin, sync::Arc};
+//! The JSON API: typed routes, the same on the socket and over HTTP.
 
 use axum::{
-    Router,
+    Json, Router,
     body::Bytes,
-    extract::{RawPathParams, State},
+    extract::{FromRequest, Path, Query, Request, State},
     response::{IntoResponse, Response},
-    routing::{MethodFilter, on},
+    routing::{get, post},
 };
-use http::{Method, StatusCode, Uri, header};
-use serde::{Serialize, de::DeserializeOwned};
+use http::{Method, StatusCode, header};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::actions::Actions;
 use crate::{
     api::{
-        CollectRequest, DiskRequest, ImagePage, ImageRow, InspectRequest, OpenCircuits, PinRequest, PinsRequest,
-        PullsRequest, QueueRequest, StatusRequest, UnpinRequest, no_steps,
+        CollectRequest, Collected, DiskRequest, ImagePage, ImageRow, InspectRequest, Inspected, OpenCircuits,
+        PinRequest, PinsRequest, PullsRequest, QueueRequest, StatusRequest, UnpinRequest, at_most, no_steps,
     },
     failure::Failure,
     nearest::nearest,
-    node::{Command, DECISIONS_MAX, DecisionsRequest, LocalNode, WhyRequest},
+    node::{Command, Daemon, DecisionsRequest, NodeService as _, Why, WhyRequest},
 };
 
-/// The document that describes these routes. A test compares it with the table and the types of the answers.
+/// The document that describes these routes. A test compares it with the types of the parameters and the answers.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 /// Before the path of each route.
 pub(super) const ROOT: &str = "/api/v1";
 /// Most images of a page, and rows of a plan.
 const ROWS_MAX: u64 = 1000;
-/// Samples of a day, one a minute.
-const SAMPLES_MAX: u64 = 1440;
 
-type Run = fn(Arc<LocalNode>, Arguments) -> Answer;
-type Answer = Pin<Box<dyn Future<Output = Result<Vec<u8>, Failure>> + Send>>;
-
-/// One method of one path.
-#[cfg_attr(not(test), expect(dead_code, reason = "the API's document is made of all fields, by a test"))]
-pub(super) struct Route {
-    pub(super) method: Method,
-    pub(super) path: &'static str,
-    pub(super) summary: &'static str,
-    pub(super) parameters: &'static [Parameter],
-    /// The name of the document in the body, if the request has one.
-    pub(super) body: Option<&'static str>,
-    /// The name of the answer's document.
-    pub(super) answer: &'static str,
-    run: Run,
-}
-
-#[cfg_attr(not(test), expect(dead_code, reason = "the API's document is made of all fields, by a test"))]
-pub(super) struct Parameter {
-    pub(super) name: &'static str,
-    pub(super) kind: ParameterKind,
-    pub(super) about: &'static str,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ParameterKind {
-    /// The end of the path.
-    Path,
-    Text,
-    Required,
-    Number {
-        max: u64,
-    },
-    Flag,
-}
-
-/// The checked parameters of a request.
-#[derive(Debug, Default)]
-struct Arguments {
-    given: BTreeMap<&'static str, String>,
-    body: Bytes,
-}
-
-const fn parameter(name: &'static str, kind: ParameterKind, about: &'static str) -> Parameter {
-    Parameter { name, kind, about }
-}
-
-const IMAGE: Parameter = parameter("image", ParameterKind::Path, "Name, id, or unique beginning of an id.");
-const PERCENT: ParameterKind = ParameterKind::Number { max: 100 };
-const ROWS: ParameterKind = ParameterKind::Number { max: ROWS_MAX };
-const BYTES: ParameterKind = ParameterKind::Number { max: 1 << 60 };
-
-pub(super) static ROUTES: [Route; 14] = [
-    get(
-        "/images",
-        "The images of the node, in the order of their ids",
-        &[
-            parameter("limit", ROWS, "Images of the page; 100 unless given."),
-            parameter("after", ParameterKind::Text, "`next` of the page before."),
-        ],
-        "ImagePage",
-        |node, arguments| {
-            Box::pin(async move {
-                let rows = node.rows().await?;
-                document(&page(rows, arguments.text("after"), arguments.number("limit").unwrap_or(100)))
-            })
-        },
-    ),
-    get("/images/{image}", "One image with its configuration and layers", &[IMAGE], "Inspected", |node, arguments| {
-        Box::pin(async move {
-            let image = arguments.required("image");
-            let found = InspectRequest { image: image.clone() }.run(&node, no_steps()).await?;
-            if found.image.is_none() {
-                return Err(Failure::new("NotFound", format!("no image `{image}`")));
-            }
-            document(&found)
-        })
-    }),
-    get("/pulls", "Running and waiting pulls with their layers", &[], "RunningPulls", |node, _| {
-        run(node, PullsRequest::default())
-    }),
-    get(
-        "/disk",
-        "The disk of the images: usage, thresholds, what holds it, history and forecast",
-        &[parameter("samples", ParameterKind::Number { max: SAMPLES_MAX }, "Most samples of the history.")],
-        "Disk",
-        |node, arguments| run(node, DiskRequest { samples: arguments.number("samples") }),
-    ),
-    get(
-        "/decisions",
-        "The last pulls, removals and failures with their reasons, the latest first",
-        &[parameter("limit", ParameterKind::Number { max: DECISIONS_MAX }, "Most rows; 100 unless given.")],
-        "Decisions",
-        |node, arguments| run(node, DecisionsRequest { limit: arguments.number("limit").unwrap_or(100) }),
-    ),
-    get(
-        "/decisions/{image}",
-        "The history of an image, what holds it, and the next decision on it",
-        &[IMAGE],
-        "Why",
-        |node, arguments| run(node, WhyRequest { image: arguments.required("image") }),
-    ),
-    get(
-        "/queue",
-        "Waiting pulls, images in back-off, and the waits of pods and namespaces",
-        &[],
-        "Queue",
-        |node, _| run(node, QueueRequest::default()),
-    ),
-    get("/registries", "The registries that are not asked at present", &[], "OpenCircuits", |node, _| {
-        Box::pin(async move {
-            let queue = QueueRequest::default().run(&node, no_steps()).await?;
-            document(&OpenCircuits { registries: queue.registries })
-        })
-    }),
-    get("/status", "The daemon at a glance, as `imagelet status -o json`", &[], "Status", |node, _| {
-        run(node, StatusRequest::default())
-    }),
-    get(
-        "/gc/plan",
-        "What a collection would remove and keep, and why",
-        &[
-            parameter("high", PERCENT, "High threshold in percent; the configured one unless given."),
-            parameter("low", PERCENT, "Low threshold in percent; the configured one unless given."),
-            parameter("free", BYTES, "Free this many bytes, whatever the thresholds are."),
-            parameter("allUnused", ParameterKind::Flag, "Plan for all images that are neither used nor pinned."),
-            parameter("limit", ROWS, "Most rows, images to remove first; 100 unless given."),
-        ],
-        "Collected",
-        |node, arguments| {
-            Box::pin(async move {
-                let percent = |name| arguments.number(name).and_then(|percent| u8::try_from(percent).ok());
-                let request = CollectRequest {
-                    dry_run: true,
-                    high: percent("high"),
-                    low: percent("low"),
-                    free: arguments.number("free"),
-                    all_unused: arguments.flag("allUnused"),
-                    ..CollectRequest::default()
-                };
-                let mut plan = request.run(&node, no_steps()).await?;
-                let limit = arguments.number("limit").unwrap_or(100);
-                plan.images.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-                document(&plan)
-            })
-        },
-    ),
-    post("/gc", "Collect now", "CollectRequest", "Collected", run_body::<CollectRequest>),
-    get("/pins", "The pins, each with the images it keeps", &[], "Pins", |node, _| run(node, PinsRequest::default())),
-    post("/pins", "Pin the images of a reference, glob or digest", "PinRequest", "PinChanged", run_body::<PinRequest>),
-    Route {
-        method: Method::DELETE,
-        path: "/pins",
-        summary: "Take a pin back",
-        parameters: &[parameter("pattern", ParameterKind::Required, "The pattern as it was pinned.")],
-        body: None,
-        answer: "PinChanged",
-        run: |node, arguments| run(node, UnpinRequest { pattern: arguments.required("pattern") }),
-    },
-];
-
-/// A route that reads.
-const fn get(
-    path: &'static str,
-    summary: &'static str,
-    parameters: &'static [Parameter],
-    answer: &'static str,
-    run: Run,
-) -> Route {
-    Route { method: Method::GET, path, summary, parameters, body: None, answer, run }
-}
-
-/// A route that changes the node as the document of its body says.
-const fn post(path: &'static str, summary: &'static str, body: &'static str, answer: &'static str, run: Run) -> Route {
-    Route { method: Method::POST, path, summary, parameters: &[], body: Some(body), answer, run }
-}
-
-pub(super) fn add(mut router: Router<Arc<LocalNode>>, actions: &Actions) -> Router<Arc<LocalNode>> {
-    for route in &ROUTES {
-        let Ok(filter) = MethodFilter::try_from(route.method.clone()) else { continue };
+pub(super) fn routes() -> Router<Daemon> {
+    let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) };
+    let routes = Router::new()
+        .route("/openapi.json", get(openapi))
+        .route("/images", get(images))
         // A name of an image has slashes.
-        let path = format!("{ROOT}{}", route.path.replace("{image}", "{*image}"));
-        let actions = actions.clone();
-        let handler = move |State(node): State<Arc<LocalNode>>, path: RawPathParams, uri: Uri, body: Bytes| async move {
-            let ends: Vec<_> = path.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            let answer = match Arguments::check(route.parameters, &ends, uri.query().unwrap_or_default(), body) {
-                Ok(arguments) if route.method == Method::GET => (route.run)(node, arguments).await,
-                Ok(arguments) => actions.run((route.run)(node, arguments)).await,
-                Err(failure) => Err(failure),
-            };
-            answer.map_or_else(|failure| refuse(&failure), |document| json(StatusCode::OK, document))
-        };
-        router = router.route(&path, on(filter, handler));
+        .route("/images/{*image}", get(image))
+        .route("/pulls", get(read::<PullsRequest>))
+        .route("/disk", get(read::<DiskRequest>))
+        .route("/decisions", get(read::<DecisionsRequest>))
+        .route("/decisions/{*image}", get(why))
+        .route("/queue", get(read::<QueueRequest>))
+        .route("/registries", get(registries))
+        .route("/status", get(read::<StatusRequest>))
+        .route("/gc/plan", get(plan))
+        .route("/gc", post(act::<CollectRequest>))
+        .route("/pins", get(read::<PinsRequest>).post(act::<PinRequest>).delete(act::<UnpinRequest>));
+    Router::new().nest(ROOT, routes)
+}
+
+/// Answers a request that only reads.
+async fn read<C: Command>(
+    State(Daemon { node, .. }): State<Daemon>,
+    Arguments(command): Arguments<C>,
+) -> Result<Json<C::Answer>, Failure> {
+    command.run(C::Service::of(&node), no_steps()).await.map(Json)
+}
+
+/// Runs an action to its end.
+async fn act<C: Command>(
+    State(Daemon { node, calls }): State<Daemon>,
+    Arguments(command): Arguments<C>,
+) -> Result<Json<C::Answer>, Failure> {
+    calls.act(async move { command.run(C::Service::of(&node), no_steps()).await }).await.map(Json)
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(default)]
+pub(super) struct PageParameters {
+    /// Images of the page; 100 unless given.
+    #[cfg_attr(test, schemars(range(max = ROWS_MAX)))]
+    limit: Option<u64>,
+    /// `next` of the page before.
+    after: Option<String>,
+}
+
+async fn images(
+    State(Daemon { node, .. }): State<Daemon>,
+    Arguments(asked): Arguments<PageParameters>,
+) -> Result<Json<ImagePage>, Failure> {
+    let limit = at_most("limit", asked.limit.unwrap_or(100), ROWS_MAX)?;
+    Ok(Json(page(node.pulls.images.rows().await?, asked.after.as_deref(), limit)))
+}
+
+async fn image(
+    State(Daemon { node, .. }): State<Daemon>,
+    Path(image): Path<String>,
+) -> Result<Json<Inspected>, Failure> {
+    let found = InspectRequest { image: image.clone() }.run(&node.pulls.images, no_steps()).await?;
+    match found.image {
+        Some(_) => Ok(Json(found)),
+        None => Err(Failure::new("NotFound", format!("no image `{image}`"))),
     }
-    router.route(&format!("{ROOT}/openapi.json"), axum::routing::get(|| async { json(StatusCode::OK, OPENAPI.into()) }))
 }
 
-/// A failure as its document, with the status that fits its reason.
-pub(super) fn refuse(failure: &Failure) -> Response {
-    json(status_of(&failure.reason), serde_json::to_vec(failure).unwrap_or_default())
+async fn why(State(Daemon { node, .. }): State<Daemon>, Path(image): Path<String>) -> Result<Json<Why>, Failure> {
+    WhyRequest { image }.run(&node, no_steps()).await.map(Json)
 }
 
-pub(super) fn status_of(reason: &str) -> StatusCode {
-    match reason {
-        "InvalidArgument" => StatusCode::BAD_REQUEST,
-        "Unauthenticated" => StatusCode::UNAUTHORIZED,
-        "PermissionDenied" => StatusCode::FORBIDDEN,
-        "NotFound" => StatusCode::NOT_FOUND,
-        "ShadowMode" | "FailedPrecondition" => StatusCode::CONFLICT,
-        "Unsupported" => StatusCode::NOT_IMPLEMENTED,
-        "Unavailable" | "TimedOut" => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
+async fn registries(State(Daemon { node, .. }): State<Daemon>) -> Result<Json<OpenCircuits>, Failure> {
+    let queue = QueueRequest::default().run(&node.pulls, no_steps()).await?;
+    Ok(Json(OpenCircuits { registries: queue.registries }))
 }
 
-fn json(status: StatusCode, document: Vec<u8>) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], document).into_response()
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PlanParameters {
+    /// High threshold in percent; the configured one unless given.
+    #[cfg_attr(test, schemars(range(max = 100)))]
+    high: Option<u8>,
+    /// Low threshold in percent; the configured one unless given.
+    #[cfg_attr(test, schemars(range(max = 100)))]
+    low: Option<u8>,
+    /// Free this many bytes, whatever the thresholds are.
+    #[cfg_attr(test, schemars(range(max = 1_152_921_504_606_846_976_u64)))]
+    free: Option<u64>,
+    /// Plan for all images that are neither used nor pinned.
+    all_unused: bool,
+    /// Most rows, images to remove first; 100 unless given.
+    #[cfg_attr(test, schemars(range(max = ROWS_MAX)))]
+    limit: Option<u64>,
 }
 
-fn run<C: Command + 'static>(node: Arc<LocalNode>, command: C) -> Answer {
-    Box::pin(async move { document(&command.run(&node, no_steps()).await?) })
-}
-
-fn run_body<C: Command + Default + 'static>(node: Arc<LocalNode>, arguments: Arguments) -> Answer {
-    Box::pin(async move { document(&arguments.document::<C>()?.run(&node, no_steps()).await?) })
-}
-
-fn document<T: Serialize>(answer: &T) -> Result<Vec<u8>, Failure> {
-    Ok(serde_json::to_vec(answer)?)
+async fn plan(
+    State(Daemon { node, .. }): State<Daemon>,
+    Arguments(asked): Arguments<PlanParameters>,
+) -> Result<Json<Collected>, Failure> {
+    let PlanParameters { high, low, free, all_unused, limit } = asked;
+    let limit = at_most("limit", limit.unwrap_or(100), ROWS_MAX)?;
+    let request = CollectRequest { dry_run: true, high, low, free, all_unused, ..CollectRequest::default() };
+    let mut plan = request.run(&node.collection, no_steps()).await?;
+    plan.images.truncate(limit);
+    Ok(Json(plan))
 }
 
 /// The images after a key, at most `limit` of them. An image of several handlers has several rows.
-fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: u64) -> ImagePage {
+fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage {
     let key = |row: &ImageRow| format!("{},{}", row.id, row.runtime_handler);
-    let total = rows.len() as u64;
+    let (total, limit) = (rows.len() as u64, limit.max(1));
     rows.sort_by_cached_key(key);
     rows.retain(|row| after.is_none_or(|after| key(row).as_str() > after));
-    let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
     let next = (rows.len() > limit).then(|| key(&rows[limit - 1]));
     rows.truncate(limit);
     ImagePage { images: rows, total, next }
 }
 
-impl Arguments {
-    /// Refuses what the route does not declare.
-    fn check(declared: &[Parameter], path: &[(String, String)], query: &str, body: Bytes) -> Result<Self, Failure> {
-        let wrong = |message: String| Failure::new("InvalidArgument", message);
-        let mut given = BTreeMap::new();
-        let find = |name: &str| declared.iter().find(|it| it.name == name);
-        for (name, value) in path {
-            given.extend(find(name).map(|it| (it.name, value.clone())));
+/// The parameters of the query, or the document of the body of a POST. Unlike in a command of the socket, whose clients are
+/// of any version, an unknown name is refused: a misspelled `dryRun` must not collect.
+struct Arguments<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Serialize + Default> FromRequest<S> for Arguments<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        if request.method() == Method::POST {
+            return document(&Bytes::from_request(request, state).await?).map(Self);
         }
-        for (name, value) in pairs(query) {
-            let (name, value) = (decoded(name)?, decoded(value)?);
-            let Some(declared) = find(&name).filter(|it| it.kind != ParameterKind::Path) else {
-                return Err(wrong(format!("there is no parameter `{}`", name.escape_debug())));
-            };
-            let (name, shown) = (declared.name, value.escape_debug());
-            match declared.kind {
-                ParameterKind::Number { max } if !value.parse::<u64>().is_ok_and(|number| number <= max) => {
-                    return Err(wrong(format!("`{name}` is `{shown}`; it must be a number from 0 to {max}")));
-                }
-                ParameterKind::Flag if !["true", "false", ""].contains(&value.as_str()) => {
-                    return Err(wrong(format!("`{name}` is `{shown}`; it must be `true` or `false`")));
-                }
-                _ => {}
-            }
-            if given.insert(name, value).is_some() {
-                return Err(wrong(format!("`{name}` is given twice")));
-            }
-        }
-        let missing = declared.iter().find(|it| it.kind == ParameterKind::Required && !given.contains_key(it.name));
-        match missing {
-            Some(missing) => Err(wrong(format!("`{}` is missing", missing.name))),
-            None => Ok(Self { given, body }),
-        }
-    }
-
-    fn text(&self, name: &str) -> Option<&str> {
-        self.given.get(name).map(String::as_str)
-    }
-
-    fn required(&self, name: &str) -> String {
-        self.given.get(name).cloned().unwrap_or_default()
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        self.text(name).and_then(|text| text.parse().ok())
-    }
-
-    fn flag(&self, name: &str) -> bool {
-        self.text(name).is_some_and(|text| text != "false")
-    }
-
-    /// The document of the body. Unlike on the socket, whose clients are of any version, an unknown field is refused: a
-    /// misspelled `dryRun` must not collect.
-    fn document<T: DeserializeOwned + Default + Serialize>(&self) -> Result<T, Failure> {
-        let body: &[u8] = if self.body.is_empty() { b"{}" } else { &self.body };
-        let invalid = |error: serde_json::Error| Failure {
-            reason: "InvalidArgument".into(),
-            ..Failure::because("the body of the request is not valid", &error)
-        };
-        let fields: serde_json::Map<String, Value> = serde_json::from_slice(body).map_err(invalid)?;
-        let known = serde_json::to_value(T::default())?;
-        let is_known = |name: &String| known.get(name).is_some();
-        if let Some(unknown) = fields.keys().find(|name| !is_known(name)) {
-            let names = known.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
-            let near = nearest(unknown, names).map_or_else(String::new, |near| format!("; `{near}` is near"));
-            let message = format!("the body has no field `{}`{near}", unknown.escape_debug());
-            return Err(Failure::new("InvalidArgument", message));
-        }
-        serde_json::from_value(Value::Object(fields)).map_err(invalid)
+        let invalid = |error| invalid("the parameters of the request are not valid", &error);
+        let pairs = Query::<Vec<(String, String)>>::try_from_uri(request.uri()).map_err(invalid)?.0;
+        check_names::<T>("there is no parameter", pairs.iter().map(|(name, _)| name))?;
+        Ok(Self(Query::<T>::try_from_uri(request.uri()).map_err(invalid)?.0))
     }
 }
 
-/// The names and values of a query or a form, still encoded.
-pub(super) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+fn document<T: DeserializeOwned + Serialize + Default>(body: &[u8]) -> Result<T, Failure> {
+    let invalid = |error| invalid("the body of the request is not valid", &error);
+    let body: &[u8] = if body.is_empty() { b"{}" } else { body };
+    let fields: serde_json::Map<String, Value> = serde_json::from_slice(body).map_err(invalid)?;
+    check_names::<T>("the body has no field", fields.keys())?;
+    serde_json::from_value(Value::Object(fields)).map_err(invalid)
 }
 
-/// One value of a query or a form.
-pub(super) fn value_of(query: &str, name: &str) -> Option<String> {
-    pairs(query).find(|(given, _)| *given == name).and_then(|(_, value)| decoded(value).ok())
+fn check_names<'a, T: Serialize + Default>(
+    refusal: &str,
+    mut names: impl Iterator<Item = &'a String>,
+) -> Result<(), Failure> {
+    let known = serde_json::to_value(T::default())?;
+    let Some(unknown) = names.find(|name| known.get(name).is_none()) else { return Ok(()) };
+    let known = known.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
+    let near = nearest(unknown, known).map_or_else(String::new, |near| format!("; `{near}` is near"));
+    Err(Failure::new("InvalidArgument", format!("{refusal} `{}`{near}", unknown.escape_debug())))
 }
 
-/// A part of a query, where `+` is a space as in forms.
-fn decoded(text: &str) -> Result<String, Failure> {
-    let text = text.replace('+', " ");
-    percent_encoding::percent_decode_str(&text)
-        .decode_utf8()
-        .map(std::borrow::Cow::into_owned)
-        .map_err(|_| Failure::new("InvalidArgument", "a parameter is not UTF-8"))
+fn invalid(message: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure { reason: "InvalidArgument".into(), ..Failure::because(message, error) }
+}
+
+impl Failure {
+    pub(super) fn status(&self) -> StatusCode {
+        match self.reason.as_str() {
+            "InvalidArgument" => StatusCode::BAD_REQUEST,
+            "Unauthenticated" => StatusCode::UNAUTHORIZED,
+            "PermissionDenied" => StatusCode::FORBIDDEN,
+            "NotFound" => StatusCode::NOT_FOUND,
+            "ShadowMode" | "FailedPrecondition" => StatusCode::CONFLICT,
+            "Unsupported" => StatusCode::NOT_IMPLEMENTED,
+            "Unavailable" | "TimedOut" => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// A failure as its document, with the status that fits its reason.
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status(), Json(self)).into_response()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(declared: &[Parameter], query: &str) -> Result<Arguments, String> {
-        Arguments::check(declared, &[], query, Bytes::new()).map_err(|failure| failure.to_string())
-    }
-
-    #[test]
-    fn parameters_are_checked_against_the_table() {
-        let declared = [
-            parameter("limit", ParameterKind::Number { max: 10 }, ""),
-            parameter("after", ParameterKind::Text, ""),
-            parameter("all", ParameterKind::Flag, ""),
-        ];
-        let arguments = check(&declared, "limit=10&after=a%2Cb+c&all").unwrap();
-        assert_eq!(
-            (arguments.number("limit"), arguments.text("after"), arguments.flag("all")),
-            (Some(10), Some("a,b c"), true)
-        );
-        let arguments = check(&declared, "all=false&").unwrap();
-        assert_eq!((arguments.number("limit"), arguments.flag("all"), arguments.flag("none")), (None, false, false));
+    #[tokio::test]
+    async fn parameters_are_checked_against_their_type() {
+        async fn check(query: &str) -> Result<PlanParameters, String> {
+            let request = Request::get(format!("/api/v1/gc/plan?{query}")).body(axum::body::Body::empty()).unwrap();
+            let checked = Arguments::from_request(request, &()).await;
+            checked.map(|it| it.0).map_err(|failure| {
+                assert_eq!(failure.reason, "InvalidArgument");
+                failure.to_string()
+            })
+        }
+        let checked = check("limit=10&free=5&allUnused=true&").await.unwrap();
+        assert_eq!((checked.limit, checked.free, checked.all_unused), (Some(10), Some(5), true));
+        assert!(!check("allUnused=false").await.unwrap().all_unused);
         for (query, words) in [
-            ("limit=11", "`limit` is `11`; it must be a number from 0 to 10"),
-            ("limit=-1", "a number from 0 to 10"),
-            ("limit=", "a number from 0 to 10"),
-            ("limit=1&limit=2", "`limit` is given twice"),
-            ("all=yes", "`true` or `false`"),
+            ("limit=-1", "limit: invalid digit"),
+            ("limit=", "limit: cannot parse"),
+            ("limit=1&limit=2", "duplicate field `limit`"),
+            ("allUnused=yes", "allUnused: provided string was not `true` or `false`"),
+            ("all_unused=true", "there is no parameter `all_unused`; `allUnused` is near"),
             ("%1b=1", "there is no parameter `\\u{1b}`"),
-            ("after=%ff", "not UTF-8"),
         ] {
-            let refused = check(&declared, query).unwrap_err();
+            let refused = check(query).await.unwrap_err();
             assert!(refused.contains(words), "{query}: {refused}");
         }
-        let required = [parameter("pattern", ParameterKind::Required, "")];
-        assert_eq!(check(&required, "").unwrap_err(), "`pattern` is missing");
-        assert!(check(&[IMAGE], "image=a").is_err(), "it is in the path");
+        let refused = at_most("limit", 11, 10).unwrap_err().to_string();
+        assert_eq!(refused, "`limit` is `11`; it must be a number from 0 to 10");
     }
 
     #[test]
     fn an_unknown_field_of_a_body_is_refused_with_the_one_that_is_near() {
         let read = |body: &str| {
-            let arguments = Arguments { body: Bytes::copy_from_slice(body.as_bytes()), ..Arguments::default() };
-            let read: Result<CollectRequest, Failure> = arguments.document();
+            let read: Result<CollectRequest, Failure> = document(body.as_bytes());
             read.map(|request| (request.dry_run, request.free)).map_err(|failure| {
                 assert_eq!(failure.reason, "InvalidArgument");
                 failure.to_string()

@@ -1,22 +1,22 @@
-//! Makes `docs/openapi.json` from the table of routes and the types of their answers, and compares it; challenges by the
+//! Makes `docs/openapi.json` from the types of the parameters and the answers, and compares it; challenges by the
 //! address of the client.
 
 use std::{env, fs, net::IpAddr, os::unix::fs::PermissionsExt as _, path::Path};
 
 use axum::{Extension, Router, body::Body, middleware::from_fn_with_state};
 use http::{Request, header};
-use schemars::{SchemaGenerator, generate::SchemaSettings};
+use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use super::{
     HttpAccess, Peer, guard,
-    routes::{OPENAPI, ParameterKind, ROOT, ROUTES, Route},
+    routes::{OPENAPI, PageParameters, PlanParameters, ROOT},
 };
 use crate::{
     api::{
-        CollectRequest, Collected, Disk, EventLine, ImagePage, Inspected, OpenCircuits, PinChanged, PinRequest, Pins,
-        Queue, RunningPulls, Status,
+        CollectRequest, Collected, Disk, DiskRequest, EventLine, ImagePage, Inspected, OpenCircuits, PinChanged,
+        PinRequest, Pins, Queue, RunningPulls, Status, UnpinRequest,
     },
     config::HttpSettings,
     failure::Failure,
@@ -57,19 +57,30 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-fn operation(route: &Route) -> Value {
-    let parameters = route.parameters.iter().map(|it| {
-        let schema = match it.kind {
-            ParameterKind::Path | ParameterKind::Text | ParameterKind::Required => json!({ "type": "string" }),
-            ParameterKind::Number { max } => json!({ "type": "integer", "minimum": 0, "maximum": max }),
-            ParameterKind::Flag => json!({ "type": "boolean" }),
-        };
-        let place = if it.kind == ParameterKind::Path { "path" } else { "query" };
-        let is_required = matches!(it.kind, ParameterKind::Path | ParameterKind::Required);
-        json!({ "name": it.name, "in": place, "required": is_required, "description": it.about, "schema": schema })
-    });
-    let mut parameters: Vec<Value> = parameters.collect();
-    if route.method != http::Method::GET {
+/// The fields of a type as parameters of a query.
+fn parameters<T: JsonSchema>(is_required: bool) -> Vec<Value> {
+    let schema = SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<T>();
+    let fields = schema.as_value()["properties"].as_object().expect("a document has fields");
+    let parameter = |(name, field): (&String, &Value)| {
+        let mut schema = json!({ "type": field["type"].as_array().map_or(&field["type"], |types| &types[0]) });
+        for bound in ["minimum", "maximum"] {
+            if let Some(value) = field.get(bound) {
+                schema[bound] = value.clone();
+            }
+        }
+        json!({ "name": name, "in": "query", "required": is_required, "description": field["description"], "schema": schema })
+    };
+    fields.iter().map(parameter).collect()
+}
+
+fn image() -> Vec<Value> {
+    let about = "Name, id, or unique beginning of an id.";
+    let schema = json!({ "type": "string" });
+    vec![json!({ "name": "image", "in": "path", "required": true, "description": about, "schema": schema })]
+}
+
+fn operation(method: &str, summary: &str, mut parameters: Vec<Value>, body: Option<&str>, answer: &str) -> Value {
+    if method != "get" {
         parameters.push(json!({
             "name": "X-Imagelet-Action", "in": "header", "required": true,
             "description": "Any value: a page of a foreign site cannot send it. Needs `http.actions`.",
@@ -78,14 +89,14 @@ fn operation(route: &Route) -> Value {
     }
     let content = |schema: Value| json!({ "application/json": { "schema": schema } });
     let mut operation = json!({
-        "summary": route.summary,
+        "summary": summary,
         "parameters": parameters,
         "responses": {
-            "200": { "description": "OK", "content": content(reference(route.answer)) },
+            "200": { "description": "OK", "content": content(reference(answer)) },
             "default": { "description": "A failure", "content": content(reference("Failure")) },
         },
     });
-    if let Some(body) = route.body {
+    if let Some(body) = body {
         operation["requestBody"] = json!({ "content": content(reference(body)) });
     }
     operation
@@ -93,8 +104,49 @@ fn operation(route: &Route) -> Value {
 
 fn document() -> Value {
     let mut paths = json!({});
-    for route in &ROUTES {
-        paths[format!("{ROOT}{}", route.path)][route.method.as_str().to_ascii_lowercase()] = operation(route);
+    let none = Vec::new;
+    for (path, summary, parameters, answer) in [
+        (
+            "/images",
+            "The images of the node, in the order of their ids",
+            parameters::<PageParameters>(false),
+            "ImagePage",
+        ),
+        ("/images/{image}", "One image with its configuration and layers", image(), "Inspected"),
+        ("/pulls", "Running and waiting pulls with their layers", none(), "RunningPulls"),
+        (
+            "/disk",
+            "The disk of the images: usage, thresholds, what holds it, history and forecast",
+            parameters::<DiskRequest>(false),
+            "Disk",
+        ),
+        (
+            "/decisions",
+            "The last pulls, removals and failures with their reasons, the latest first",
+            parameters::<DecisionsRequest>(false),
+            "Decisions",
+        ),
+        ("/decisions/{image}", "The history of an image, what holds it, and the next decision on it", image(), "Why"),
+        ("/queue", "Waiting pulls, images in back-off, and the waits of pods and namespaces", none(), "Queue"),
+        ("/registries", "The registries that are not asked at present", none(), "OpenCircuits"),
+        ("/status", "The daemon at a glance, as `imagelet status -o json`", none(), "Status"),
+        (
+            "/gc/plan",
+            "What a collection would remove and keep, and why",
+            parameters::<PlanParameters>(false),
+            "Collected",
+        ),
+        ("/pins", "The pins, each with the images it keeps", none(), "Pins"),
+    ] {
+        paths[format!("{ROOT}{path}")]["get"] = operation("get", summary, parameters, None, answer);
+    }
+    let unpin = parameters::<UnpinRequest>(true);
+    for (method, path, summary, parameters, body, answer) in [
+        ("post", "/gc", "Collect now", none(), Some("CollectRequest"), "Collected"),
+        ("post", "/pins", "Pin the images of a reference, glob or digest", none(), Some("PinRequest"), "PinChanged"),
+        ("delete", "/pins", "Take a pin back", unpin, None, "PinChanged"),
+    ] {
+        paths[format!("{ROOT}{path}")][method] = operation(method, summary, parameters, body, answer);
     }
     paths[format!("{ROOT}/events")]["get"] = json!({
         "summary": "Recorded events, later ones, and the progress of pulls, as server-sent events",
@@ -131,7 +183,7 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_document_is_made_of_the_table_and_the_types() {
+fn the_document_is_made_of_the_types() {
     let made =
         serde_json::to_string(&document()).unwrap().replace("\"/api/v1", "\n\"/api/v1").replace("},\"", "},\n\"")
             + "\n";

@@ -1,8 +1,8 @@
-//! The commands of the API, each with how it runs on a local node.
+//! The commands of the API, each with the service of the node that it gets.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::LocalNode;
+use super::NodeService;
 use crate::{api::Steps, failure::Failure};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,10 +16,11 @@ pub enum AnswerTime {
 }
 
 /// A command: the type holds its arguments; its answer is `Answer`.
-pub trait Command: Serialize + DeserializeOwned + Send + Sync {
+pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;
+    type Service: NodeService;
     type Answer: Serialize + DeserializeOwned + Send;
 
-    fn run(self, node: &LocalNode, steps: Steps) -> impl Future<Output = Result<Self::Answer, Failure>> + Send;
+    fn run(self, service: &Self::Service, steps: Steps) -> impl Future<Output = Result<Self::Answer, Failure>> + Send;
 }

@@ -9,7 +9,8 @@ use std::{
 use MetricKind::{Counter, Gauge};
 use imagelet_core::{
     credentials,
-    disks::{DiskStats, FsStats, StatVfs},
+    disks::FsStats,
+    inventory::ImageEntry,
     manager,
     metrics::{Family, MetricKind, Metrics, families},
     records, runtime,
@@ -19,7 +20,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{gc, local::LocalNode};
+use super::{LocalNode, gc};
 use crate::{api::since_epoch, traces};
 
 /// A scrape does not wait longer for disks; their last values stay.
@@ -71,41 +72,31 @@ pub fn declare(metrics: &Metrics) {
 impl LocalNode {
     /// Updates the gauges that no event updates.
     pub async fn measure(&self) {
-        let metrics = &self.parts.metrics;
-        measure_process(metrics, self.started_at);
-        self.show_images();
-        self.show_decisions();
-        self.parts.pod_starts.count_finished();
-        let held_back = self.parts.manager.status().held_back;
-        let images: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
-        metrics.set(&HELD_BACK, &[], images.len() as f64);
-        let settings = self.settings();
+        let (metrics, images) = (&self.status.metrics, &self.pulls.images);
+        measure_process(metrics, self.status.started_at);
+        if let Some(snapshot) = images.inventory.snapshot() {
+            let entries = &snapshot.entries;
+            let count = |is_counted: fn(&ImageEntry) -> bool| entries.iter().filter(|it| is_counted(it)).count() as f64;
+            metrics.set(&IMAGES, &[], entries.len() as f64);
+            metrics.set(&IMAGES_IN_USE, &[], count(|entry| !entry.usage.used_by.is_empty()));
+            metrics.set(&IMAGES_PINNED, &[], count(|entry| !entry.pinned_by.is_empty()));
+            metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
+            metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
+        }
+        metrics.set(&gc::LOST, &[], images.log.lost() as f64);
+        self.status.pod_starts.count_finished();
+        let held_back = self.pulls.manager.status().held_back;
+        let held_back: BTreeSet<&str> = held_back.iter().map(|held| held.image.as_str()).collect();
+        metrics.set(&HELD_BACK, &[], held_back.len() as f64);
+        let settings = images.settings();
         for (name, percent) in [("high", settings.collection.policy.high()), ("low", settings.collection.policy.low())]
         {
             metrics.set(&THRESHOLD, &[name], f64::from(percent.get()));
         }
-        if let Ok(Ok(disks)) = tokio::time::timeout(DISKS_MAX, self.disks()).await {
+        if let Ok(Ok(disks)) = tokio::time::timeout(DISKS_MAX, images.disks()).await {
             show_filesystem(metrics, "images", &disks.images);
             show_filesystem(metrics, "containers", &disks.containers);
         }
-    }
-
-    /// Measures the disks of the runtime now; `Err`: why that failed.
-    pub async fn disks(&self) -> Result<DiskStats, String> {
-        let reported = self.parts.runtime.filesystem().await.map_err(|error| error.chain())?;
-        let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
-        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
-    }
-
-    fn show_images(&self) {
-        let Some(snapshot) = self.parts.inventory.snapshot() else { return };
-        let (metrics, entries) = (&self.parts.metrics, &snapshot.entries);
-        let count = |number: usize| number as f64;
-        metrics.set(&IMAGES, &[], count(entries.len()));
-        metrics.set(&IMAGES_IN_USE, &[], count(entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count()));
-        metrics.set(&IMAGES_PINNED, &[], count(entries.iter().filter(|entry| !entry.pinned_by.is_empty()).count()));
-        metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
-        metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
     }
 }
 
@@ -119,14 +110,13 @@ pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     if let Some(limit) = getrlimit(Resource::Nofile).current {
         metrics.set(&FILES_MAX, &[], limit as f64);
     }
-    let Some(stat) = fs::read_to_string("/proc/self/stat").ok().and_then(|text| ProcessStat::parse(&text)) else {
-        return;
-    };
+    let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|text| process_stat(&text));
+    let Some([ticks, threads, virtual_bytes, resident_pages]) = stat else { return };
     // A counter is set, as the kernel counts.
-    metrics.set(&CPU, &[], stat.ticks as f64 / clock_ticks_per_second() as f64);
-    metrics.set(&RESIDENT, &[], stat.resident_pages as f64 * page_size() as f64);
-    metrics.set(&VIRTUAL, &[], stat.virtual_bytes as f64);
-    metrics.set(&THREADS, &[], stat.threads as f64);
+    metrics.set(&CPU, &[], ticks as f64 / clock_ticks_per_second() as f64);
+    metrics.set(&RESIDENT, &[], resident_pages as f64 * page_size() as f64);
+    metrics.set(&VIRTUAL, &[], virtual_bytes as f64);
+    metrics.set(&THREADS, &[], threads as f64);
 }
 
 fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
@@ -141,29 +131,13 @@ fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
     }
 }
 
-/// The fields of `/proc/self/stat` that are shown.
-#[derive(Debug, PartialEq, Eq)]
-struct ProcessStat {
-    /// User and system time.
-    ticks: u64,
-    threads: u64,
-    virtual_bytes: u64,
-    resident_pages: u64,
-}
-
-impl ProcessStat {
-    /// The name of the program, in parentheses, may contain any character.
-    fn parse(text: &str) -> Option<Self> {
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        // The first one here is the third of proc(5).
-        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-        Some(Self {
-            ticks: field(14)? + field(15)?,
-            threads: field(20)?,
-            virtual_bytes: field(23)?,
-            resident_pages: field(24)?,
-        })
-    }
+/// User and system time in ticks, threads, virtual bytes and resident pages of `/proc/self/stat`. The name of the program, in
+/// parentheses, may contain any character.
+fn process_stat(text: &str) -> Option<[u64; 4]> {
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    // The first one here is the third of proc(5).
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some([field(14)? + field(15)?, field(20)?, field(23)?, field(24)?])
 }
 
 #[cfg(test)]
@@ -180,10 +154,9 @@ mod tests {
     fn the_fields_of_a_process_are_read_behind_any_name() {
         let text =
             "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 7 0 100 123456789 2048 18446744073709551615";
-        let expected = ProcessStat { ticks: 300, threads: 7, virtual_bytes: 123_456_789, resident_pages: 2048 };
-        assert_eq!(ProcessStat::parse(text), Some(expected));
+        assert_eq!(process_stat(text), Some([300, 7, 123_456_789, 2048]));
         for broken in ["", "42 (a", "42 (a) S 1 2"] {
-            assert_eq!(ProcessStat::parse(broken), None, "{broken}");
+            assert_eq!(process_stat(broken), None, "{broken}");
         }
     }
 

@@ -17,37 +17,33 @@ use imagelet_core::{
 };
 use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 
-use super::local::LocalNode;
+use super::Pulls;
 use crate::failure::Failure;
 
 /// Most images that the event of released pins names.
 const NAMED_MAX: usize = 10;
 
-/// The image manager of this node, for the agent of prefetch.
-#[derive(Debug)]
-pub struct PrefetchTarget(pub Arc<LocalNode>);
-
-impl PrefetchTarget {
+impl Pulls {
     /// Refuses a pull that would raise the disk to a watermark. A present image needs no space.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
-        let node = &self.0;
+        let Pulls { images, manager, .. } = self;
         if request.policy != PullPolicy::Always
-            && let Ok(Some(_)) = node.parts.runtime.usable(&ImageSpec::new(request.image())).await
+            && let Ok(Some(_)) = images.runtime.usable(&ImageSpec::new(request.image())).await
         {
             return Ok(());
         }
-        let disks = node.disks().await;
+        let disks = images.disks().await;
         let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
         let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
-        let estimate = node.parts.manager.estimate(request).await;
-        decide_space(&node.settings().collection.policy, &disk, estimate.as_ref()).map_err(no_space)
+        let estimate = manager.estimate(request).await;
+        decide_space(&images.settings().collection.policy, &disk, estimate.as_ref()).map_err(no_space)
     }
 }
 
 #[async_trait]
-impl PrefetchNode for PrefetchTarget {
+impl PrefetchNode for Pulls {
     async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence {
-        let Some(snapshot) = self.0.parts.inventory.snapshot() else { return ImagePresence::default() };
+        let Some(snapshot) = self.images.inventory.snapshot() else { return ImagePresence::default() };
         let names: HashMap<&str, &ImageId> = snapshot
             .entries
             .iter()
@@ -65,7 +61,7 @@ impl PrefetchNode for PrefetchTarget {
         let mut absent = BTreeSet::new();
         for reference in references {
             let is_present = match listed(reference) {
-                Some(id) => self.0.parts.runtime.is_usable(id).await,
+                Some(id) => self.images.runtime.is_usable(id).await,
                 None => reference.parse::<PinPattern>().is_err(),
             };
             if !is_present {
@@ -77,9 +73,8 @@ impl PrefetchNode for PrefetchTarget {
 
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
         self.check_space(&request).await?;
-        let node = &self.0;
-        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let Err(error) = node.parts.tracer.ensure(request.image(), watcher, ensure).await else { return Ok(()) };
+        let ensure = |watcher| self.manager.ensure(&request, watcher);
+        let Err(error) = self.tracer.ensure(request.image(), watcher, ensure).await else { return Ok(()) };
         let message = Failure::of_ensure(&error).to_string();
         Err(FetchFailure { class: error.class(), stage: error.stage(), message })
     }
@@ -87,15 +82,15 @@ impl PrefetchNode for PrefetchTarget {
     fn conditions(&self) -> FetchConditions {
         let waits = |pull: &PullStatus| pull.priority == PREFETCH_PRIORITY && pull.state != PullState::Running;
         FetchConditions {
-            policy: self.0.settings().hold(),
-            is_queued: self.0.parts.manager.status().pulls.iter().any(waits),
-            is_measured: self.0.local().is_some(),
+            policy: self.images.settings().hold(),
+            is_queued: self.manager.status().pulls.iter().any(waits),
+            is_measured: self.images.local().is_some(),
         }
     }
 
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {
         let pins = pins.iter().map(|pin| (pin.reference.clone(), pin.owner.clone())).collect();
-        let inventory = Arc::clone(&self.0.parts.inventory);
+        let inventory = Arc::clone(&self.images.inventory);
         let pinned = tokio::task::spawn_blocking(move || {
             let before = inventory.set_pins();
             inventory.pin_for_sets(pins).map(|()| release_events(&before, &inventory.set_pins()))
@@ -109,7 +104,7 @@ impl PrefetchNode for PrefetchTarget {
     }
 
     fn record(&self, event: Event) {
-        self.0.parts.events.record(event);
+        self.images.events.record(event);
     }
 }
 

@@ -1,165 +1,38 @@
-//! A node behind a daemon's socket.
+//! A node behind a daemon's socket. Each call opens a connection.
 
 use std::{
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    io,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
 use imagelet_core::{image::ByteSize, text::duration_text};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use tokio::{
+    net::UnixStream,
+    time::{Instant, timeout},
+};
 
-use super::command::{AnswerTime, Command};
+use super::{AnswerTime, Command};
 use crate::{
-    api::{BODY_BYTES_MAX, CallError, Client, EventLine, EventsRequest, StatusRequest, Step, Steps, Wait},
+    api::{BODY_BYTES_MAX, COMMANDS, EventLine, EventsRequest, Line, StatusRequest, Step, Steps, VERSION},
     failure::Failure,
 };
 
+/// The longest line of a reply: a list of ten thousand images has about five megabytes.
+const LINE_BYTES_MAX: usize = 64 << 20;
+
 #[derive(Clone, Debug)]
 pub struct RemoteNode {
-    client: Client,
-}
-
-impl RemoteNode {
-    /// The daemon at this path; connects with the first command. `patience` is the timeout of an answer that is due.
-    pub fn new(socket: &Path, patience: Duration) -> Self {
-        Self { client: Client { socket: socket.to_owned(), patience } }
-    }
-
-    pub async fn probe(&self) -> Probed {
-        match self.client.probe().await {
-            Err(CallError::Silent) => {
-                let message = format!("it did not answer a first call within {}", self.patience());
-                Probed::Silent(std::io::Error::new(std::io::ErrorKind::TimedOut, message))
-            }
-            Err(CallError::Absent(error)) if error.kind() == std::io::ErrorKind::NotFound => Probed::Missing,
-            Err(CallError::Absent(error)) => Probed::Silent(error),
-            Err(CallError::NotOurs) => Probed::OtherCri,
-            _ => Probed::Ours,
-        }
-    }
-
-    pub fn unreachable(&self, error: &std::io::Error) -> Failure {
-        Failure::because(format!("could not reach a daemon or runtime at `{}`", self.client.socket.display()), error)
-            .or_hint(socket_hint(error, "start it, a daemon with `imagelet serve`, or work without one: `--store DIR`"))
-    }
-
-    pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
-        let progress = |document: &[u8]| {
-            if let Ok(step) = serde_json::from_slice::<Step>(document) {
-                steps(step);
-            }
-        };
-        let note = |note: &str| steps(Step::Notice { note: note.to_owned() });
-        self.call(C::NAME, &command, &progress, C::TIME, &note).await
-    }
-
-    pub(super) async fn follow(
-        &self,
-        asked: &EventsRequest,
-        hear: &(dyn Fn(EventLine) + Send + Sync),
-        note: &(dyn Fn(&str) + Send + Sync),
-    ) -> Result<(), Failure> {
-        let lines = |document: &[u8]| {
-            // A later version may send messages that this one does not have.
-            if let Ok(line) = serde_json::from_slice::<EventLine>(document) {
-                hear(line);
-            }
-        };
-        let time = if asked.follow { AnswerTime::Unlimited } else { AnswerTime::Limited };
-        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &lines, time, note).await?;
-        Ok(())
-    }
-
-    fn patience(&self) -> String {
-        duration_text(self.client.patience)
-    }
-
-    async fn call<A: DeserializeOwned>(
-        &self,
-        name: &str,
-        arguments: &(impl Serialize + Sync),
-        progress: &(dyn Fn(&[u8]) + Send + Sync),
-        time: AnswerTime,
-        note: &(dyn Fn(&str) + Send + Sync),
-    ) -> Result<A, Failure> {
-        let socket = self.client.socket.display();
-        let body = serde_json::to_vec(arguments)
-            .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
-        if body.len() > BODY_BYTES_MAX {
-            let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
-            let message = format!("the arguments of `{name}` have {size}; the limit is {limit}");
-            return Err(Failure::new("InvalidArgument", message)
-                .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
-        }
-        let is_noted = AtomicBool::new(false);
-        let goes_on = |answers: bool| {
-            match on_silence(time, name == EventsRequest::NAME, answers) {
-                Silence::End => return false,
-                Silence::Quiet => is_noted.store(false, Ordering::Relaxed),
-                Silence::Report if is_noted.swap(true, Ordering::Relaxed) => {}
-                Silence::Report if answers => note(&format!(
-                    "no progress of `{name}` for {}; the daemon at `{socket}` answers, and the command waits",
-                    self.patience()
-                )),
-                Silence::Report => note(&format!(
-                    "the daemon at `{socket}` does not answer; `{name}` waits for it and ends with Ctrl-C"
-                )),
-            }
-            true
-        };
-        let wait = if time == AnswerTime::Limited { Wait::Whole } else { Wait::Long(&goes_on) };
-        match self.client.call(name, body, progress, wait).await {
-            Ok(document) => serde_json::from_slice(&document).map_err(|error| Failure {
-                causes: vec![error.to_string()],
-                ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
-            }),
-            Err(CallError::Failed(failure)) => Err(failure),
-            Err(CallError::Absent(error)) => Err(self.unreachable(&error)),
-            Err(CallError::Silent) => {
-                let message = format!("the daemon at `{socket}` did not answer `{name}` within {}", self.patience());
-                let hint = match name {
-                    StatusRequest::NAME => "see `systemctl status imagelet`; `--timeout` sets another limit",
-                    _ => "`imagelet status` says whether its runtime answers; `--timeout` sets another limit",
-                };
-                Err(Failure::new("TimedOut", message).or_hint(hint))
-            }
-            Err(CallError::NotOurs) => {
-                Err(Failure::new("Unsupported", format!("the server at `{socket}` is not imagelet")))
-            }
-            Err(CallError::Broken(why) | CallError::Unanswered(why)) => Err(Failure {
-                causes: vec![why],
-                ..Failure::new("Unavailable", format!("the daemon at `{socket}` ended the command"))
-            }),
-        }
-    }
-}
-
-/// The hint for a socket that could not be connected to; `is_down` is for a process that does not run.
-pub fn socket_hint(error: &std::io::Error, is_down: &'static str) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::PermissionDenied => {
-            "run the command as root or as the owner of the socket, or work without a daemon: `--store DIR`"
-        }
-        _ => is_down,
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Silence {
-    End,
-    Quiet,
-    Report,
-}
-
-/// Decides on a silence; `answers`: the daemon answered another call meanwhile.
-fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
-    match time {
-        AnswerTime::Limited => Silence::End,
-        AnswerTime::WhileAlive if !answers => Silence::End,
-        AnswerTime::Unlimited if are_events && answers => Silence::Quiet,
-        AnswerTime::WhileAlive | AnswerTime::Unlimited => Silence::Report,
-    }
+    socket: PathBuf,
+    /// Timeout of an answer that is due.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -168,26 +41,352 @@ pub enum Probed {
     OtherCri,
     Missing,
     /// Nothing answers on the socket, or this user may not connect.
-    Silent(std::io::Error),
+    Silent(io::Error),
+}
+
+#[derive(Debug)]
+enum CallError {
+    /// The server does not implement this interface.
+    NotOurs,
+    Absent(io::Error),
+    Silent,
+    Broken(String),
+    /// The connection ended before an answer.
+    Unanswered(String),
+}
+
+impl RemoteNode {
+    /// The daemon at this path; connects with the first command.
+    pub fn new(socket: &Path, patience: Duration) -> Self {
+        Self { socket: socket.to_owned(), patience }
+    }
+
+    pub async fn probe(&self) -> Probed {
+        match self.send(Method::GET, "", Vec::new()).await {
+            Ok(_) | Err(CallError::Broken(_)) => Probed::Ours,
+            // A server of gRPC speaks first, or closes at a request of HTTP/1.
+            Err(CallError::NotOurs | CallError::Unanswered(_)) => Probed::OtherCri,
+            Err(CallError::Absent(error)) if error.kind() == io::ErrorKind::NotFound => Probed::Missing,
+            Err(CallError::Absent(error)) => Probed::Silent(error),
+            Err(CallError::Silent) => {
+                let message = format!("it did not answer a first call within {}", duration_text(self.patience));
+                Probed::Silent(io::Error::new(io::ErrorKind::TimedOut, message))
+            }
+        }
+    }
+
+    pub fn unreachable(&self, error: &io::Error) -> Failure {
+        Failure::because(format!("could not reach a daemon or runtime at `{}`", self.socket.display()), error)
+            .or_hint(socket_hint(error, "start it, a daemon with `imagelet serve`, or work without one: `--store DIR`"))
+    }
+
+    pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
+        let note = |note: &str| steps(Step::Notice { note: note.to_owned() });
+        self.call(C::NAME, &command, &*steps, C::TIME, &note).await
+    }
+
+    pub(super) async fn follow(
+        &self,
+        asked: &EventsRequest,
+        hear: &(dyn Fn(EventLine) + Send + Sync),
+        note: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<(), Failure> {
+        let time = if asked.follow { AnswerTime::Unlimited } else { AnswerTime::Limited };
+        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, hear, time, note).await?;
+        Ok(())
+    }
+
+    /// Sends a command, and returns its result. The start of the reply is due within the patience, and without another limit
+    /// the daemon is probed after each such silence.
+    async fn call<P: DeserializeOwned, A: DeserializeOwned>(
+        &self,
+        name: &str,
+        arguments: &(impl Serialize + Sync),
+        progress: &(dyn Fn(P) + Send + Sync),
+        time: AnswerTime,
+        note: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<A, Failure> {
+        let broken = |why: String| self.failed(name, CallError::Broken(why));
+        let body = serde_json::to_vec(arguments)
+            .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
+        if body.len() > BODY_BYTES_MAX {
+            let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
+            let message = format!("the arguments of `{name}` have {size}; the limit is {limit}");
+            return Err(Failure::new("InvalidArgument", message)
+                .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
+        }
+        let due = Instant::now().checked_add(self.patience);
+        let sent = self.send(Method::POST, &format!("/{name}"), body).await;
+        let mut body = sent.map_err(|error| self.failed(name, error))?.into_body();
+        let (mut read, mut searched, mut is_noted) = (BytesMut::new(), 0, false);
+        loop {
+            while let Some(end) = read[searched..].iter().position(|byte| *byte == b'\n') {
+                let line = read.split_to(searched + end + 1);
+                searched = 0;
+                match serde_json::from_slice::<Line<&RawValue, &RawValue>>(&line) {
+                    // A later version may send messages and lines that this one does not have.
+                    Ok(Line::Progress(document)) => drop(serde_json::from_str(document.get()).map(progress)),
+                    Ok(Line::Result(document)) => {
+                        return serde_json::from_str(document.get()).map_err(|error| Failure {
+                            causes: vec![error.to_string()],
+                            ..Failure::new("Failed", format!("could not read the answer of {}", self.name()))
+                        });
+                    }
+                    Ok(Line::Failure(failure)) => return Err(failure),
+                    Err(_) => {}
+                }
+            }
+            searched = read.len();
+            let left = match due {
+                Some(due) if time == AnswerTime::Limited => due.saturating_duration_since(Instant::now()),
+                _ => self.patience,
+            };
+            match timeout(left, body.frame()).await {
+                Ok(Some(Ok(frame))) => read.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
+                Ok(Some(Err(error))) => return Err(broken(error.to_string())),
+                Ok(None) => return Err(broken("the daemon ended the call without an answer".into())),
+                Err(_) if time == AnswerTime::Limited => return Err(self.failed(name, CallError::Silent)),
+                Err(_) => {
+                    let answers = self.send(Method::GET, "", Vec::new()).await.is_ok();
+                    if !answers && time == AnswerTime::WhileAlive {
+                        return Err(self.failed(name, CallError::Silent));
+                    }
+                    // A daemon without events is as usual.
+                    let is_news = !(answers && name == EventsRequest::NAME);
+                    if is_news && !is_noted {
+                        note(&self.silence(name, answers));
+                    }
+                    is_noted = is_news;
+                }
+            }
+            if read.len() > LINE_BYTES_MAX {
+                return Err(broken(format!("the answer has more than {}", ByteSize(LINE_BYTES_MAX as u64))));
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("the daemon at `{}`", self.socket.display())
+    }
+
+    fn silence(&self, name: &str, answers: bool) -> String {
+        let (daemon, patience) = (self.name(), duration_text(self.patience));
+        if answers {
+            format!("no progress of `{name}` for {patience}; {daemon} answers, and the command waits")
+        } else {
+            format!("{daemon} does not answer; `{name}` waits for it and ends with Ctrl-C")
+        }
+    }
+
+    fn failed(&self, name: &str, error: CallError) -> Failure {
+        let daemon = self.name();
+        match error {
+            CallError::Absent(error) => self.unreachable(&error),
+            CallError::Silent => {
+                let message = format!("{daemon} did not answer `{name}` within {}", duration_text(self.patience));
+                Failure::new("TimedOut", message).or_hint(match name {
+                    StatusRequest::NAME => "see `systemctl status imagelet`; `--timeout` sets another limit",
+                    _ => "`imagelet status` says whether its runtime answers; `--timeout` sets another limit",
+                })
+            }
+            CallError::NotOurs => {
+                Failure::new("Unsupported", format!("the server at `{}` is not imagelet", self.socket.display()))
+            }
+            CallError::Broken(why) | CallError::Unanswered(why) => {
+                Failure { causes: vec![why], ..Failure::new("Unavailable", format!("{daemon} ended the command")) }
+            }
+        }
+    }
+
+    /// Connects, sends a request and waits for the head of the answer.
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, CallError> {
+        // A socket without a listener is distinguished from a broken call.
+        let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
+        let exchange = async {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            let request = Request::builder().method(method).uri(format!("{COMMANDS}{path}"));
+            let request = request.header(header::HOST, "localhost").body(Full::new(Bytes::from(body)));
+            sender.send_request(request.expect("a path of names is a URI")).await
+        };
+        let answer = self.in_time(exchange).await?.map_err(|error| {
+            if error.is_parse() { CallError::NotOurs } else { CallError::Unanswered(error.to_string()) }
+        })?;
+        // A listener refuses by these without the routes and their header.
+        let is_ours = answer.headers().contains_key(VERSION.0)
+            || matches!(
+                answer.status(),
+                StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE
+            );
+        match answer.status() {
+            _ if !is_ours => Err(CallError::NotOurs),
+            StatusCode::OK => Ok(answer),
+            status => Err(CallError::Broken(format!("the daemon answered {status}"))),
+        }
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
+        timeout(self.patience, work).await.map_err(|_| CallError::Silent)
+    }
+}
+
+/// The hint for a socket that could not be connected to; `is_down` is for a process that does not run.
+pub fn socket_hint(error: &io::Error, is_down: &'static str) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "run the command as root or as the owner of the socket, or work without a daemon: `--store DIR`"
+        }
+        _ => is_down,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Mutex;
 
-    #[test]
-    fn only_pulls_and_events_outlive_a_daemon_that_does_not_answer() {
-        for (time, are_events, answers, expected) in [
-            (AnswerTime::Limited, false, true, Silence::End),
-            (AnswerTime::Limited, false, false, Silence::End),
-            (AnswerTime::WhileAlive, false, true, Silence::Report),
-            (AnswerTime::WhileAlive, false, false, Silence::End),
-            (AnswerTime::Unlimited, false, true, Silence::Report),
-            (AnswerTime::Unlimited, false, false, Silence::Report),
-            (AnswerTime::Unlimited, true, true, Silence::Quiet),
-            (AnswerTime::Unlimited, true, false, Silence::Report),
-        ] {
-            assert_eq!(on_silence(time, are_events, answers), expected, "{time:?} {are_events} {answers}");
+    use axum::{Router, body::Bytes as Body, extract::Path as UrlPath, routing::post};
+    use serde_json::{Value, json};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{
+        api::streamed,
+        connections::{self, Limits},
+    };
+
+    fn serve(path: &Path) -> tokio::task::JoinHandle<()> {
+        let listener = UnixListener::bind(path).expect("a socket");
+        let command = async |UrlPath(command): UrlPath<String>, body: Body| {
+            streamed(|replies| async move {
+                for step in [1, 2] {
+                    replies.report(&step);
+                    tokio::task::yield_now().await;
+                }
+                match command.as_str() {
+                    "echo" => Ok(serde_json::from_slice::<Box<RawValue>>(&body).expect("a document")),
+                    "recite" => {
+                        // More than the buffer holds; none may be lost.
+                        for line in 0..2000_u32 {
+                            assert!(replies.deliver(&line).await);
+                        }
+                        Ok(RawValue::from_string("{}".into()).expect("a document"))
+                    }
+                    "fail" => Err(Failure::new("Failed", "why")),
+                    _ => std::future::pending().await,
+                }
+            })
+        };
+        let probe = || async { [VERSION] };
+        let router = Router::new().route(COMMANDS, axum::routing::get(probe));
+        let router = router.route(&format!("{COMMANDS}/{{command}}"), post(command));
+        tokio::spawn(connections::serve(listener, router, Limits::of_socket(usize::MAX), CancellationToken::new()))
+    }
+
+    async fn call(
+        client: &RemoteNode,
+        name: &str,
+        time: AnswerTime,
+        arguments: &Value,
+    ) -> (Result<Value, Failure>, Vec<u32>, Vec<String>) {
+        let (steps, notes) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        let hear = |step: u32| steps.lock().expect("no panic").push(step);
+        let note = |note: &str| notes.lock().expect("no panic").push(note.to_owned());
+        let called = timeout(Duration::from_secs(4), client.call(name, arguments, &hear, time, &note)).await;
+        let called = called.unwrap_or_else(|_| Err(Failure::new("Test", "it waits")));
+        (called, steps.into_inner().expect("no panic"), notes.into_inner().expect("no panic"))
+    }
+
+    #[tokio::test]
+    async fn a_server_of_grpc_is_another_one_whether_it_speaks_before_the_request_or_after_it() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        tokio::spawn(async move {
+            for call in 0.. {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                if call % 2 == 1 {
+                    stream.read_u8().await.expect("a request");
+                }
+                // The settings of HTTP/2, as a server sends them first.
+                drop(stream.write_all(b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0").await);
+            }
+        });
+        let client = RemoteNode::new(&path, Duration::from_mins(1));
+        for _ in 0..40 {
+            let probed = client.probe().await;
+            assert!(matches!(probed, Probed::OtherCri), "{probed:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_tells_its_progress_and_ends_with_one_answer() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let served = serve(&path);
+        let client = RemoteNode::new(&path, Duration::from_mins(1));
+        let (answer, steps, _) = call(&client, "echo", AnswerTime::Limited, &json!({ "y": "a\nb" })).await;
+        assert_eq!((answer.expect("a result"), steps), (json!({ "y": "a\nb" }), vec![1, 2]));
+        let (answer, steps, _) = call(&client, "recite", AnswerTime::Unlimited, &json!({})).await;
+        assert_eq!(answer.expect("a result"), json!({}));
+        assert_eq!(steps[2..], (0..2000).collect::<Vec<_>>());
+        let laid_out = Line::<(), _>::Result(RawValue::from_string("{\n \"y\": 1}".into()).expect("a document"));
+        assert_eq!(laid_out.encoded(), "{\"result\":{  \"y\": 1}}\n", "a line end between tokens is a blank");
+        assert!(matches!(client.probe().await, Probed::Ours));
+        let (failed, ..) = call(&client, "fail", AnswerTime::Limited, &json!({})).await;
+        assert_eq!(failed, Err(Failure::new("Failed", "why")));
+        served.abort();
+        let absent = RemoteNode::new(&folder.path().join("none.sock"), Duration::from_mins(1));
+        let (called, ..) = call(&absent, "echo", AnswerTime::Limited, &json!({})).await;
+        assert!(called.expect_err("it is absent").message.starts_with("could not reach"));
+        assert!(matches!(absent.probe().await, Probed::Missing));
+    }
+
+    #[tokio::test]
+    async fn silence_ends_a_call_or_is_asked_about() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let folder = tempfile::tempdir().expect("a directory");
+        let [deaf, slow] = ["deaf.sock", "slow.sock"].map(|name| folder.path().join(name));
+        // The kernel accepts connections, and nothing reads them.
+        let _deaf = UnixListener::bind(&deaf).expect("a socket");
+        let served = serve(&slow);
+        let silent = |called: Result<Value, Failure>| assert_eq!(called.expect_err("it hangs").reason, "TimedOut");
+
+        let client = RemoteNode::new(&deaf, PATIENCE);
+        assert!(matches!(client.probe().await, Probed::Silent(_)));
+        for time in [AnswerTime::Limited, AnswerTime::Unlimited] {
+            silent(call(&client, "hang", time, &json!({})).await.0);
+        }
+        let client = RemoteNode::new(&slow, PATIENCE);
+        silent(call(&client, "hang", AnswerTime::Limited, &json!({})).await.0);
+        let (waits, _, notes) = call(&client, "hang", AnswerTime::WhileAlive, &json!({})).await;
+        assert_eq!(waits.expect_err("it hangs").reason, "Test", "the daemon answers other calls");
+        assert!(notes.len() == 1 && notes[0].starts_with("no progress of `hang` for 1s"), "{notes:?}");
+        let (_, _, notes) = call(&client, EventsRequest::NAME, AnswerTime::Unlimited, &json!({})).await;
+        assert_eq!(notes, Vec::<String>::new(), "a daemon without events is as usual");
+        served.abort();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_by_the_listener_is_a_broken_call_and_another_answer_is_of_another_server() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let client = RemoteNode::new(&path, Duration::from_mins(1));
+        for (status, is_ours) in [(408, true), (413, true), (503, true), (404, false)] {
+            let answer = async {
+                let mut stream = listener.accept().await.expect("a client").0;
+                assert!(stream.read(&mut [0; 1024]).await.expect("it sends") > 0);
+                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.expect("it reads");
+                stream
+            };
+            let (probed, _stream) = tokio::join!(client.probe(), answer);
+            assert_eq!(matches!(probed, Probed::Ours), is_ours, "{status}");
+            assert_eq!(matches!(probed, Probed::OtherCri), !is_ours, "{status}");
         }
     }
 }

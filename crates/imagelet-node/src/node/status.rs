@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
-use super::{command::Command, local::LocalNode, pulls::queue};
+use super::{Command, LocalNode, pulls::queue};
 use crate::{
     api::{ImportStatus, Queue, Status, StatusRequest, Steps, moment},
     config::{Backend, StoreSettings},
@@ -16,23 +16,22 @@ const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
 impl Command for StatusRequest {
     const NAME: &'static str = "status";
+    type Service = LocalNode;
     type Answer = Status;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
+        let (images, place) = (&node.pulls.images, &node.pulls.images.place);
         let mut problems = Vec::new();
-        let seen = async {
-            let snapshot = node.refresh().await;
-            (snapshot, node.parts.inventory.image_list().await)
-        };
+        let seen = async { (images.refresh().await, images.inventory.image_list().await) };
         let imports = async {
-            match &node.parts.imports {
+            match &node.status.imports {
                 Some(images) => Some(ImportStatus::of(images).await),
                 None => None,
             }
         };
         let (seen, disks, runtime_import) = tokio::join!(
             tokio::time::timeout(STATUS_WAIT_MAX, seen),
-            tokio::time::timeout(STATUS_WAIT_MAX, node.disks()),
+            tokio::time::timeout(STATUS_WAIT_MAX, images.disks()),
             imports
         );
         let silence = |source: &str| format!("no answer within {} s from {source}", STATUS_WAIT_MAX.as_secs());
@@ -44,28 +43,28 @@ impl Command for StatusRequest {
             }
             Err(_) => {
                 // The images of a store are known at once: its runtime lists no containers.
-                problems.push(match &node.settings().images.backend {
+                problems.push(match &images.settings().images.backend {
                     Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
-                    _ => silence(&node.parts.backend),
+                    _ => silence(&place.backend),
                 });
                 (None, Arc::default())
             }
         };
-        let disks = disks.unwrap_or_else(|_| Err(silence(&node.parts.backend)));
+        let disks = disks.unwrap_or_else(|_| Err(silence(&place.backend)));
         let disks = disks.map_err(|problem| problems.push(problem)).ok();
         let disk = disks.as_ref().and_then(|disks| disks.images.disk.as_ref());
-        let settings = node.settings();
-        let Queue { pulls, held_back, registries, .. } = queue(node.parts.manager.status());
+        let settings = images.settings();
+        let Queue { pulls, held_back, registries, .. } = queue(node.pulls.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {
             runtime_import,
             version: env!("CARGO_PKG_VERSION").into(),
-            backend: node.parts.backend.clone(),
-            unpacking: node.parts.unpacking.clone(),
-            process: if node.parts.is_daemon { "daemon" } else { "command" }.into(),
+            backend: place.backend.clone(),
+            unpacking: node.status.unpacking.clone(),
+            process: if place.is_daemon { "daemon" } else { "command" }.into(),
             pid: std::process::id(),
-            started_at: moment(node.started_at),
+            started_at: moment(node.status.started_at),
             images: entries.len() as u64,
             images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count() as u64,
@@ -77,8 +76,8 @@ impl Command for StatusRequest {
             gc_high_percent: settings.collection.policy.high().get(),
             gc_low_percent: settings.collection.policy.low().get(),
             gc_mode: settings.collection.mode.name().into(),
-            last_collection: node.last_collection(),
-            decisions_lost: node.parts.decisions.lost(),
+            last_collection: node.collection.last(),
+            decisions_lost: images.log.lost(),
             pulls,
             held_back,
             registries,

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     events::EventKind,
-    gc::{OrderError, UsedImages},
+    gc::UsedImages,
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PullPolicy},
     runtime::{
@@ -20,23 +20,24 @@ use imagelet_core::{
         unwatched,
     },
 };
-use tokio_util::sync::CancellationToken;
 
-use super::{filesystems::FilesystemAnswers, readiness::Readiness};
-use crate::{config::CriCallers, node::LocalNode};
+use super::filesystems::FilesystemAnswers;
+use crate::{
+    config::CriCallers,
+    node::{Daemon, Images, Pulls, act_now},
+};
 
 const NAMES_MAX: usize = 10;
 
 #[derive(Debug)]
 pub(super) struct ServedImages {
-    readiness: Readiness,
-    working: CancellationToken,
+    daemon: Daemon,
     filesystems: FilesystemAnswers,
 }
 
 impl ServedImages {
-    pub(super) fn new(readiness: Readiness, place: PathBuf, working: CancellationToken) -> Self {
-        Self { readiness, working, filesystems: FilesystemAnswers::new(place) }
+    pub(super) fn new(daemon: Daemon, place: PathBuf) -> Self {
+        Self { daemon, filesystems: FilesystemAnswers::new(place) }
     }
 
     /// The request to the manager. The registry is always contacted, for a digest as for a tag: it may have revoked a
@@ -60,112 +61,87 @@ impl ServedImages {
         }
     }
 
-    fn refused(name: &str, error: OrderError) -> RuntimeError {
-        match error {
-            OrderError::InUse { by, .. } => {
-                let user = by.first().map_or("a container", String::as_str);
-                RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}"))
-            }
-            OrderError::Runtime(error) => error,
-            unknown => {
-                let message = format!("could not find out what uses `{}`", shown_name(name));
-                RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(unknown)
-            }
-        }
-    }
-
     /// Removes a damaged image, which is not listed. Absent is success.
-    async fn remove_unlisted(node: &LocalNode, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let damaged = match node.local() {
+    async fn remove_unlisted(images: &Images, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let damaged = match images.local() {
             // By id, because an image of this name may arrive at any moment.
             Some(store) => store.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
         let Some(spec) = damaged else { return Ok(()) };
-        node.parts.runtime.remove(&spec).await
+        images.runtime.remove(&spec).await
     }
 }
 
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let node = self.readiness.node().await?;
-        let listing = node.parts.runtime.list(filter).await?;
-        Ok(node.parts.inventory.mark_all_pinned(listing))
+        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
+        Ok(inventory.mark_all_pinned(runtime.list(filter).await?))
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let node = self.readiness.node().await?;
-        let parts = &node.parts;
+        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
         // A caller that sees the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
-        let ask = || parts.runtime.usable(spec);
-        let mut image = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
+        let mut image = inventory.leased("", SystemTime::now(), || runtime.usable(spec), key).await?;
         if let Some(image) = &mut image {
-            parts.inventory.mark_pinned(image);
+            inventory.mark_pinned(image);
         }
         Ok(image)
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        let node = self.readiness.node().await?;
-        let parts = &node.parts;
+        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
-        let ask = || parts.runtime.usable_details(spec);
-        let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
+        let mut details = inventory.leased("", SystemTime::now(), || runtime.usable_details(spec), key).await?;
         if let Some(details) = &mut details {
-            parts.inventory.mark_pinned(&mut details.image);
+            inventory.mark_pinned(&mut details.image);
         }
         Ok(details)
     }
 
     async fn pull(&self, asked: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
-        let node = self.readiness.node().await?;
-        let request = Self::request(asked, node.local().is_some(), node.settings().interfaces.callers);
-        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let ensure = node.parts.tracer.ensure(request.image(), unwatched(), ensure);
-        let ensured = tokio::select! {
-            ensured = ensure => ensured,
-            () = self.working.cancelled() => {
-                let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
-                return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
-            }
+        let node = &self.daemon.node;
+        let Pulls { images, manager, tracer, .. } = &node.pulls;
+        let request = Self::request(asked, images.local().is_some(), images.settings().interfaces.callers);
+        let ensure = |watcher| manager.ensure(&request, watcher);
+        let ensure = tracer.ensure(request.image(), unwatched(), ensure);
+        let Some(ensured) = self.daemon.calls.working.run_until_cancelled(Box::pin(ensure)).await else {
+            let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
+            return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
         };
         let ensured = ensured.map_err(imagelet_core::manager::EnsureError::into_runtime_error)?;
-        self.filesystems.invalidate();
         Ok(ensured.id)
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let node = self.readiness.node().await?;
-        let parts = &node.parts;
-        let used = if node.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
+        let node = &self.daemon.node;
+        let images = &node.pulls.images;
+        let used = if images.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Later requests for the image wait until it is removed or kept.
-        let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
-        let Some(image) = removed.map_err(|error| Self::refused(&spec.image, error))? else {
-            return Self::remove_unlisted(&node, spec).await;
+        let removed = node.collection.gc.remove_ordered(spec, used, SystemTime::now()).await;
+        let Some(image) = removed? else {
+            return Self::remove_unlisted(images, spec).await;
         };
-        let pins = parts.inventory.pins_of(&image);
-        node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "CRI", None);
-        self.filesystems.invalidate();
+        let pins = images.inventory.pins_of(&image);
+        images.log.act(act_now(ActCode::RemovedOnRequest, &[image.key()], image.names(), "CRI"));
         // A kubelet removes by id; the event names the image.
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
         let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
-        let (kind, reason, although) = match &pins[..] {
-            [] => (EventKind::Normal, "Removed", String::new()),
+        let removed = format!("Removed image `{name}` ({}) as asked over CRI", image.id);
+        match &pins[..] {
+            [] => images.record_event(EventKind::Normal, "Removed", removed),
             pins => {
-                (EventKind::Warning, "PinnedImageRemoved", format!(", although it is pinned by {}", pins.join(", ")))
+                let message = format!("{removed}, although it is pinned by {}", pins.join(", "));
+                images.record_event(EventKind::Warning, "PinnedImageRemoved", message);
             }
-        };
-        let message = format!("Removed image `{name}` ({}) as asked over CRI{although}", image.id);
-        node.record_event(kind, reason, message);
+        }
         Ok(())
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        // A kubelet does not start without an answer; a store that is still opening has one soon.
-        let Some(node) = self.readiness.0.get() else { return Ok(self.filesystems.last()) };
-        self.filesystems.answer(node.parts.runtime.filesystem()).await
+        self.filesystems.answer(self.daemon.node.pulls.images.runtime.filesystem()).await
     }
 }
 

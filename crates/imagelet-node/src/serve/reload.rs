@@ -7,17 +7,16 @@ use crate::{
     config::{Backend, Settings},
     failure::Failure,
     http::HttpAccess,
-    jobs::Jobs,
     node::LocalNode,
 };
 
 /// Puts the settings that were read again in force. Invalid ones change nothing.
-pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, jobs: &Jobs, access: &HttpAccess) {
+pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, access: &HttpAccess) {
     let checked = async {
         let new = new?;
         // What can still be rejected comes before the first change; the providers check themselves before they change.
         let policy = access.next(&new.interfaces.http)?;
-        wiring::configure_providers(&node.parts.providers, &new).await?;
+        wiring::configure_providers(&node.pulls.providers, &new).await?;
         Ok::<_, Failure>((new, policy))
     };
     let (mut new, policy) = match checked.await {
@@ -27,7 +26,7 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
             return tracing::error!(error, "the new configuration is refused; the old one stays in force");
         }
     };
-    let old = node.settings();
+    let old = node.pulls.images.settings();
     // The registry clients share the old rules.
     let new_rules =
         std::mem::replace(&mut new.images.registry.proxies.rules, old.images.registry.proxies.rules.clone());
@@ -38,12 +37,12 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
     if !waiting.is_empty() {
         tracing::warn!(settings = waiting.join(", "), "these settings take effect with the next start");
     }
-    node.parts.keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
+    let keyring = &node.pulls.images.keyring;
+    keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
     // Read now, so that errors are reported now.
-    node.parts.keyring.keyring().await;
+    keyring.keyring().await;
     access.replace(policy);
-    node.replace_settings(new);
-    jobs.wake();
+    node.apply(new);
     tracing::info!("configuration reloaded");
 }
 
@@ -52,53 +51,47 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, job
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
     // Without `..`, so that each new group is decided on.
     let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
-    let (mut new, mut waiting) = (new, Waiting::default());
-    if waiting.keep("compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
+    let (mut new, mut waiting) = (new, Vec::new());
+    if keep(&mut waiting, "compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
         // With all that it decides, also by the defaults of other keys.
         let GcPolicy { bytes, age_min, age_max, .. } = new.collection.policy;
         new.collection.policy = GcPolicy { bytes, age_min, age_max, ..collection.policy };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
         new.images.sandbox_images.clone_from(&images.sandbox_images);
     }
-    waiting.keep("socket", &mut new.interfaces.socket, &interfaces.socket);
-    waiting.keep("http.address", &mut new.interfaces.http.address, &interfaces.http.address);
+    keep(&mut waiting, "socket", &mut new.interfaces.socket, &interfaces.socket);
+    keep(&mut waiting, "http.address", &mut new.interfaces.http.address, &interfaces.http.address);
     if new.interfaces.http.token_file.is_none() {
-        waiting.keep("http.tokenFile", &mut new.interfaces.http.token_file, &interfaces.http.token_file);
+        keep(&mut waiting, "http.tokenFile", &mut new.interfaces.http.token_file, &interfaces.http.token_file);
     }
-    if waiting.keep("store, imageService, runtimeImport", &mut new.images.backend, &images.backend) {
-        waiting.keep("importFolder", &mut new.images.import_folder, &images.import_folder);
+    if keep(&mut waiting, "store, imageService, runtimeImport", &mut new.images.backend, &images.backend) {
+        keep(&mut waiting, "importFolder", &mut new.images.import_folder, &images.import_folder);
     }
     if matches!(images.backend, Backend::Cri(_)) {
         // Imports use those of the start.
-        waiting.keep("sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
+        keep(&mut waiting, "sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
     }
-    waiting.keep("imageService.pinnedImages", &mut new.images.pinned, &images.pinned);
-    waiting.keep("registry", &mut new.images.registry, &images.registry);
-    waiting.keep("pull limits", &mut new.pulls, pulls);
-    waiting.keep("gc.decisions", &mut new.collection.decisions_max, &collection.decisions_max);
-    waiting.keep("kubernetes", &mut new.node.kubernetes, &node.kubernetes);
-    waiting.keep("staleOnOutage", &mut new.images.stale_max, &images.stale_max);
-    waiting.keep("runtimeRequestTimeout", &mut new.node.request_timeout, &node.request_timeout);
-    waiting.keep("imagePullCredentialsVerificationPolicy", &mut new.records.verification, &records.verification);
-    waiting.keep("credentialRecordMaxAge", &mut new.records.age_max, &records.age_max);
-    waiting.keep("tracing", &mut new.interfaces.traces, &interfaces.traces);
-    (new, waiting.0)
+    keep(&mut waiting, "imageService.pinnedImages", &mut new.images.pinned, &images.pinned);
+    keep(&mut waiting, "registry", &mut new.images.registry, &images.registry);
+    keep(&mut waiting, "pull limits", &mut new.pulls, pulls);
+    keep(&mut waiting, "gc.decisions", &mut new.collection.decisions_max, &collection.decisions_max);
+    keep(&mut waiting, "kubernetes", &mut new.node.kubernetes, &node.kubernetes);
+    keep(&mut waiting, "staleOnOutage", &mut new.images.stale_max, &images.stale_max);
+    keep(&mut waiting, "runtimeRequestTimeout", &mut new.node.request_timeout, &node.request_timeout);
+    keep(&mut waiting, "imagePullCredentialsVerificationPolicy", &mut new.records.verification, &records.verification);
+    keep(&mut waiting, "credentialRecordMaxAge", &mut new.records.age_max, &records.age_max);
+    keep(&mut waiting, "tracing", &mut new.interfaces.traces, &interfaces.traces);
+    (new, waiting)
 }
 
-/// The names of the settings that differ and wait for the next start.
-#[derive(Debug, Default)]
-struct Waiting(Vec<&'static str>);
-
-impl Waiting {
-    /// Keeps what the daemon runs with. Returns whether the new value differs, which is then named.
-    fn keep<T: Clone + PartialEq>(&mut self, name: &'static str, new: &mut T, running: &T) -> bool {
-        let differs = new != running;
-        if differs {
-            new.clone_from(running);
-            self.0.push(name);
-        }
-        differs
+/// Keeps what the daemon runs with, and names it where the new value differs. Returns whether it differs.
+fn keep<T: Clone + PartialEq>(waiting: &mut Vec<&'static str>, name: &'static str, new: &mut T, running: &T) -> bool {
+    let differs = new != running;
+    if differs {
+        new.clone_from(running);
+        waiting.push(name);
     }
+    differs
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ use imagelet_core::{
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, LayerSource, NoContainers,
-        RemovableNames, RuntimeErrorKind, RuntimeManager, UsableImages,
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, NoContainers, RuntimeErrorKind,
+        RuntimeManager, UsableImages,
     },
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent, NodeAgentParts};
@@ -37,10 +37,12 @@ use imagelet_runtime::{
 };
 use imagelet_runtime::{ImportSite, ImportingImages};
 
+use tokio::sync::watch;
+
 use crate::{
     config::{Backend, Environment, KubernetesSettings, RuntimeSettings, Settings, StoreSettings},
     failure::Failure,
-    node::{LocalNode, NodeParts, SpaceByCollection, declare_metrics},
+    node::{Collection, Images, LocalNode, NodePlace, NodeStatus, Pulls, SpaceByCollection, declare_metrics},
     traces::Tracer,
 };
 
@@ -67,131 +69,142 @@ pub struct StoreAccess {
 /// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
-    let store = match &settings.images.backend {
+    declare_metrics(&metrics);
+    let backend = match &settings.images.backend {
         Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
     };
-    let traces = settings.interfaces.traces.as_ref().filter(|_| role == Role::Daemon);
-    let tracer = Tracer::new(traces, &metrics);
-    let runtime = RuntimeManager {
-        pinned: Arc::new(settings.images.pinned.clone()),
-        layers: store.layers,
-        usable: store.usable,
-        names: store.names,
-        ..RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics))
-    };
-    // Without write access to the store its inventory is read-only, too. With write access this process owns both.
-    let is_read_only = match &store.engine {
-        Some(engine) => engine.check_writable().is_err(),
-        None => is_on_read_only_disk(&store.state),
-    };
-    let opened = tokio::task::spawn_blocking({
-        let (runtime, settings, state, adopts) =
-            (runtime.clone(), settings.clone(), store.state.clone(), store.engine.is_none());
-        move || open_state(runtime, &state, &settings, is_read_only, adopts)
-    });
-    let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
-    let (inventory, records, first_run_adopts) = opened.await??;
-    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
-    // No other process pulls into an embedded store, and no interrupted pull continues in it.
-    let is_alone = store.engine.is_some() && settings.pulls.node_policy.access.resolves_interrupted_pulls;
-    if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
-        tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
-    }
-    let keyring = Arc::new(keyring(&settings, role));
-    let kubernetes = settings.node.kubernetes.clone().filter(|_| role == Role::Daemon);
-    let tokens: Arc<dyn TokenSource> = match &kubernetes {
+    let (engine, imports) = (backend.engine.clone(), backend.imports.clone());
+    let tracer = Tracer::new(settings.interfaces.traces.as_ref().filter(|_| role == Role::Daemon), &metrics);
+    let (images, records) = open_images(backend, settings, role, &metrics).await?;
+    let settings = images.settings();
+    let cluster = settings.node.kubernetes.as_ref().filter(|_| role == Role::Daemon);
+    let tokens: Arc<dyn TokenSource> = match cluster {
         Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
         None => Arc::new(Standalone),
     };
-    let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), Arc::clone(&metrics)));
-    configure_providers(&providers, &settings).await?;
-    let events = Arc::new(LogEvents::new(EVENTS_MAX));
+    let providers = open_providers(tokens, &settings, Arc::clone(&metrics)).await?;
     let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
+    let verified_names = images.place.state.join("verified-names.json");
     let manager = Arc::new(ImageManager::new(ManagerParts {
         settings: pull_settings(&settings, role),
-        keyring: Arc::clone(&keyring),
+        keyring: Arc::clone(&images.keyring),
         providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
         reports: ManagerReports {
-            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            events: Arc::clone(&images.events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),
             recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
-            decisions: Arc::clone(&decisions),
+            decisions: Arc::clone(&images.log),
         },
-        inventory: Some(Arc::clone(&inventory)),
-        stale: settings
-            .images
-            .stale_max
-            .map(|age_max| StaleUse::new(age_max, Some(store.state.join("verified-names.json")))),
-        ..ManagerParts::new(runtime.clone(), Arc::clone(&records))
+        inventory: Some(Arc::clone(&images.inventory)),
+        stale: settings.images.stale_max.map(|age_max| StaleUse::new(age_max, Some(verified_names))),
+        ..ManagerParts::new(images.runtime.clone(), Arc::clone(&records))
     }));
-    let agent = kubernetes.as_ref().map(|KubernetesSettings { access, node, look_ahead_max, events: sends_events }| {
-        let look_ahead =
-            look_ahead_max.filter(|_| settings.pulls.node_policy.pods.looks_ahead).map(|images_max| LookAheadParts {
-                manager: Arc::clone(&manager),
-                runtime: runtime.clone(),
-                images_max,
-                events: Arc::clone(&events) as Arc<dyn EventSink>,
-            });
-        let parts = NodeAgentParts {
-            node: node.clone(),
-            inventory: Arc::clone(&inventory),
-            metrics: Arc::clone(&metrics),
-            starts: Arc::clone(&pod_starts),
-            look_ahead,
-            events: sends_events.then(|| Arc::clone(&events)),
-        };
-        Arc::new(NodeAgent::new(access.client(), parts))
-    });
-    let parts = NodeParts {
-        agent,
-        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory))
-            .with_decisions(Arc::clone(&decisions))
-            .with_records(records, store.engine.is_some()),
-        runtime,
-        inventory,
-        manager,
-        tracer,
-        pod_starts,
-        events,
-        keyring,
-        providers,
-        decisions,
+    let agent = cluster.map(|cluster| Arc::new(agent(cluster, &images, &manager, &pod_starts, &metrics)));
+    let gc = ImageGc::new(images.runtime.clone(), Arc::clone(&images.inventory))
+        .with_decisions(Arc::clone(&images.log))
+        .with_records(records, engine.is_some());
+    gc.set_rules(settings.collection.rules.clone());
+    let collection = Arc::new(Collection::new(images.clone(), gc, Arc::clone(&metrics)));
+    let space = || Arc::new(SpaceByCollection(Arc::downgrade(&collection)));
+    if let Some(engine) = &engine {
+        engine.ask_for_room(space());
+    }
+    if let Some((images, site)) = &imports {
+        site.room.get_or_init(|| space());
+        tokio::spawn(ImportingImages::watch(Arc::downgrade(images)));
+    }
+    let status = NodeStatus {
         metrics,
-        unpacking: store.engine.as_ref().map(|engine| engine.confinement().to_string()),
-        is_read_only,
-        state: store.state.clone(),
-        imports: store.imports.as_ref().map(|(images, _)| Arc::clone(images)),
-        backend: store.name,
-        is_daemon: role == Role::Daemon,
-        uses_known: store.uses_known,
-        first_run_adopts: first_run_adopts.into(),
+        pod_starts,
+        agent,
+        imports: imports.map(|(images, _)| images),
+        unpacking: engine.map(|engine| engine.confinement().to_string()),
+        started_at: SystemTime::now(),
     };
-    declare_metrics(&parts.metrics);
-    let node = Arc::new(LocalNode::new(parts, settings));
-    if let Some(engine) = store.engine {
-        engine.ask_for_room(Arc::new(SpaceByCollection(Arc::downgrade(&node))));
-    }
-    if let Some((images, site)) = store.imports {
-        site.room.get_or_init(|| Arc::new(SpaceByCollection(Arc::downgrade(&node))));
-        tokio::spawn(ImportingImages::watch(Arc::downgrade(&images)));
-    }
-    Ok(node)
+    Ok(Arc::new(LocalNode { pulls: Pulls { images, manager, tracer, providers }, collection, status }))
 }
 
 struct OpenBackend {
-    images: Arc<dyn ImageService>,
-    containers: Arc<dyn ContainerService>,
-    /// Reports shared layers where the images do not.
-    layers: Option<Arc<dyn LayerSource>>,
-    /// Checks the layers of images where the images do not.
-    usable: Option<UsableImages>,
-    names: Option<Arc<dyn RemovableNames>>,
+    /// Without the parts that other rooms give it.
+    runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
     name: String,
     state: PathBuf,
     uses_known: bool,
+}
+
+async fn open_images(
+    backend: OpenBackend,
+    settings: Settings,
+    role: Role,
+    metrics: &Arc<Metrics>,
+) -> Result<(Images, Arc<PullRecords>), Failure> {
+    let runtime = RuntimeManager { pinned: Arc::new(settings.images.pinned.clone()), ..backend.runtime };
+    let (runtime, is_embedded) = (runtime.measured(Arc::clone(metrics)), backend.engine.is_some());
+    // Without write access to the store its inventory is read-only, too. With write access this process owns both.
+    let is_read_only = match &backend.engine {
+        Some(engine) => engine.check_writable().is_err(),
+        None => is_on_read_only_disk(&backend.state),
+    };
+    let opened = tokio::task::spawn_blocking({
+        let (runtime, settings, state) = (runtime.clone(), settings.clone(), backend.state.clone());
+        move || open_state(runtime, &state, &settings, is_read_only, !is_embedded)
+    });
+    let log = Arc::new(audit_log(&backend.state, &settings, is_read_only));
+    let (inventory, records, first_run_adopts) = opened.await??;
+    inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
+    inventory.leases.start(settings.collection.lease_for, SystemTime::now());
+    // No other process pulls into an embedded store, and no interrupted pull continues in it.
+    let is_alone = is_embedded && settings.pulls.node_policy.access.resolves_interrupted_pulls;
+    if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
+        tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
+    }
+    let images = Images {
+        runtime,
+        inventory,
+        keyring: Arc::new(keyring(&settings, role)),
+        log,
+        events: Arc::new(LogEvents::new(EVENTS_MAX)),
+        place: Arc::new(NodePlace {
+            backend: backend.name,
+            state: backend.state,
+            is_read_only,
+            is_daemon: role == Role::Daemon,
+            uses_known: backend.uses_known,
+            first_run_adopts: first_run_adopts.into(),
+        }),
+        settings: watch::Sender::new(Arc::new(settings)),
+    };
+    Ok((images, records))
+}
+
+/// Follows the pods of the node.
+fn agent(
+    cluster: &KubernetesSettings,
+    images: &Images,
+    manager: &Arc<ImageManager>,
+    pod_starts: &Arc<PodStarts>,
+    metrics: &Arc<Metrics>,
+) -> NodeAgent {
+    let KubernetesSettings { access, node, look_ahead_max, events: sends_events } = cluster;
+    let images_max = look_ahead_max.filter(|_| images.settings().pulls.node_policy.pods.looks_ahead);
+    let look_ahead = images_max.map(|images_max| LookAheadParts {
+        manager: Arc::clone(manager),
+        runtime: images.runtime.clone(),
+        images_max,
+        events: Arc::clone(&images.events) as Arc<dyn EventSink>,
+    });
+    let parts = NodeAgentParts {
+        node: node.clone(),
+        inventory: Arc::clone(&images.inventory),
+        metrics: Arc::clone(metrics),
+        starts: Arc::clone(pod_starts),
+        look_ahead,
+        events: sends_events.then(|| Arc::clone(&images.events)),
+    };
+    NodeAgent::new(access.client(), parts)
 }
 
 async fn open_store(
@@ -216,11 +229,7 @@ async fn open_store(
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
-        images: Arc::clone(&engine) as Arc<dyn ImageService>,
-        containers,
-        layers: None,
-        usable: None,
-        names: None,
+        runtime: RuntimeManager::new(Arc::clone(&engine) as Arc<dyn ImageService>, containers),
         name: format!("store {}", store.engine.place.root.display()),
         state: store.engine.place.root.join("state"),
         engine: Some(engine),
@@ -286,11 +295,12 @@ async fn open_runtime(
     // Two runtimes of one machine have separate state.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images,
-        containers,
-        layers: Some(Arc::new(ContainerdSizes::new(containerd.clone(), timeout))),
-        usable: Some(UsableImages::new(Arc::new(containerd.clone()))),
-        names: Some(Arc::new(ContainerdNames::new(containerd, cri))),
+        runtime: RuntimeManager {
+            layers: Some(Arc::new(ContainerdSizes::new(containerd.clone(), timeout))),
+            usable: Some(UsableImages::new(Arc::new(containerd.clone()))),
+            names: Some(Arc::new(ContainerdNames::new(containerd, cri))),
+            ..RuntimeManager::new(images, containers)
+        },
         engine: None,
         imports,
         name: format!("runtime {address}"),
@@ -362,7 +372,7 @@ fn take_over(inventory: &Inventory, root: &Path) {
 }
 
 /// The audit log. A log that is disabled or not writable is still readable.
-fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
+fn audit_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
         Some(bytes_max) if !is_read_only => AuditLog::new(&directory, bytes_max.get()),
@@ -429,7 +439,7 @@ pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<P
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;
     let found = of_helper.into_iter().chain(node.keyring().await.lookup_at(repository));
-    let providers = providers(settings).await?;
+    let providers = open_providers(Arc::new(Standalone), settings, Arc::default()).await?;
     let query = CredentialQuery { repository: repository.to_owned(), ..CredentialQuery::default() };
     let mut provided = providers.provide(&query).await;
     provided.credentials.splice(0..0, found.filter(TrackedCredential::is_usable));
@@ -437,10 +447,13 @@ pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<P
     Ok(provided)
 }
 
-/// The credential providers outside of a node.
-pub(super) async fn providers(settings: &Settings) -> Result<Arc<Providers>, Failure> {
-    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
-    let providers = Arc::new(Providers::new(tokens, Arc::new(Metrics::new())));
+/// The credential providers of a node, or of a caller without one.
+pub(super) async fn open_providers(
+    tokens: Arc<dyn TokenSource>,
+    settings: &Settings,
+    metrics: Arc<Metrics>,
+) -> Result<Arc<Providers>, Failure> {
+    let providers = Arc::new(Providers::new(Arc::new(TokenCache::new(tokens)), metrics));
     configure_providers(&providers, settings).await?;
     Ok(providers)
 }

@@ -19,7 +19,7 @@ pub(crate) fn refusal(
     let (kind, arithmetic) = if missing.bytes_min > 0 {
         let needed = bytes_needed(is_strict, demand);
         let amounts = [space.free_bytes, space.reserved.bytes, space.bytes_floor].map(ByteSize);
-        ("space", format!("{needed}, {}", available(amounts, ByteSize::ZERO, " free", space.pulls, "freeBytesFloor")))
+        ("space", format!("{needed}, {}", available(amounts, " free", space.pulls, "freeBytesFloor")))
     } else {
         let (layers, Amount { inodes, inodes_min, .. }) = (counted(demand.layers, "layer"), demand.amount);
         let needed = if is_strict {
@@ -28,7 +28,7 @@ pub(crate) fn refusal(
             format!("needs at least {inodes_min} inodes ({layers} not here, about {inodes} expected)")
         };
         let amounts = [space.free_inodes.unwrap_or_default(), space.reserved.inodes, space.inodes_floor];
-        ("inodes", format!("{needed}, {}", available(amounts, 0, " inodes free", space.pulls, "freeInodesFloor")))
+        ("inodes", format!("{needed}, {}", available(amounts, " inodes free", space.pulls, "freeInodesFloor")))
     };
     let freed = could_free.map_or_else(String::new, |size| {
         let more = if size == ByteSize::ZERO { "nothing".to_owned() } else { format!("at most {size}") };
@@ -57,15 +57,14 @@ fn bytes_needed(is_strict: bool, demand: &Demand) -> String {
     }
 }
 
-fn available<T: std::fmt::Display + PartialEq>(
+fn available<T: std::fmt::Display + PartialEq + Default>(
     [free, reserved, floor]: [T; 3],
-    zero: T,
     unit: &str,
     pulls: usize,
     floor_key: &str,
 ) -> String {
-    let reserved = (reserved != zero).then(|| format!("{reserved} reserved by {}", counted(pulls, "pull")));
-    let floor = (floor != zero).then(|| format!("{floor} kept by {floor_key}"));
-    let parts = Vec::from_iter(reserved.into_iter().chain(floor)).join(" and ");
+    let reserved = (reserved != T::default()).then(|| format!("{reserved} reserved by {}", counted(pulls, "pull")));
+    let floor = (floor != T::default()).then(|| format!("{floor} kept by {floor_key}"));
+    let parts = reserved.into_iter().chain(floor).collect::<Vec<_>>().join(" and ");
     if parts.is_empty() { format!("{free}{unit}") } else { format!("{free}{unit} of which {parts}") }
 }

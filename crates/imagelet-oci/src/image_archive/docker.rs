@@ -1,7 +1,7 @@
 //! The images of `docker save`: its `manifest.json` names a configuration and layers; the manifests are made here.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io::{Read as _, Seek as _, SeekFrom},
     sync::{Arc, atomic::AtomicBool},
 };
@@ -159,10 +159,10 @@ impl DockerArchive {
         check_cancelled(cancelled)?;
         let found = files.find(name)?.ok_or_else(|| lacks(name))?;
         let id = found.id;
-        if !self.layers.contains_key(&id) {
-            self.layers.insert(id, read_layer(found, name, cancelled)?);
-        }
-        Ok(self.layers[&id].clone())
+        Ok(match self.layers.entry(id) {
+            Entry::Occupied(layer) => layer.get().clone(),
+            Entry::Vacant(place) => place.insert(read_layer(found, name, cancelled)?).clone(),
+        })
     }
 }
 

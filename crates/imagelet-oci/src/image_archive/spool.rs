@@ -12,7 +12,6 @@ use imagelet_core::{image::ByteSize, runtime::RuntimeError};
 use super::check_cancelled;
 use crate::{
     manifest::{corrupt, unacceptable},
-    pipeline::LayerLimits,
     store::storage_error,
 };
 
@@ -46,7 +45,7 @@ impl Packing {
 pub(crate) fn plain(
     mut file: File,
     folder: &Path,
-    limits: LayerLimits,
+    (expansion_max, expansion_free, free_bytes_floor): (u64, u64, u64),
     cancelled: &AtomicBool,
 ) -> Result<File, RuntimeError> {
     let unread = |error| storage_error("could not read the archive", error);
@@ -63,8 +62,8 @@ pub(crate) fn plain(
         }
         Packing::Plain => return Ok(source.into_inner()),
     };
-    let free_min = limits.free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS);
-    let inflated_max = size.saturating_mul(limits.expansion_max).saturating_add(limits.expansion_free);
+    let free_min = free_bytes_floor.saturating_add(BYTES_BETWEEN_CHECKS);
+    let inflated_max = size.saturating_mul(expansion_max).saturating_add(expansion_free);
     let unwritten = |error| storage_error(format!("could not inflate the archive into `{}`", folder.display()), error);
     let path = folder.join("spool");
     let mut spool = File::options().read(true).write(true).create_new(true).open(&path).map_err(unwritten)?;

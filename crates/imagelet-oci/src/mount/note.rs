@@ -54,7 +54,7 @@ impl NotedMount {
         let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
         let image = digest_named(image)?.to_string();
         let is_key = serial.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_key.then(|| Self { folder: OverlayFolder(folder), image, note })
+        is_key.then_some(Self { folder: OverlayFolder(folder), image, note })
     }
 
     pub(super) fn note(&self) -> Option<&Note> {

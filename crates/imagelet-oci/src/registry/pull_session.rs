@@ -187,7 +187,9 @@ impl PullSession {
         reports.listener = Some(Arc::clone(progress));
         let missed = std::mem::take(&mut reports.missed);
         drop(reports);
-        missed.into_iter().for_each(|event| progress(event));
+        for event in missed {
+            progress(event);
+        }
     }
 
     pub(crate) fn report(&self, event: PullEvent) {

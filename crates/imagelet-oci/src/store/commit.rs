@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    durable::sync_folder,
+    durable::{remove_file, sync_folder},
     failpoint,
     image::{Digest, ImageId},
     runtime::{RuntimeError, RuntimeErrorKind},
@@ -18,7 +18,7 @@ use super::{
     StagedBlob, StagedLayer, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare},
-    record::{ImageRecord, SpareRecord, checksum},
+    record::{ImageRecord, SPARE_RECORD, checksum},
     staging::{DocumentBytes, Staging, discard},
     storage_error,
 };
@@ -114,7 +114,7 @@ impl Store {
             let diff_id = &record.diff_id;
             // The index is locked, so no other commit places it meanwhile.
             if !layer.is_placed.load(Ordering::Relaxed) && !index.layers.contains_key(diff_id) {
-                SpareRecord::remove(folder).map_err(failed("layers"))?;
+                remove_file(&folder.join(SPARE_RECORD)).map_err(failed("layers"))?;
                 placed.trashed |= self.place(folder, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
                 layer.is_placed.store(true, Ordering::Relaxed);
                 placed.layers.push(diff_id.clone());

@@ -13,7 +13,7 @@
 use std::{
     cmp::Reverse,
     fs, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,12 +31,12 @@ use super::{
     StagedBlob, Staging, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare, load::read_json},
-    record::{LayerEnd, LayerRecord, SpareRecord, checksum, read_implicit},
+    record::{LayerEnd, LayerRecord, SPARE_RECORD, SpareRecord, checksum, read_implicit},
     resumption::{Resumption, is_outdated},
     staging::discard,
     storage_error,
 };
-use crate::{layer_sink::StagedTree, manifest::Descriptor};
+use crate::manifest::Descriptor;
 
 /// Spares for a sink are on a runtime's disk, which does not count them; an import is retried within minutes, if ever.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
@@ -121,17 +121,16 @@ impl StagedLayer {
         Ok(implicit)
     }
 
-    /// The tree for a sink, with its implicit folders.
-    pub(crate) fn tree(&mut self, implicit: Vec<Vec<u8>>) -> Result<StagedTree, RuntimeError> {
+    /// The tree for a sink, and the blob where it is kept; the sink sets the metadata of the implicit folders.
+    pub(crate) fn tree(&mut self, implicit: &[Vec<u8>]) -> Result<(PathBuf, Option<PathBuf>), RuntimeError> {
         self.is_in_sink = true;
         let folder = &self.unpacked.folder;
-        if has_folders(&implicit) {
+        if has_folders(implicit) {
             self.resumption = None;
             let record = folder.join("layer.json");
             fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
-        let blob = self.blob.as_ref().map(|blob| blob.path().to_owned());
-        Ok(StagedTree { folder: folder.join("fs"), implicit, blob })
+        Ok((folder.join("fs"), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
     /// The sink has it.
@@ -266,7 +265,7 @@ impl Store {
     fn read_spare(&self, folder: &Path) -> Option<Spare> {
         let path = folder.join("layer.json");
         let record: LayerRecord = read_json(&path).ok()?;
-        let origin: SpareRecord = SpareRecord::read(folder).ok()?;
+        let origin: SpareRecord = read_json(&folder.join(SPARE_RECORD)).ok()?;
         let is_whole = self.boot.as_ref() == Some(&origin.boot)
             && record.unsettled == self.unsettled_mark(record.end)
             && record.diff_id == origin.entry.diff_id
@@ -307,8 +306,6 @@ fn surplus(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
     use crate::store::StoreOptions;
 
@@ -332,9 +329,9 @@ mod tests {
         layer.unwrap().resumable("registry.example/app", &Resumption::new(true)).unwrap()
     }
 
-    fn tree(layer: &mut StagedLayer) -> Result<StagedTree, RuntimeError> {
-        let implicit = layer.implicit()?;
-        layer.tree(implicit)
+    fn tree(layer: &mut StagedLayer) -> PathBuf {
+        let implicit = layer.implicit().unwrap();
+        layer.tree(&implicit).unwrap().0
     }
 
     type Spoil = fn(&Path);
@@ -392,16 +389,16 @@ mod tests {
         let root = folder.path().join("staging");
         let store = open(&root);
         let mut flat = unpacked(&store, "flat", &[Vec::new()]);
-        let before = tree(&mut flat).unwrap().folder;
+        let before = tree(&mut flat);
         drop(flat);
         assert!(!before.exists(), "a move that comes late finds nothing");
         assert!(has(&store, "flat"));
         let mut moved = taken(&store, "flat").unwrap();
-        fs::rename(tree(&mut moved).unwrap().folder, folder.path().join("sink")).unwrap();
+        fs::rename(tree(&mut moved), folder.path().join("sink")).unwrap();
         drop(moved);
         assert!(!has(&store, "flat"));
         let mut changed = unpacked(&store, "deep", &[b"dir".to_vec()]);
-        tree(&mut changed).unwrap();
+        tree(&mut changed);
         // As if the process ended here.
         std::mem::forget(changed);
         let store = open_beside(store, &root);

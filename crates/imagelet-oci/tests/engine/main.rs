@@ -90,7 +90,7 @@ async fn the_engine_keeps_every_promise() {
     registry.image("b", "v1", &[Layer::new().file("bin/b", &vec![7; 300_000]).plain()]);
     let folder = tempfile::tempdir().expect("a folder");
     let engine = open(folder.path()).await;
-    let images = conformance::Images {
+    let images = conformance::PromisedImages {
         first: registry.name("a:v1"),
         first_again: registry.name("a:v2"),
         second: registry.name("b:v1"),

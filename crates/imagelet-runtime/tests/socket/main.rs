@@ -87,8 +87,8 @@ fn request(image: &str) -> PullRequest {
     PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
 }
 
-fn promised() -> conformance::Images {
-    conformance::Images {
+fn promised() -> conformance::PromisedImages {
+    conformance::PromisedImages {
         first: "registry.test/a:v1".into(),
         first_again: "registry.test/a:v2".into(),
         second: "registry.test/b:v1".into(),

@@ -71,16 +71,13 @@ fn plan(done: &Collected, format: Format) -> Table {
 /// The totals, and the usage of the disk, which explains a collection without removals.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
-    let (verdict, would, gained) = match done.dry_run {
-        true => ("remove", "would remove", None),
-        false => ("removed", "removed", done.measured.map(gained)),
-    };
+    let (verdict, would) = if done.dry_run { ("remove", "would remove") } else { ("removed", "removed") };
     let rows = done.images.iter().filter(|row| row.verdict == verdict);
     let (count, all) = (rows.clone().count(), counted(done.images.len(), "image"));
     let size = if done.dry_run { rows.map(|row| ByteSize(row.size)).sum() } else { ByteSize(done.claimed) };
     let frees = format!("{}{}", if done.certainty == "exact" { "" } else { "about " }, ByteSize(done.frees));
     let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
-    let gained = gained.unwrap_or_default();
+    let gained = done.measured.filter(|_| !done.dry_run).map(gained).unwrap_or_default();
     let did = format!("{would} {count} of {all} ({size} as listed, frees {frees}{gained}{wanted})");
     let before = done.used_percent_before;
     let full = match done.used_percent_after {

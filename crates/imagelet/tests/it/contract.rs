@@ -22,7 +22,7 @@ const CALL_MAX: Duration = Duration::from_mins(1);
 fn containerd_seen_through_the_client_keeps_the_contract() {
     let (registry, folder) = (Registry::start(), scratch());
     let first = Image::marked("first", 100_000);
-    let images = conformance::Images {
+    let images = conformance::PromisedImages {
         first: registry.push("first:v1", &first),
         first_again: registry.push("first:again", &first),
         second: registry.push("second:v1", &Image::marked("second", 100_000)),

@@ -53,7 +53,7 @@ fn a_library_caller_pulls_into_a_store_of_its_own_and_plans_a_collection() {
 
 #[test]
 fn a_store_of_a_library_caller_keeps_the_contract_of_image_services() {
-    let images = conformance::Images {
+    let images = conformance::PromisedImages {
         first: "registry.example/app:v1".to_owned(),
         first_again: "registry.example/app:again".to_owned(),
         second: "registry.example/web:v1".to_owned(),

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
     net::TcpListener,
     os::{
         fd::OwnedFd,
@@ -132,6 +133,24 @@ fn the_socket_of_a_live_daemon_is_not_taken_and_that_of_a_dead_one_is() {
     assert_eq!(images_at(&socket), Ok(0));
     assert!(daemon.stop(Signal::TERM).success());
     assert!(!socket.exists());
+}
+
+#[test]
+fn the_socket_answers_the_paths_of_the_http_api() {
+    let folder = scratch();
+    let _daemon = Daemon::start(folder.path(), arguments(folder.path()));
+    for (path, status, words) in [
+        ("status", "200", "\"process\":\"daemon\""),
+        ("images?limit=1", "200", "\"total\":0"),
+        ("images?size=1", "400", "there is no parameter `size`"),
+        ("images/absent.example/app:v1", "404", "no image"),
+    ] {
+        let mut stream = UnixStream::connect(folder.path().join("imagelet.sock")).unwrap();
+        write!(stream, "GET /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(words), "{path}: {answer}");
+    }
 }
 
 #[test]

@@ -15,7 +15,9 @@ use super::{
     waves::SelectedNode,
 };
 use crate::{
-    prefetch::objects::{ImageSet, NodeImages, REPORTED_SETS_MAX, SetLimit, SetPhase, SetReport, SharedSets},
+    prefetch::objects::{
+        ImageSet, KnownSets, NodeImages, REPORTED_SETS_MAX, SetLimit, SetPhase, SetReport, SharedSets,
+    },
     watch::is_listed,
 };
 
@@ -63,7 +65,7 @@ impl ClusterView {
         let soonest = |next: &mut Option<Instant>, at| *next = Some(next.map_or(at, |next| next.min(at)));
         let mut still_busy = BusyNodes::new();
         // In the order of the places, so that no namespace takes all writes of a pass.
-        for (set, limit) in all_sets.iter().flat_map(|sets| sets.placed()) {
+        for (set, limit) in all_sets.iter().flat_map(KnownSets::placed) {
             plan.sets_known += 1;
             let (mut selected, mut is_full) = (Vec::new(), false);
             for (name, _) in nodes.iter().filter(|(_, labels)| set.spec.selects(labels)) {

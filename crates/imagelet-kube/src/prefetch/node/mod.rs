@@ -44,7 +44,7 @@ use self::{
     report_gate::{ReportGate, WrittenReport},
     turns::Turn,
 };
-use super::objects::{ImageSet, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
+use super::objects::{ImageSet, KnownSets, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
 use crate::{
     api_error::text,
     credentials::read_set_secret,
@@ -309,7 +309,7 @@ impl Inputs {
     async fn known(&self, node: &str) -> (Vec<ImageSet>, Arc<OwnNode>) {
         loop {
             if let (Some(sets), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
-                return (sets.iter().flat_map(|sets| sets.fetched()).cloned().collect(), node);
+                return (sets.iter().flat_map(KnownSets::fetched).cloned().collect(), node);
             }
             self.changed.notified().await;
         }

@@ -232,7 +232,7 @@ fn report_of(
     match state {
         None => {}
         Some(TaskState::GaveWay { .. }) => {
-            report.message = "gave way to other sets that wait; it continues in its turn".to_owned();
+            report.message = "gave way to other sets that wait; it continues in its turn".into();
         }
         Some(TaskState::Running(bytes)) => {
             report.phase = ImagePhase::Pulling;

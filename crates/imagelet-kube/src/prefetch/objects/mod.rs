@@ -15,7 +15,7 @@ mod values;
 pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
-    known_sets::{SetLimit, SharedSets},
+    known_sets::{KnownSets, SetLimit, SharedSets},
     node_images::{ImagePhase, ImageReport, NodeImages, SetPhase, SetReport},
     set_spec::{SetImage, SetPullPolicy, SetScope},
     set_status::{FailureCount, SetStatus, WaveStatus},

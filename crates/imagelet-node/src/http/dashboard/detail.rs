@@ -3,9 +3,13 @@
 use imagelet_core::image::{ByteSize, ImageId, counted};
 use jiff::Timestamp;
 use maud::{Markup, html};
+use serde::Deserialize;
 
 use super::{
-    page::{Column::Text, Frame, page, table},
+    page::{
+        Column::{Number, Text},
+        page, table,
+    },
     text::{ago, image_href},
 };
 use crate::{
@@ -18,15 +22,17 @@ use crate::{
 const ROWS_MAX: usize = 300;
 
 /// What a plan was asked for, as the form of the page has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct PlanForm {
     /// A size as users type it; empty for the thresholds.
     pub(super) free: String,
-    pub(super) all_unused: bool,
+    /// Present where the box is checked.
+    pub(super) all_unused: Option<String>,
 }
 
 /// The plan of the next collection, or why it cannot be made.
-pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
+pub(super) fn plan(backend: &str, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
     let content = html! {
         section {
             h1 { "Collection plan" }
@@ -35,7 +41,7 @@ pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, F
                 label for="free" { "Free at least" }
                 input #free name="free" value=(form.free) placeholder="10Gi" size="8" autocomplete="off";
                 label .check {
-                    input type="checkbox" name="allUnused" value="true" checked[form.all_unused];
+                    input type="checkbox" name="allUnused" value="true" checked[form.all_unused.is_some()];
                     "all unused images"
                 }
                 button type="submit" { "Plan" }
@@ -46,11 +52,11 @@ pub(super) fn plan(frame: &Frame, form: &PlanForm, planned: &Result<Collected, F
             }
         }
     };
-    page("Collection plan", frame, &content)
+    page("Collection plan", backend, &content)
 }
 
-pub(super) fn failed_page(frame: &Frame, failure: &Failure) -> String {
-    page("Failed", frame, &html! { section { h1 { "Failed" } (failed(failure)) } })
+pub(super) fn failed_page(backend: &str, failure: &Failure) -> String {
+    page("Failed", backend, &html! { section { h1 { "Failed" } (failed(failure)) } })
 }
 
 fn failed(failure: &Failure) -> Markup {
@@ -71,19 +77,16 @@ fn planned_rows(plan: &Collected) -> Markup {
             "the disk is " (plan.used_percent_before) "% full, " (wanted) "."
         }
         @if let Some(shortfall) = &plan.shortfall { p .problem { (shortfall) } }
-        table {
-            thead { tr { th { "Image" } th { "Decision" } th .number { "Frees" } th .number { "Size" } th { "Reason" } } }
-            tbody { @for row in plan.images.iter().take(ROWS_MAX) {
-                @let name = row.names.first().or(row.digests.first());
-                tr .is-removed[row.verdict != "keep"] {
-                    td data-label="Image" { a href=(image_href(&row.id)) { (ImageId::shown(name, &row.id)) } }
-                    td data-label="Decision" { (row.verdict) }
-                    td .number data-label="Frees" { (row.frees.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) }
-                    td .number data-label="Size" { (ByteSize(row.size)) }
-                    td data-label="Reason" { (row.reason) }
-                }
-            } }
-        }
+        (table(
+            [Text("Image"), Text("Decision"), Number("Frees"), Number("Size"), Text("Reason")],
+            plan.images.iter().take(ROWS_MAX).map(|row| [
+                html! { a href=(image_href(&row.id)) { (ImageId::shown(row.names.first().or(row.digests.first()), &row.id)) } },
+                html! { @if row.verdict == "keep" { "keep" } @else { strong { (row.verdict) } } },
+                html! { (row.frees.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())) },
+                html! { (ByteSize(row.size)) },
+                html! { (row.reason) },
+            ]),
+        ))
         @if plan.images.len() > ROWS_MAX {
             p .note { (plan.images.len() - ROWS_MAX) " more: " code { "/api/v1/gc/plan" } }
         }
@@ -91,13 +94,13 @@ fn planned_rows(plan: &Collected) -> Markup {
 }
 
 /// Everything that is known about the images of a name.
-pub(super) fn image(frame: &Frame, why: &Why, now: Timestamp) -> String {
+pub(super) fn image(backend: &str, why: &Why, now: Timestamp) -> String {
     let title = why.images.first().map_or_else(|| "Image".to_owned(), title_of);
     let content = html! {
         @for image in &why.images { (image_section(image, now)) }
         @for problem in &why.problems { p .problem role="alert" { (problem) } }
     };
-    page(&title, frame, &content)
+    page(&title, backend, &content)
 }
 
 fn title_of(image: &WhyImage) -> String {
@@ -124,26 +127,26 @@ fn image_section(image: &WhyImage, now: Timestamp) -> Markup {
     }
 }
 
-fn facts(image: &WhyImage, now: Timestamp) -> Vec<(&'static str, String)> {
-    let mut facts = vec![("Id", image.id.clone()), ("Names", image.names.join(", "))];
+fn facts(image: &WhyImage, now: Timestamp) -> impl Iterator<Item = (&'static str, String)> {
     let size = |bytes: u64| ByteSize(bytes).to_string();
-    facts.push(("Size", size(image.size)));
-    if let Some(ImageRow { unique, shared, first_seen, last_used, in_use_by, pinned_by, awaited_by, .. }) = &image.now {
-        facts.push(("Only in this image", unique.map(size).unwrap_or_default()));
-        facts.push(("Shared with others", shared.map(size).unwrap_or_default()));
-        facts.push(("First seen", first_seen.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
-        facts.push(("Last used", last_used.as_ref().map(|at| ago(at, now)).unwrap_or_default()));
-        facts.push(("In use by", in_use_by.join(", ")));
-        facts.push(("Pinned by", pinned_by.join(", ")));
-        facts.push(("Awaited by", awaited_by.join(", ")));
-    } else {
-        facts.push(("State", "not present".into()));
-    }
-    if let Some(next) = &image.next {
-        facts.push(("Next collection", format!("{}: {}", next.verdict, next.reason)));
-    }
-    facts.retain(|(_, value)| !value.is_empty());
-    facts
+    let at = |time: &String| ago(time, now);
+    let row = image.now.as_ref();
+    let joined = |texts: fn(&ImageRow) -> &Vec<String>| row.map(|row| texts(row).join(", "));
+    let facts = [
+        ("Id", Some(image.id.clone())),
+        ("Names", Some(image.names.join(", "))),
+        ("Size", Some(size(image.size))),
+        ("Only in this image", row.and_then(|row| row.unique).map(size)),
+        ("Shared with others", row.and_then(|row| row.shared).map(size)),
+        ("First seen", row.and_then(|row| row.first_seen.as_ref()).map(at)),
+        ("Last used", row.and_then(|row| row.last_used.as_ref()).map(at)),
+        ("In use by", joined(|row| &row.in_use_by)),
+        ("Pinned by", joined(|row| &row.pinned_by)),
+        ("Awaited by", joined(|row| &row.awaited_by)),
+        ("State", row.is_none().then(|| "not present".into())),
+        ("Next collection", image.next.as_ref().map(|next| format!("{}: {}", next.verdict, next.reason))),
+    ];
+    facts.into_iter().filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)))
 }
 
 fn when(happening: &WhyHappening, now: Timestamp) -> String {
@@ -170,8 +173,8 @@ mod tests {
             used_percent_before: 88,
             ..Collected::default()
         };
-        let form = PlanForm { free: "1\"><script>".into(), all_unused: true };
-        let text = plan(&Frame::default(), &form, &Ok(planned));
+        let form = PlanForm { free: "1\"><script>".into(), all_unused: Some(String::new()) };
+        let text = plan("", &form, &Ok(planned));
         for words in [
             "1 of 2 images would be removed",
             "7MB (exact)",
@@ -183,7 +186,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words} is missing in {text}");
         }
-        let failed = plan(&Frame::default(), &form, &Err(Failure::new("Unavailable", "no answer").or_hint("wait")));
+        let failed = plan("", &form, &Err(Failure::new("Unavailable", "no answer").or_hint("wait")));
         assert!(failed.contains("no answer") && failed.contains(">wait<"), "{failed}");
     }
 
@@ -204,7 +207,7 @@ mod tests {
             ..WhyImage::default()
         };
         let why = Why { images: vec![image_now, WhyImage::default()], ..Why::default() };
-        let text = image(&Frame::default(), &why, "2026-08-02T00:00:00Z".parse().unwrap());
+        let text = image("", &why, "2026-08-02T00:00:00Z".parse().unwrap());
         for words in [
             "r.example/app:v1",
             "3kB",

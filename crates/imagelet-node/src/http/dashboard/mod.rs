@@ -6,26 +6,26 @@ mod page;
 mod text;
 mod treemap;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Query, State},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
-use http::{StatusCode, Uri, header};
+use http::{StatusCode, header};
 use jiff::Timestamp;
+use serde::Deserialize;
 
-use super::routes::value_of;
 use crate::{
-    api::{CollectRequest, Disk, DiskRequest, ImageRow, PullsRequest, QueueRequest, no_steps},
+    api::{CollectRequest, DiskRequest, QueueRequest, no_steps},
     failure::Failure,
-    node::{Command, DecisionsRequest, LocalNode, WhyRequest, predict_all},
+    node::{Command, Daemon, DecisionsRequest, LocalNode, WhyRequest, predict_all},
     size::parse_size,
 };
 use detail::PlanForm;
-use page::{Frame, Overview};
+use page::Overview;
 
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
@@ -37,18 +37,14 @@ const SAMPLES_MAX: u64 = 480;
 /// Rows of the last decisions; `/api/v1/decisions` has more.
 const DECISIONS: u64 = 30;
 
-pub(super) fn add(router: Router<Arc<LocalNode>>) -> Router<Arc<LocalNode>> {
-    let frame = |node: &LocalNode| Frame { backend: node.parts.backend.clone() };
+pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {
     let asset = |kind: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")], text) })
     };
     router
-        .route("/", get(move |State(node): State<Arc<LocalNode>>| async move {
-            let model = gather(&node, frame(&node)).await;
-            Html(page::overview(&model, Timestamp::now()))
-        }))
-        .route("/plan", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { plan(&node, &frame(&node), &uri).await }))
-        .route("/image", get(move |State(node): State<Arc<LocalNode>>, uri: Uri| async move { image(&node, &frame(&node), &uri).await }))
+        .route("/", get(overview))
+        .route("/plan", get(plan))
+        .route("/image", get(image))
         .route("/assets/dashboard.css", asset("text/css; charset=utf-8", CSS))
         .route("/assets/dashboard.js", asset("text/javascript; charset=utf-8", SCRIPT))
         .route("/assets/icon.svg", asset("image/svg+xml", ICON))
@@ -59,36 +55,32 @@ pub(super) fn is_part(path: &str) -> bool {
     matches!(path, "/" | "/plan" | "/image") || path.starts_with("/assets/")
 }
 
-async fn gather(node: &LocalNode, frame: Frame) -> Overview {
+fn backend(node: &LocalNode) -> &str {
+    &node.pulls.images.place.backend
+}
+
+async fn overview(State(Daemon { node, .. }): State<Daemon>) -> Html<String> {
     let mut problems = Vec::new();
     let images = async {
-        let mut rows = node.rows().await?;
-        predict_all(node, &mut rows).await;
+        let mut rows = node.pulls.images.rows().await?;
+        predict_all(&node.collection, &mut rows).await;
         Ok(rows)
     };
-    let (disk, images, pulls, queue, decisions) = tokio::join!(
-        in_time("the disk", DiskRequest { samples: Some(SAMPLES_MAX) }.run(node, no_steps())),
+    let (disk, images, queue, decisions) = tokio::join!(
+        in_time("the disk", DiskRequest { samples: Some(SAMPLES_MAX) }.run(&node.collection, no_steps())),
         in_time("the images", images),
-        in_time("the pulls", PullsRequest::default().run(node, no_steps())),
-        in_time("the queue", QueueRequest::default().run(node, no_steps())),
-        in_time("the decisions", DecisionsRequest { limit: DECISIONS }.run(node, no_steps())),
+        in_time("the queue", QueueRequest::default().run(&node.pulls, no_steps())),
+        in_time("the decisions", DecisionsRequest { limit: Some(DECISIONS) }.run(&node.pulls.images, no_steps())),
     );
-    let (disk, images) = (or_problem(disk, &mut problems), or_problem(images, &mut problems));
-    Overview {
-        frame,
-        disk: disk.map(|disk| of_one_reading(disk, images.as_deref())),
-        images,
-        pulls: or_problem(pulls, &mut problems).map(|it| it.pulls),
+    let model = Overview {
+        backend: backend(&node).to_owned(),
+        disk: or_problem(disk, &mut problems),
+        images: or_problem(images, &mut problems),
         queue: or_problem(queue, &mut problems),
         decisions: or_problem(decisions, &mut problems).map(|it| it.decisions),
         problems,
-    }
-}
-
-/// The disk as held by the images of the map, which were listed for it.
-fn of_one_reading(disk: Disk, images: Option<&[ImageRow]>) -> Disk {
-    let Some(images) = images else { return disk };
-    disk.held_by(images.iter().map(|row| (!row.in_use_by.is_empty(), !row.pinned_by.is_empty(), row.size)))
+    };
+    Html(page::overview(&model, Timestamp::now()))
 }
 
 async fn in_time<T>(what: &str, answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
@@ -100,57 +92,30 @@ fn or_problem<T>(answer: Result<T, Failure>, problems: &mut Vec<String>) -> Opti
     answer.map_err(|failure| problems.push(failure.to_string())).ok()
 }
 
-async fn plan(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
-    let query = uri.query().unwrap_or_default();
-    let form = PlanForm {
-        free: value_of(query, "free").unwrap_or_default(),
-        all_unused: value_of(query, "allUnused").is_some(),
-    };
+async fn plan(State(Daemon { node, .. }): State<Daemon>, Query(form): Query<PlanForm>) -> Response {
     let planned = async {
         let free = match form.free.trim() {
             "" => None,
             size => Some(parse_size(size).map_err(|error| Failure::new("InvalidArgument", error.to_string()))?.0),
         };
-        let request = CollectRequest { dry_run: true, free, all_unused: form.all_unused, ..CollectRequest::default() };
-        in_time("the plan", request.run(node, no_steps())).await
+        let all_unused = form.all_unused.is_some();
+        let request = CollectRequest { dry_run: true, free, all_unused, ..CollectRequest::default() };
+        in_time("the plan", request.run(&node.collection, no_steps())).await
     };
     let planned = planned.await;
-    let status = planned.as_ref().map_or_else(|failure| super::routes::status_of(&failure.reason), |_| StatusCode::OK);
-    (status, Html(detail::plan(frame, &form, &planned))).into_response()
+    let status = planned.as_ref().map_or_else(Failure::status, |_| StatusCode::OK);
+    (status, Html(detail::plan(backend(&node), &form, &planned))).into_response()
 }
 
-async fn image(node: &LocalNode, frame: &Frame, uri: &Uri) -> Response {
-    let image = value_of(uri.query().unwrap_or_default(), "ref").unwrap_or_default();
-    match in_time("the image", WhyRequest { image }.run(node, no_steps())).await {
-        Ok(why) => Html(detail::image(frame, &why, Timestamp::now())).into_response(),
-        Err(failure) => {
-            (super::routes::status_of(&failure.reason), Html(detail::failed_page(frame, &failure))).into_response()
-        }
-    }
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ImageQuery {
+    r#ref: String,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bar_of_the_disk_is_of_the_images_of_the_map() {
-        let old = Disk { in_use_size: 1, pinned_size: 2, unused_size: 2_000_000, capacity: 9, ..Disk::default() };
-        let row = |size, in_use_by: &[&str], pinned_by: &[&str]| {
-            let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-            ImageRow { size, in_use_by: texts(in_use_by), pinned_by: texts(pinned_by), ..ImageRow::default() }
-        };
-        let rows = [
-            row(260_000_000, &[], &[]),
-            row(30, &["default/web/app"], &["runtime"]),
-            row(400, &[], &["runtime"]),
-            row(5, &[], &[]),
-        ];
-        let held = |rows| {
-            let disk = of_one_reading(old.clone(), rows);
-            [disk.in_use_size, disk.pinned_size, disk.unused_size, disk.capacity]
-        };
-        assert_eq!(held(Some(&rows)), [30, 400, 260_000_005, 9]);
-        assert_eq!(held(None), [1, 2, 2_000_000, 9], "without a map they are of the last pass");
+async fn image(State(Daemon { node, .. }): State<Daemon>, Query(query): Query<ImageQuery>) -> Response {
+    match in_time("the image", WhyRequest { image: query.r#ref }.run(&node, no_steps())).await {
+        Ok(why) => Html(detail::image(backend(&node), &why, Timestamp::now())).into_response(),
+        Err(failure) => (failure.status(), Html(detail::failed_page(backend(&node), &failure))).into_response(),
     }
 }

@@ -9,7 +9,7 @@ use super::{
     text::{ago, image_href, shown},
 };
 use crate::{
-    api::{Disk, ImageRow, OpenCircuitRow, PullProgressRow, Queue},
+    api::{Disk, ImageRow, OpenCircuitRow, Queue},
     durations::milliseconds,
     node::DecisionRow,
 };
@@ -19,27 +19,20 @@ use Column::{Number, Text};
 /// Rows of the list of images; the API has all.
 const IMAGES_MAX: usize = 200;
 
-/// What every page shows around its content.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Frame {
+#[derive(Debug, Default)]
+pub(super) struct Overview {
     /// `store DIR` or `runtime URI`.
     pub(super) backend: String,
-}
-
-#[derive(Clone, Debug, Default)]
-pub(super) struct Overview {
-    pub(super) frame: Frame,
     /// `None`, here and below: there was no answer, and a problem says why.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
-    pub(super) pulls: Option<Vec<PullProgressRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
     /// What could not be shown, and why.
     pub(super) problems: Vec<String>,
 }
 
-pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
+pub(super) fn page(title: &str, backend: &str, content: &Markup) -> String {
     let here = |of: &str| (of == title).then_some("page");
     html! {
         (DOCTYPE)
@@ -56,7 +49,7 @@ pub(super) fn page(title: &str, frame: &Frame, content: &Markup) -> String {
                 a .skip href="#main" { "Skip to content" }
                 header {
                     strong .brand { "imagelet" }
-                    span .backend { (frame.backend) }
+                    span .backend { (backend) }
                     span #live role="status" {}
                     nav aria-label="Pages" {
                         a href="/" aria-current=[here("Overview")] { "Overview" }
@@ -76,13 +69,13 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
         h1 .visually-hidden { "Overview" }
         (section("problems", "Problems", &problems(&model.problems)))
         (section("disk", "Disk", &known(model.disk.as_ref(), disk)))
-        (section("pulls", "Pulls", &known(model.pulls.as_ref(), |rows| pulls(rows))))
+        (section("pulls", "Pulls", &pulls()))
         (section("images", "Images", &known(model.images.as_ref(), |rows| images(rows, now))))
         (section("decisions", "Last decisions", &known(model.decisions.as_ref(), |rows| decisions(rows, now))))
         (section("waits", "Waits", &known(model.queue.as_ref(), waits)))
         (section("registries", "Registries", &known(model.queue.as_ref(), registries)))
     };
-    page("Overview", &model.frame, &content)
+    page("Overview", &model.backend, &content)
 }
 
 /// The content of a section; empty without an answer, so that the section is hidden.
@@ -150,44 +143,15 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-fn pulls(pulls: &[PullProgressRow]) -> Markup {
+/// The script makes its rows.
+fn pulls() -> Markup {
     html! {
-        p .empty #no-pulls hidden[!pulls.is_empty()] { "No pull is running." }
-        table #pull-rows hidden[pulls.is_empty()] {
+        p .empty #no-pulls { "No pull is running." }
+        table #pull-rows hidden {
             thead { tr { th { "Image" } th { "Progress" } th .number { "Rate" } th .number { "Left" } th { "Pod" } } }
-            tbody { @for pull in pulls { (pull_row(pull)) } }
+            tbody {}
         }
     }
-}
-
-/// A row of the running pulls. The script fills copies of it.
-fn pull_row(pull: &PullProgressRow) -> Markup {
-    let key = if pull.pull == 0 { pull.image.clone() } else { pull.pull.to_string() };
-    let rate = pull.bytes_per_second.map_or_else(String::new, |rate| format!("{}/s", ByteSize(rate)));
-    let pod = if pull.pod.is_empty() { String::new() } else { format!("{}/{}", pull.namespace, pull.pod) };
-    html! {
-        tr data-key=(key) {
-            td data-label="Image" { (shown_name(&pull.image)) }
-            td data-label="Progress" {
-                progress max=(pull.bytes_total.unwrap_or(1)) value=[pull.bytes_total.map(|_| pull.bytes_received)]
-                    aria-label="Progress" {}
-                " "
-                span .phase { (phase(pull)) }
-            }
-            td .number data-label="Rate" { (rate) }
-            td .number data-label="Left" { (pull.remaining_ms.map(milliseconds).unwrap_or_default()) }
-            td data-label="Pod" { (pod) }
-        }
-    }
-}
-
-fn phase(pull: &PullProgressRow) -> String {
-    let standing = match (pull.bytes_total, pull.position) {
-        (Some(total), _) => format!("{} of {}", ByteSize(pull.bytes_received), ByteSize(total)),
-        (None, Some(position)) => format!("{}, place {position}", pull.phase),
-        (None, None) => pull.phase.clone(),
-    };
-    pull.retry.as_ref().map_or(standing.clone(), |retry| format!("{standing}, {}", retry.text()))
 }
 
 fn images(images: &[ImageRow], now: Timestamp) -> Markup {
@@ -310,7 +274,6 @@ mod tests {
         let empty = Overview {
             disk: Some(Disk::default()),
             images: Some(Vec::new()),
-            pulls: Some(Vec::new()),
             queue: Some(Queue::default()),
             decisions: Some(Vec::new()),
             ..Overview::default()
@@ -318,14 +281,7 @@ mod tests {
         let text = overview(&empty, now());
         // A section without an answer claims nothing.
         let unknown = overview(&Overview::default(), now());
-        for words in [
-            "not visible",
-            "No pull is running",
-            "There are no images",
-            "Nothing is recorded",
-            "Nothing waits",
-            "all are asked",
-        ] {
+        for words in ["not visible", "There are no images", "Nothing is recorded", "Nothing waits", "all are asked"] {
             assert!(text.contains(words), "{words} is missing");
             assert!(!unknown.contains(words), "{words} is not known");
         }
@@ -336,7 +292,7 @@ mod tests {
     fn the_overview_shows_what_a_node_does_and_why() {
         let hostile = "r.example/<img src=x onerror=alert(1)>:v1".to_owned();
         let model = Overview {
-            frame: Frame { backend: "store /s".into() },
+            backend: "store /s".into(),
             disk: Some(Disk {
                 used_percent: Some(71),
                 high_percent: 85,
@@ -350,15 +306,6 @@ mod tests {
                 names: vec![hostile.clone()],
                 size: 5_000_000,
                 ..ImageRow::default()
-            }]),
-            pulls: Some(vec![PullProgressRow {
-                pull: 3,
-                image: hostile.clone(),
-                bytes_total: Some(2_000_000),
-                bytes_received: 500_000,
-                bytes_per_second: Some(250_000),
-                remaining_ms: Some(6000),
-                ..PullProgressRow::default()
             }]),
             queue: Some(Queue {
                 pulls: vec![PullRow {
@@ -394,9 +341,6 @@ mod tests {
             "store /s",
             "71%",
             "85% → 80%",
-            "500kB of 2MB",
-            "250kB/s",
-            ">6s<",
             "the rate limit",
             "no such host",
             "3 failures (registry-unreachable)",

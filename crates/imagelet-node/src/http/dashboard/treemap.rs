@@ -9,8 +9,8 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    fn short_side(&self) -> f64 {
-        self.width.min(self.height)
+    fn transposed(self) -> Self {
+        Self { x: self.y, y: self.x, width: self.height, height: self.width }
     }
 }
 
@@ -25,7 +25,7 @@ pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
     let areas: Vec<f64> = sizes.iter().map(|size| *size as f64 / total * width * height).collect();
     let mut rest = &areas[..];
     while !rest.is_empty() {
-        let side = free.short_side();
+        let side = free.width.min(free.height);
         let mut count = 1;
         // A row grows while its tiles become more like squares.
         while count < rest.len() && worst_ratio(&rest[..=count], side) <= worst_ratio(&rest[..count], side) {
@@ -47,25 +47,19 @@ fn worst_ratio(row: &[f64], side: f64) -> f64 {
 
 /// Lays a row along the short side of the free space, and returns what is left of it.
 fn lay_row(row: &[f64], free: Tile, laid: &mut Vec<Tile>) -> Tile {
-    let sum: f64 = row.iter().sum();
-    let side = free.short_side();
-    let thickness = if side > 0.0 { sum / side } else { 0.0 };
     let is_column = free.width >= free.height;
-    let mut offset = 0.0;
+    let turned = |tile: Tile| if is_column { tile } else { tile.transposed() };
+    let mut free = turned(free);
+    let thickness = if free.height > 0.0 { row.iter().sum::<f64>() / free.height } else { 0.0 };
+    let mut y = free.y;
     for area in row {
-        let length = if thickness > 0.0 { area / thickness } else { 0.0 };
-        laid.push(if is_column {
-            Tile { x: free.x, y: free.y + offset, width: thickness, height: length }
-        } else {
-            Tile { x: free.x + offset, y: free.y, width: length, height: thickness }
-        });
-        offset += length;
+        let height = if thickness > 0.0 { area / thickness } else { 0.0 };
+        laid.push(turned(Tile { x: free.x, y, width: thickness, height }));
+        y += height;
     }
-    if is_column {
-        Tile { x: free.x + thickness, width: (free.width - thickness).max(0.0), ..free }
-    } else {
-        Tile { y: free.y + thickness, height: (free.height - thickness).max(0.0), ..free }
-    }
+    free.x += thickness;
+    free.width = (free.width - thickness).max(0.0);
+    turned(free)
 }
 
 #[cfg(test)]

@@ -8,119 +8,176 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
-    gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest, RunTrigger},
-    image::ByteSize,
+    gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest},
+    image::{ByteSize, counted, shown_name},
     inventory::VANISHED_WAIT,
-    runtime::{Certainty, MakeRoom, RemovedImage, RoomMade, RoomWanted},
+    runtime::{MakeRoom, RemovedImage, RoomMade, RoomWanted},
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::gc_audit::COLLECTED;
+use super::{Collection, gc_audit::COLLECTED};
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{AnswerTime, Command, LocalNode, events},
+    node::{AnswerTime, Command},
 };
+
+/// Removed images that an event names.
+const NAMED_MAX: usize = 10;
 
 impl Command for CollectRequest {
     const NAME: &'static str = "collect";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
+    type Service = Collection;
     type Answer = Collected;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Collected, Failure> {
-        if !node.parts.uses_known && !self.dry_run {
-            let message = format!("{} does not say which images are in use, so none is collected", node.parts.backend);
+    async fn run(self, collection: &Collection, steps: Steps) -> Result<Collected, Failure> {
+        let images = &collection.images;
+        if !images.place.uses_known && !self.dry_run {
+            let message =
+                format!("{} does not say which images are in use, so none is collected", images.place.backend);
             return Err(Failure::new("Unsupported", message));
         }
-        let request = gc_request(&self, &node.settings())?;
+        let request = gc_request(&self, &images.settings())?;
         // A daemon does so in its periodic pass.
-        if !node.parts.is_daemon
-            && let Ok(snapshot) = node.refresh().await
+        if !images.place.is_daemon
+            && let Ok(snapshot) = images.refresh().await
         {
-            node.adopt(&snapshot).await;
+            images.adopt(&snapshot).await;
             if !self.dry_run && snapshot.misses_containers() {
-                node.look_again(&steps).await?;
+                // Containers have to be missing for long enough to count. Dropping the future changes nothing.
+                let wait = VANISHED_WAIT + Duration::from_secs(1);
+                let (backend, seconds) = (&images.place.backend, wait.as_secs());
+                let why = "lists fewer containers than before, as a runtime that restarts does";
+                steps(Step::Notice { note: format!("{backend} {why}: asks again in {seconds}s") });
+                tokio::time::sleep(wait).await;
+                images.refresh().await?;
             }
         }
-        if node.settings().collection.mode == CollectionMode::Shadow && !self.dry_run && !self.enforce {
+        if collection.is_shadow() && !self.dry_run && !self.enforce {
             let message = "the mode of collection is `shadow`: nothing is removed";
             return Err(Failure::new("ShadowMode", message)
                 .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"));
         }
-        let report = collect_as(node, &request, "command", false).await?;
+        let report = collection.run(&request, "command", false).await?;
         Ok(collected(&report, &request))
     }
 }
 
-/// Collects, and removes the state of absent images; in shadow mode it only reports what it would remove.
-pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
-    let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
-    collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
-}
+impl Collection {
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.images.settings().collection.mode == CollectionMode::Shadow
+    }
 
-async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
-    let began = SystemTime::now();
-    let clock = tokio::time::Instant::now();
-    let asked = RunTrigger { by: by.to_owned(), shadow };
-    // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
-    let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
-    let report = node.parts.gc.run_by(by, request, began).instrument(span).await.map_err(|error| {
-        node.record_events(error.event());
+    /// What a collection would do. The audit log and events do not record it.
+    pub(crate) async fn plan(&self, goal: GcGoal) -> Result<GcReport, GcError> {
+        let request = GcRequest { policy: self.images.settings().collection.policy, goal, dry_run: true };
+        self.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await
+    }
+
+    /// Collects, and removes the state of absent images; in shadow mode it only reports what it would remove.
+    pub(crate) async fn collect(&self, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
+        let shadow = self.is_shadow() && !request.dry_run;
+        self.run(&GcRequest { dry_run: request.dry_run || shadow, ..*request }, by, shadow).await
+    }
+
+    async fn run(&self, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
+        let (began, clock) = (SystemTime::now(), tokio::time::Instant::now());
+        // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
+        let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
+        let run = self.gc.run_by(by, request, began).instrument(span).await;
+        // A dry run changes nothing, and may be frequent.
         if !request.dry_run || shadow {
-            node.collection_failed(&error, &asked, began, clock.elapsed());
+            self.record(run.as_ref(), by, shadow, began, clock.elapsed());
         }
-        Failure::of(&error)
-    })?;
-    // A dry run changes nothing, and may be frequent.
-    if !request.dry_run || shadow {
-        node.record_collection(&report, &asked, began, clock.elapsed());
-    }
-    for removal in report.removed() {
-        node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
-    }
-    let is_ours = request.policy.rules.own_texts;
-    // Events of shadow mode are marked as such, with its record.
-    if !shadow {
-        node.record_events(report.events.iter().cloned());
-        // The kubelet records no event for a success.
-        if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
-            node.record_event(EventKind::Normal, "ImagesCollected", message);
+        let report = run.map_err(|error| {
+            self.record_events(error.event());
+            Failure::of(&error)
+        })?;
+        for removal in report.removed() {
+            self.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
         }
-    }
-    if !request.dry_run
-        && let Some(store) = node.local()
-    {
-        let is_short = report.failures.iter().any(GcError::is_shortfall);
-        store.sweep(is_short || request.goal == GcGoal::AllUnused).await?;
-    }
-    Ok(report)
-}
-
-impl LocalNode {
-    /// Looks at the users again when containers have been missing for long enough to count. A daemon has its periodic
-    /// passes; a single command waits here. Dropping the future changes nothing.
-    async fn look_again(&self, steps: &Steps) -> Result<(), Failure> {
-        let wait = VANISHED_WAIT + Duration::from_secs(1);
-        let seconds = wait.as_secs();
-        let note = format!(
-            "{} lists fewer containers than before, as a runtime that restarts does: asks again in {seconds}s",
-            self.parts.backend
-        );
-        steps(Step::Notice { note });
-        tokio::time::sleep(wait).await;
-        self.refresh().await.map(drop)
+        // Events of shadow mode are marked as such, with its record.
+        if !shadow {
+            self.record_events(report.events.iter().cloned());
+            // The kubelet records no event for a success.
+            if let Some(message) = of_removals(&report).filter(|_| request.policy.rules.own_texts) {
+                self.images.record_event(EventKind::Normal, "ImagesCollected", message);
+            }
+        }
+        if !request.dry_run
+            && let Some(store) = self.images.local()
+        {
+            let is_short = report.failures.iter().any(GcError::is_shortfall);
+            store.sweep(is_short || request.goal == GcGoal::AllUnused).await?;
+        }
+        Ok(report)
     }
 
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
-            self.record_event(EventKind::Warning, reason, message);
+            self.images.record_event(EventKind::Warning, reason, message);
         }
     }
+
+    /// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
+    async fn free(&self, wanted: RoomWanted) -> Result<RoomMade, Failure> {
+        self.gc.wait_for_running().await;
+        let policy = self.images.settings().collection.policy;
+        let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
+        let could_free = self.collect(&ask(wanted.whole, true), "pull").await?.sizes.could_free;
+        if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
+            return Ok(RoomMade { could_free, ..RoomMade::default() });
+        }
+        let report = self.collect(&ask(wanted.now, false), "pull").await?;
+        let freed = report.sizes.freed.bytes;
+        tracing::info!(whole = wanted.whole.0, now = wanted.now.0, freed = freed.0, "made room for a pull");
+        let removed = report.removed().map(|it| {
+            let (image, names) = (&it.entry.image, it.entry.image.names());
+            let names = if names.is_empty() { vec![image.id.to_string()] } else { names.to_vec() };
+            RemovedImage { names, bytes: it.frees }
+        });
+        Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed), removed: removed.collect() })
+    }
+}
+
+/// Collects on this node. Holds a weak reference, because the collection owns the store that calls this.
+#[derive(Debug)]
+pub(crate) struct SpaceByCollection(pub Weak<Collection>);
+
+#[async_trait]
+impl MakeRoom for SpaceByCollection {
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
+        let collection = self.0.upgrade()?;
+        let images = &collection.images;
+        // In shadow mode no pull is promised space that is not freed.
+        if !images.settings().collection.for_pulls || !images.place.uses_known || collection.is_shadow() {
+            return None;
+        }
+        let made = collection.free(wanted).await;
+        made.inspect_err(|failure| tracing::warn!(error = failure.to_string(), "could not make room for a pull")).ok()
+    }
+}
+
+/// A sentence with what a collection removed and why, and the first images by name. `None`: it removed nothing.
+fn of_removals(report: &GcReport) -> Option<String> {
+    let named = report.removed().take(NAMED_MAX).map(|removal| {
+        let image = &removal.entry.image;
+        let name = image.names().first().map_or(image.id.short().into(), |tag| shown_name(tag));
+        format!("{name} ({})", removal.phase.map_or("space", GcPhase::reason))
+    });
+    let named = named.collect::<Vec<_>>().join(", ");
+    let count = report.removed().count();
+    let more = count.saturating_sub(NAMED_MAX);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    (count > 0)
+        .then(|| format!("Removed {} ({} as listed): {named}{more}", counted(count, "image"), report.sizes.claimed))
 }
 
 /// The request's values over the configured ones.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
+    let invalid = |message: String| Failure::new("InvalidArgument", message);
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
     // A requested high threshold alone must not fail against a configured low one above it.
@@ -130,8 +187,8 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
             Some(high) => format!("`--high {high}`"),
             None => format!("the configured `imageGCHighThresholdPercent`, {high}"),
         };
-        let failure = Failure::new("InvalidArgument", format!("`--low {low}` must not be above {mark}"));
-        return Err(failure.or_hint("`--high` sets where this collection begins"));
+        return Err(invalid(format!("`--low {low}` must not be above {mark}"))
+            .or_hint("`--high` sets where this collection begins"));
     }
     let goal = match (asked.free, asked.all_unused) {
         (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
@@ -139,61 +196,13 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
         (None, false) => GcGoal::Threshold,
     };
     if asked.now && goal != GcGoal::AllUnused {
-        return Err(Failure::new("InvalidArgument", "`now` goes with `allUnused` alone"));
+        return Err(invalid("`now` goes with `allUnused` alone".into()));
     }
     // Uses, pins and leases still protect images.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
-    let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
-        .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
-    let policy = GcPolicy { bytes: policy.bytes, age_min, ..*configured };
-    Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
-}
-
-/// Collects on this node. Holds a weak reference, because the node owns the store that calls this.
-#[derive(Debug)]
-pub(crate) struct SpaceByCollection(pub Weak<LocalNode>);
-
-#[async_trait]
-impl MakeRoom for SpaceByCollection {
-    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
-        let node = self.0.upgrade()?;
-        let collection = &node.settings().collection;
-        // In shadow mode no pull is promised space that is not freed.
-        if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
-            return None;
-        }
-        let made = free(&node, wanted).await;
-        made.inspect_err(|failure| tracing::warn!(error = failure.to_string(), "could not make room for a pull")).ok()
-    }
-}
-
-/// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
-async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
-    node.parts.gc.wait_for_running().await;
-    let policy = node.settings().collection.policy;
-    let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
-    let could_free = collect(node, &ask(wanted.whole, true), "pull").await?.sizes.could_free;
-    if wanted.now == ByteSize::ZERO || could_free < wanted.whole {
-        return Ok(RoomMade { could_free, ..RoomMade::default() });
-    }
-    let report = collect(node, &ask(wanted.now, false), "pull").await?;
-    let freed = report.sizes.freed.bytes;
-    tracing::info!(whole = wanted.whole.0, now = wanted.now.0, freed = freed.0, "made room for a pull");
-    let removed = report.removed().map(|it| {
-        let (image, names) = (&it.entry.image, it.entry.image.names());
-        let names = if names.is_empty() { vec![image.id.to_string()] } else { names.to_vec() };
-        RemovedImage { names, bytes: it.frees }
-    });
-    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed), removed: removed.collect() })
-}
-
-/// Bytes that all allowed removals free, whatever the thresholds are, with their certainty.
-pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
-    let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
-    let request = gc_request(&all, &node.settings())?;
-    let report = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
-    let report = report?;
-    Ok((report.sizes.freed.bytes.0, report.sizes.certainty))
+    let marks = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max);
+    let bytes = marks.map_err(|error| invalid(error.to_string()))?.bytes;
+    Ok(GcRequest { policy: GcPolicy { bytes, age_min, ..*configured }, goal, dry_run: asked.dry_run })
 }
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {

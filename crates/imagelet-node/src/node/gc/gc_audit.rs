@@ -1,23 +1,20 @@
-//! Records a node's acts in the audit log, and its collections in metrics and events.
+//! Records the collections of a node in metrics, events and `status`.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError},
+    sync::PoisonError,
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
-    audit_log::{Act, ActCode},
     events::EventKind,
-    gc::{GcError, GcOutcome, GcReport, RunTrigger},
-    image::{ByteSize, Image, ImageKey, counted},
+    gc::{GcError, GcOutcome, GcReport},
+    image::{ByteSize, counted},
     metrics::{MetricKind, families},
 };
 
-use crate::{
-    api::{LastCollection, milliseconds_of, moment, since_epoch},
-    node::LocalNode,
-};
+use super::Collection;
+use crate::api::{LastCollection, milliseconds_of, moment, since_epoch};
 
 use MetricKind::{Counter, Gauge, Histogram};
 
@@ -49,50 +46,47 @@ families! {
         Counter, &["reason"];
 }
 
-impl LocalNode {
-    /// Records a collection in metrics and events; the collector has recorded its removals in the audit log.
-    pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        if asked.shadow {
-            self.record_shadow_events(report);
+impl Collection {
+    /// Records how a collection ended; the collector has recorded its removals in the audit log. One that failed has made no
+    /// decision.
+    pub(super) fn record(
+        &self,
+        run: Result<&GcReport, &GcError>,
+        by: &str,
+        shadow: bool,
+        began: SystemTime,
+        took: Duration,
+    ) {
+        if let Ok(report) = run {
+            self.count(report, shadow);
         }
-        self.count(report, asked);
-        let last = LastCollection {
-            outcome: outcome(report, asked.shadow).to_owned(),
-            images: report.chosen().count() as u64,
-            claimed: report.sizes.claimed.0,
-            measured: report.sizes.measured.map(|bytes| bytes.0),
-            failure: report.failure(),
-            ..LastCollection::default()
+        let ended = match run {
+            Ok(report) => LastCollection {
+                outcome: outcome(report, shadow).to_owned(),
+                images: report.chosen().count() as u64,
+                claimed: report.sizes.claimed.0,
+                measured: report.sizes.measured.map(|bytes| bytes.0),
+                failure: report.failure(),
+                ..LastCollection::default()
+            },
+            Err(error) => {
+                let (outcome, failure) = ("failed".to_owned(), Some(error.to_string()));
+                LastCollection { outcome, failure, ..LastCollection::default() }
+            }
         };
-        self.remember(last, asked, began, took);
-    }
-
-    /// Records a collection that failed before any decision.
-    pub(crate) fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        let (outcome, failure) = ("failed".to_owned(), Some(error.to_string()));
-        self.remember(LastCollection { outcome, failure, ..LastCollection::default() }, asked, began, took);
-    }
-
-    pub fn last_collection(&self) -> Option<LastCollection> {
-        self.last_collection.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Counts a run and keeps it as the last one.
-    fn remember(&self, last: LastCollection, asked: &RunTrigger, began: SystemTime, took: Duration) {
-        let (metrics, now) = (&self.parts.metrics, since_epoch(SystemTime::now()).as_secs_f64());
-        metrics.increment(&RUNS, &[&asked.by, &last.outcome]);
+        let (metrics, now) = (&self.metrics, since_epoch(SystemTime::now()).as_secs_f64());
+        metrics.increment(&RUNS, &[by, &ended.outcome]);
         metrics.set(&LAST_RUN, &[], now);
-        if matches!(last.outcome.as_str(), "nothing" | "removed" | "shadow") {
+        if matches!(ended.outcome.as_str(), "nothing" | "removed" | "shadow") {
             metrics.set(&LAST_SUCCESS, &[], now);
         }
         metrics.observe(&DURATION, &[], took.as_secs_f64());
-        let (at, by) = (moment(began), asked.by.clone());
-        let last = LastCollection { at, by, took_ms: milliseconds_of(took), ..last };
-        *self.last_collection.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        let ended = LastCollection { at: moment(began), by: by.to_owned(), took_ms: milliseconds_of(took), ..ended };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     }
 
-    fn count(&self, report: &GcReport, asked: &RunTrigger) {
-        let metrics = &self.parts.metrics;
+    fn count(&self, report: &GcReport, shadow: bool) {
+        let metrics = &self.metrics;
         metrics.set(&CANDIDATE_BYTES, &[], report.sizes.could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
@@ -107,8 +101,8 @@ impl LocalNode {
         for ((verdict, code), count) in decided {
             metrics.set(&DECISIONS, &[verdict, code], count as f64);
         }
-        if asked.shadow {
-            return;
+        if shadow {
+            return self.record_shadow_events(report);
         }
         metrics.add(&FREED, &["claimed"], report.sizes.claimed.0 as f64);
         metrics.add(&FREED, &["measured"], report.sizes.measured.unwrap_or_default().0 as f64);
@@ -119,56 +113,19 @@ impl LocalNode {
         }
     }
 
-    /// Updates the gauges that change without a collection.
-    pub(crate) fn show_decisions(&self) {
-        self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost() as f64);
-    }
-
     /// Records the events of shadow mode, marked as such.
     fn record_shadow_events(&self, report: &GcReport) {
         for event in &report.events {
-            self.record_event(EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
+            let message = format!("in shadow mode: {}", event.message);
+            self.images.record_event(EventKind::Warning, event.reason, message);
         }
         let chosen = report.chosen().count();
         if chosen > 0 {
-            let images = counted(chosen, "image");
-            let message = format!("in shadow mode: would remove {images} ({})", report.sizes.claimed);
-            self.record_event(EventKind::Normal, "ImagesChosen", message);
+            let message =
+                format!("in shadow mode: would remove {} ({})", counted(chosen, "image"), report.sizes.claimed);
+            self.images.record_event(EventKind::Normal, "ImagesChosen", message);
         }
     }
-
-    /// Records the removal of an image or a name on request.
-    pub fn removed_on_request(&self, code: ActCode, image: &Image, names: &[String], by: &str, freed: Option<u64>) {
-        let mut act = act_now(code, &[image.key()], names, by);
-        act.details.bytes = freed;
-        self.parts.decisions.act(act);
-    }
-
-    /// The images that an operator's pattern matches. `None`: the listing failed; pins can still change.
-    pub async fn held_by(&self, patterns: &[String]) -> Option<Vec<Vec<ImageKey>>> {
-        let snapshot = self.refresh().await.inspect_err(|failure| {
-            tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
-        });
-        let snapshot = snapshot.ok()?;
-        let held = |pattern: &String| {
-            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.iter().any(|by| by == pattern.trim()));
-            held.map(|entry| entry.key()).collect()
-        };
-        Some(patterns.iter().map(held).collect())
-    }
-
-    /// Waits until all records are on disk or lost.
-    pub(crate) async fn flush_decisions(&self) {
-        let decisions = Arc::clone(&self.parts.decisions);
-        if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {
-            tracing::error!(%error, "the last decisions are not on disk");
-        }
-    }
-}
-
-/// An act of this moment on these images; its size, time and reason are not known.
-pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
-    Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }
 
 fn outcome(report: &GcReport, shadow: bool) -> &'static str {

@@ -1,8 +1,46 @@
 //! Collections of a node: asked for, recorded, and made for a pull that lacks space.
 
 mod collect;
+mod disk_history;
 mod gc_audit;
+mod usage;
 
-pub(crate) use collect::{SpaceByCollection, collect, reclaimable};
-pub(super) use gc_audit::FAMILIES;
-pub(crate) use gc_audit::act_now;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use imagelet_core::{
+    gc::{GcRuns, ImageGc, RunMessage},
+    metrics::Metrics,
+};
+
+use super::Images;
+use crate::api::LastCollection;
+pub(crate) use collect::SpaceByCollection;
+use disk_history::DiskHistory;
+pub(super) use gc_audit::{FAMILIES, LOST};
+
+/// The service of collections: what images take, what a collection removes, and how the last one ended.
+#[derive(Debug)]
+pub struct Collection {
+    pub images: Images,
+    pub gc: ImageGc,
+    pub metrics: Arc<Metrics>,
+    disk_history: DiskHistory,
+    last: Mutex<Option<LastCollection>>,
+    runs: Mutex<GcRuns>,
+}
+
+impl Collection {
+    pub fn new(images: Images, gc: ImageGc, metrics: Arc<Metrics>) -> Self {
+        let (disk_history, last, runs) = (DiskHistory::default(), Mutex::default(), Mutex::default());
+        Self { images, gc, metrics, disk_history, last, runs }
+    }
+
+    pub fn last(&self) -> Option<LastCollection> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the log and the events say at the end of a periodic run.
+    pub(crate) fn ended(&self, result: Result<(), &str>) -> RunMessage {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use imagelet_core::{
@@ -12,53 +12,46 @@ use imagelet_core::{
     records::KubeletRecords,
 };
 
-use crate::node::{LocalNode, gc::act_now};
+use super::{Images, act_now};
 
-/// Limit of images whose unreadable record was reported once.
-const UNREADABLE_REPORTED_MAX: usize = 1000;
-
-impl LocalNode {
+impl Images {
     /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
-    pub async fn adopt(&self, snapshot: &Arc<Snapshot>) {
-        let first_run_adopts = self.parts.first_run_adopts.swap(false, Ordering::Relaxed);
-        let is_asked = |entry: &ImageEntry| match entry.usage.origin {
+    pub async fn adopt(&self, snapshot: &Snapshot) {
+        let first_run_adopts = self.place.first_run_adopts.swap(false, Ordering::Relaxed);
+        let is_asked = |entry: &&Arc<ImageEntry>| match entry.usage.origin {
             ImageOrigin::Found => true,
             ImageOrigin::Adopted => first_run_adopts,
             ImageOrigin::Pulled => false,
         };
-        let asked: Vec<Arc<ImageEntry>> = snapshot.entries.iter().filter(|entry| is_asked(entry)).cloned().collect();
+        let asked: Vec<Arc<ImageEntry>> = snapshot.entries.iter().filter(is_asked).cloned().collect();
         if asked.is_empty() {
             return;
         }
         // None for an embedded store, into which only imagelet pulls.
         let root = self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none());
-        let words = tokio::task::spawn_blocking({
+        let recorded = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
             let records = root.as_deref().map(KubeletRecords::below);
             move || ids.iter().map(|id| records.as_ref().map_or(Ok(false), |it| it.include(id))).collect::<Vec<_>>()
         });
-        let words = match words.await {
-            Ok(words) => words,
-            Err(error) => {
-                tracing::error!(%error, "could not look for the kubelet's pull records");
-                return;
-            }
+        let recorded = match recorded.await {
+            Ok(recorded) => recorded,
+            Err(error) => return tracing::error!(%error, "could not look for the kubelet's pull records"),
         };
         let kubelet = root.map_or_else(String::new, |root| format!("the kubelet in {}", root.display()));
         let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&ImageEntry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
-        for (entry, word) in asked.iter().zip(words) {
-            let by = match (&word, entry.usage.origin) {
+        for (entry, recorded) in asked.iter().zip(recorded) {
+            let by = match (recorded, entry.usage.origin) {
                 (Ok(false), ImageOrigin::Found) => continue,
                 (Ok(false), _) => "a former imagelet",
-                _ => &kubelet,
+                (Ok(true), _) => &kubelet,
+                (Err(error), _) => {
+                    unreadable.push((&entry.image.id, error));
+                    &kubelet
+                }
             };
-            if let Err(error) = word
-                && self.is_unreadable_news(&entry.image.id)
-            {
-                unreadable.push((&entry.image.id, error));
-            }
             if entry.usage.origin == ImageOrigin::Found {
-                self.parts.inventory.adopt(&entry.image.id, None);
+                self.inventory.adopt(&entry.image.id, None);
             }
             adopted.entry(by).or_default().push(entry);
         }
@@ -68,13 +61,8 @@ impl LocalNode {
         for (by, entries) in adopted {
             tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
             for entry in entries {
-                self.parts.decisions.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
+                self.log.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
             }
         }
-    }
-
-    fn is_unreadable_news(&self, id: &ImageId) -> bool {
-        let mut reported = self.unreadable_records.lock().unwrap_or_else(PoisonError::into_inner);
-        reported.len() < UNREADABLE_REPORTED_MAX && reported.insert(id.clone())
     }
 }

@@ -4,95 +4,90 @@ use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
     audit_log::ActCode,
-    credentials::TrackedCredential,
-    image::{Image, ImageId, ImageKey, Platform, Reference, shown_name},
+    image::{Image, ImageKey, Platform, Reference, shown_name},
     runtime::{self, ImportOutcome},
 };
 use tokio::time::Instant;
 
-use super::pins::pin_all;
+use super::{Images, act_now, pins::pin_all};
 use crate::{
     api::{
         ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinChanged, Steps, milliseconds_of, progress,
     },
     failure::Failure,
-    node::{AnswerTime, Command, LocalNode, gc::act_now},
+    node::{AnswerTime, Command},
 };
 
 impl Command for ExportRequest {
     const NAME: &'static str = "export";
     const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Service = Images;
     type Answer = Exported;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Exported, Failure> {
-        let store = node.store("an export")?;
-        let image = node.find(&self.image).await?;
+    async fn run(self, images: &Images, steps: Steps) -> Result<Exported, Failure> {
+        let store = images.store("an export")?;
+        let image = images.find(&self.image).await?;
         let path = self.place.path.clone();
         let request = runtime::ExportRequest { image: stored_name(&self.image, &image), place: self.place };
-        let keyring = node.parts.manager.node_keyring().await;
-        let credentials = |repository: &str| {
-            let found = keyring.lookup_at(repository).into_iter().filter(TrackedCredential::is_usable);
-            found.map(|tracked| tracked.credential).collect()
-        };
-        let exported = store.export(&request, &credentials, &progress(steps)).await?;
+        let exported = store.export(&request, &images.credentials().await, &progress(steps)).await?;
         tracing::info!(image = %exported.id, path = %path.display(), "exported an image");
-        Ok(Exported {
-            image: self.image,
-            id: exported.id.to_string(),
-            digest: exported.digest.to_string(),
-            path,
-            size: exported.bytes.0,
-        })
+        let (id, digest) = (exported.id.to_string(), exported.digest.to_string());
+        Ok(Exported { image: self.image, id, digest, path, size: exported.bytes.0 })
     }
 }
 
 impl Command for ImportRequest {
     const NAME: &'static str = "import";
     const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Service = Images;
     type Answer = Imported;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Imported, Failure> {
-        import(node, &self, "command", steps).await
+    async fn run(self, images: &Images, steps: Steps) -> Result<Imported, Failure> {
+        import(images, &self, "command", steps).await
     }
 }
 
-/// Imports the images of an archive; `by` is the requester for the log of decisions.
+/// Imports the images of an archive; `by` is the requester for the audit log.
 pub(super) async fn import(
-    node: &LocalNode,
+    images: &Images,
     request: &ImportRequest,
     by: &str,
     steps: Steps,
 ) -> Result<Imported, Failure> {
-    let store = node.store("an import")?;
+    let store = images.store("an import")?;
     let (archive, began) = (core_request(request)?, Instant::now());
-    let mut imported = Imported::default();
-    for image in store.import(&archive, &progress(steps)).await? {
-        let row = row_of(image);
-        if row.failure.is_none() {
-            tracing::info!(image = row.id, names = ?row.names, present = row.present, "imported an image");
-            let key = ImageKey::new(ImageId::new(&row.id), String::new());
-            node.parts.inventory.touch(&key, SystemTime::now());
-            let mut act = act_now(ActCode::Imported, &[key], &row.names, by);
-            act.details.took_ms = Some(milliseconds_of(began.elapsed()));
-            act.details.why = format!("from `{}`", request.place.path.display());
-            node.parts.decisions.act(act);
-        }
-        imported.images.push(row);
+    let mut rows = Vec::new();
+    for ImportOutcome { names, outcome } in store.import(&archive, &progress(steps)).await? {
+        let (id, present) = match outcome {
+            Ok(imported) => imported,
+            Err(error) => {
+                rows.push(ImportedRow { names, failure: Some(Failure::of(&error)), ..ImportedRow::default() });
+                continue;
+            }
+        };
+        tracing::info!(image = %id, ?names, present, "imported an image");
+        let key = ImageKey::new(id.clone(), String::new());
+        images.inventory.touch(&key, SystemTime::now());
+        let mut act = act_now(ActCode::Imported, &[key], &names, by);
+        act.details.took_ms = Some(milliseconds_of(began.elapsed()));
+        act.details.why = format!("from `{}`", request.place.path.display());
+        images.log.act(act);
+        rows.push(ImportedRow { id: id.to_string(), names, present, ..ImportedRow::default() });
     }
     if request.pin {
-        pin_names(node, &mut imported.images, by).await;
+        pin_names(images, &mut rows, by).await;
     }
-    Ok(imported)
+    Ok(Imported { images: rows })
 }
 
 /// Pins the names of all imported images in one pass. A failed pin is reported beside its image, which stays imported.
-async fn pin_names(node: &LocalNode, rows: &mut [ImportedRow], by: &str) {
+async fn pin_names(images: &Images, rows: &mut [ImportedRow], by: &str) {
     let imported = || rows.iter().filter(|row| row.failure.is_none());
     let names: Vec<String> = imported().flat_map(|row| row.names.iter().cloned()).collect();
     if names.is_empty() {
         return;
     }
-    let mut failures = pin_failures(&names, pin_all(node, names.clone(), by).await);
+    let mut failures = pin_failures(&names, pin_all(images, names.clone(), by).await);
     for row in rows.iter_mut().filter(|row| row.failure.is_none()) {
         row.pin_failures = row.names.iter().filter_map(|name| failures.remove(name)).collect();
         for failure in &row.pin_failures {
@@ -133,14 +128,6 @@ fn core_request(asked: &ImportRequest) -> Result<runtime::ImportRequest, Failure
     let platform = asked.platform.as_deref().map(str::parse::<Platform>).transpose();
     let platform = platform.map_err(|error| invalid(error.to_string()))?;
     Ok(runtime::ImportRequest { place: asked.place.clone(), name: name.transpose()?, platform })
-}
-
-fn row_of(image: ImportOutcome) -> ImportedRow {
-    let ImportOutcome { names, outcome } = image;
-    match outcome {
-        Ok((id, present)) => ImportedRow { id: id.to_string(), names, present, ..ImportedRow::default() },
-        Err(error) => ImportedRow { names, failure: Some(Failure::of(&error)), ..ImportedRow::default() },
-    }
 }
 
 #[cfg(test)]

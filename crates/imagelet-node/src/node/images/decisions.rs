@@ -5,20 +5,24 @@ use std::sync::Arc;
 use imagelet_core::{audit_log::Act, image::ImageKey};
 use serde::{Deserialize, Serialize};
 
-use super::why::{WhyHappening, happening};
+use super::{
+    Images,
+    why::{WhyHappening, happening},
+};
 use crate::{
-    api::Steps,
+    api::{Steps, at_most},
     failure::Failure,
-    node::{Command, LocalNode},
+    node::Command,
 };
 
 /// A longer answer is not useful: `why` has the whole history of one image.
-pub(crate) const DECISIONS_MAX: u64 = 500;
+const DECISIONS_MAX: u64 = 500;
 
 api_documents! {
     DecisionsRequest {
-        /// At most this many, up to 500.
-        limit: u64,
+        /// Most rows; 100 unless given.
+        #[cfg_attr(test, schemars(range(max = 500)))]
+        limit: Option<u64>,
     }
     /// The last acts on all images, the latest first.
     Decisions {
@@ -34,11 +38,12 @@ api_documents! {
 
 impl Command for DecisionsRequest {
     const NAME: &'static str = "decisions";
+    type Service = Images;
     type Answer = Decisions;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Decisions, Failure> {
-        let log = Arc::clone(&node.parts.decisions);
-        let max = usize::try_from(self.limit.min(DECISIONS_MAX)).unwrap_or_default();
+    async fn run(self, images: &Images, _steps: Steps) -> Result<Decisions, Failure> {
+        let log = Arc::clone(&images.log);
+        let max = at_most("limit", self.limit.unwrap_or(100), DECISIONS_MAX)?;
         let read = tokio::task::spawn_blocking(move || log.recent(max)).await?;
         let read = read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
         let row = |act: Act| DecisionRow {

@@ -1,12 +1,12 @@
 //! The row of one image.
 
-use std::{collections::HashMap, time::SystemTime};
+use std::{collections::BTreeMap, time::SystemTime};
 
 use imagelet_core::{
     disks::FsStats,
-    image::{ByteSize, Image, ImageId},
+    image::{Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
-    runtime::{Certainty, ImageDetails, LayerGraph, PulledLayer},
+    runtime::{ImageDetails, LayerShare, PulledLayer},
     text::file_time,
 };
 use serde::Serialize;
@@ -16,33 +16,8 @@ use crate::api::{FsRow, ImageRow, moment};
 
 pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
-/// Sizes of images, as far as the embedded store or the runtime reports them.
-#[derive(Debug, Default)]
-pub struct KnownSizes {
-    pub store_bytes: Option<ByteSize>,
-    pub layers: Option<LayerGraph>,
-}
-
-impl KnownSizes {
-    pub fn shares(&self) -> Shares<'_> {
-        let layers = self.layers.iter().flat_map(LayerGraph::shares);
-        layers.map(|(id, share)| (id, (share.unique.0, share.shared.0))).collect()
-    }
-
-    /// Bytes that the removal of a runtime's image frees, where every layer was counted.
-    pub fn freed_by(&self, image: &ImageId) -> Option<u64> {
-        let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
-        Some(graph.freed_by([image]).bytes.0)
-    }
-
-    pub fn total(&self) -> Option<(u64, Certainty)> {
-        let store = self.store_bytes.map(|bytes| (bytes.0, Certainty::Exact));
-        store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
-    }
-}
-
-/// Unique and shared bytes by image id; a map, as there may be ten thousand images.
-type Shares<'a> = HashMap<&'a ImageId, (u64, u64)>;
+/// What of each image is only in it, and what it shares.
+pub(super) type Shares<'a> = BTreeMap<&'a ImageId, LayerShare>;
 
 impl ImageRow {
     /// The names to show and sort by: tags, or digests where it has no tag.
@@ -113,7 +88,7 @@ pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
 
 /// The row of an image from the store alone. It counts as used while its uses are unknown.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
-    let (unique, shared) = shares.get(&image.id).copied().unzip();
+    let share = shares.get(&image.id);
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
     names.sort();
     digests.sort();
@@ -123,8 +98,8 @@ pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
         names,
         digests,
         size: image.size.0,
-        unique,
-        shared,
+        unique: share.map(|share| share.unique.0),
+        shared: share.map(|share| share.shared.0),
         in_use_by: vec![USES_UNKNOWN.to_owned()],
         ..ImageRow::default()
     }

@@ -16,12 +16,11 @@ use std::{
 use imagelet_core::{events::EventKind, image::counted, runtime::ArchivePlace, text::duration_text, trusted_files};
 use tokio::time::Instant;
 
-use super::archives;
+use super::{Images, archives};
 use crate::{
     api::{ImportRequest, Imported, no_steps},
     config::ImportFolder,
     failure::Failure,
-    node::LocalNode,
 };
 
 /// How long an archive has to be unchanged before it is read: longer than the pauses of a copy over a network.
@@ -56,11 +55,10 @@ struct Arrival {
     due: Option<Instant>,
 }
 
-/// What changes while an archive is copied.
+/// What changes while an archive is copied: the number of its files, their bytes, and the last change of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Fingerprint {
     is_folder: bool,
-    inode: u64,
     files: usize,
     bytes: u64,
     changed: (i64, i64),
@@ -73,15 +71,10 @@ impl FolderWatch {
         self.arrivals.retain(|name, _| names.contains(name));
         let mut due = Vec::new();
         for (name, looks) in found {
-            match self.arrivals.get(&name) {
-                Some(known) if known.looks == looks => {
-                    if known.due.is_some_and(|at| at <= now) {
-                        due.push((name, looks));
-                    }
-                }
-                _ => {
-                    self.arrivals.insert(name, Arrival { looks, since: now, due: Some(now + QUIET_MIN) });
-                }
+            match self.arrivals.get(&name).filter(|known| known.looks == looks) {
+                Some(known) if known.due.is_some_and(|at| at <= now) => due.push((name, looks)),
+                Some(_) => {}
+                None => drop(self.arrivals.insert(name, Arrival { looks, since: now, due: Some(now + QUIET_MIN) })),
             }
         }
         due
@@ -136,20 +129,17 @@ impl Outcome {
 }
 
 /// Imports what has arrived since the last scan and is complete.
-pub(crate) async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
-    let Some(folder) = node.settings().images.import_folder.clone() else { return };
-    let scanned = on_disk({
-        let directory = folder.directory.clone();
-        move || scan(&directory)
-    });
-    let found = match scanned.await {
+pub(crate) async fn import_arrivals(images: &Images, watch: &mut FolderWatch) {
+    let Some(folder) = images.settings().images.import_folder.clone() else { return };
+    let directory = folder.directory.clone();
+    let found = match on_disk(move || scan(&directory)).await {
         Ok(found) => found,
         Err(error) => {
             let problem = format!("could not read the import folder `{}`", folder.directory.display());
             let failure = Failure::because(problem, &error).to_string();
             if watch.problem.as_ref() != Some(&failure) {
                 tracing::error!("{failure}");
-                node.record_event(EventKind::Warning, "ImportFailed", failure.clone());
+                images.record_event(EventKind::Warning, "ImportFailed", failure.clone());
                 watch.problem = Some(failure);
             }
             return;
@@ -157,26 +147,17 @@ pub(crate) async fn import_arrivals(node: &LocalNode, watch: &mut FolderWatch) {
     };
     watch.problem = None;
     for (name, looks) in watch.due(found, Instant::now()) {
-        import_one(node, watch, &folder, &name, looks).await;
+        import_one(images, watch, &folder, &name, looks).await;
     }
 }
 
-async fn import_one(
-    node: &LocalNode,
-    watch: &mut FolderWatch,
-    folder: &ImportFolder,
-    name: &OsStr,
-    looks: Fingerprint,
-) {
+async fn import_one(images: &Images, watch: &mut FolderWatch, folder: &ImportFolder, name: &OsStr, looks: Fingerprint) {
     let path = folder.directory.join(name);
-    let imported = read(node, folder, &path, looks.is_folder).await;
-    let failures: Vec<&Failure> = match &imported {
-        Ok(imported) => imported.images.iter().filter_map(|row| row.failure.as_ref()).collect(),
-        Err(failure) => vec![failure],
-    };
-    let outcome = Outcome::of(failures.iter().copied());
-    let lines: Vec<String> = failures.iter().map(ToString::to_string).collect();
-    let reason = lines.join("\n") + "\n";
+    let imported = read(images, folder, &path, looks.is_folder).await;
+    let rows = imported.as_ref().map_or(&[][..], |imported| &imported.images);
+    let failures = || rows.iter().filter_map(|row| row.failure.as_ref()).chain(imported.as_ref().err());
+    let outcome = Outcome::of(failures());
+    let reason = failures().map(|failure| format!("{failure}\n")).collect::<String>();
     let looked_again = on_disk({
         let path = path.clone();
         move || fingerprint(&path)
@@ -185,43 +166,40 @@ async fn import_one(
         // It changed meanwhile: the next scan sees another file.
         return;
     }
+    let (shown, why) = (path.display(), reason.trim_end());
     let place = match watch.judge(name, outcome, Instant::now()) {
         Verdict::Move(place) => place,
         Verdict::Again(at) => {
             watch.set_due(name, Some(at));
             if outcome == Outcome::Outside {
-                let (reason, again) = (reason.trim_end(), duration_text(RETRY));
-                tracing::warn!(archive = %path.display(), reason, "an import failed and is tried again in {again}");
+                let again = duration_text(RETRY);
+                tracing::warn!(archive = %shown, reason = why, "an import failed and is tried again in {again}");
             }
             return;
         }
     };
-    let images = imported.iter().flat_map(|imported| &imported.images).filter(|row| row.failure.is_none()).count();
     if place == DONE {
-        let message = format!("Imported {} from `{}`", counted(images, "image"), path.display());
+        let message = format!("Imported {} from `{shown}`", counted(rows.len(), "image"));
         tracing::info!("{message}");
-        node.record_event(EventKind::Normal, "Imported", message);
-        for failure in imported.iter().flat_map(|imported| &imported.images).flat_map(|row| &row.pin_failures) {
-            let message = format!("An image of `{}` is imported and not pinned: {failure}", path.display());
-            node.record_event(EventKind::Warning, "PinFailed", message);
+        images.record_event(EventKind::Normal, "Imported", message);
+        for failure in rows.iter().flat_map(|row| &row.pin_failures) {
+            let message = format!("An image of `{shown}` is imported and not pinned: {failure}");
+            images.record_event(EventKind::Warning, "PinFailed", message);
         }
     } else {
-        let message = format!("Could not import `{}`: {}", path.display(), reason.trim_end());
+        let message = format!("Could not import `{shown}`: {why}");
         tracing::error!("{message}");
-        node.record_event(EventKind::Warning, "ImportFailed", message);
+        images.record_event(EventKind::Warning, "ImportFailed", message);
     }
-    let moved = on_disk({
-        let (directory, name) = (folder.directory.clone(), name.to_owned());
-        move || put_away(&directory, &name, place, &reason)
-    });
-    if let Err(error) = moved.await {
+    let (directory, moved) = (folder.directory.clone(), name.to_owned());
+    if let Err(error) = on_disk(move || put_away(&directory, &moved, place, &reason)).await {
         let error = Failure::of(&error).to_string();
         tracing::error!(archive = %path.display(), error, "could not move an imported archive; it stays, and is imported again after a restart");
         watch.set_due(name, None);
     }
 }
 
-async fn read(node: &LocalNode, folder: &ImportFolder, path: &Path, is_folder: bool) -> Result<Imported, Failure> {
+async fn read(images: &Images, folder: &ImportFolder, path: &Path, is_folder: bool) -> Result<Imported, Failure> {
     let trusted = on_disk({
         let path = path.to_owned();
         move || if is_folder { trusted_files::check_folder(&path) } else { trusted_files::open(&path).map(drop) }
@@ -229,7 +207,7 @@ async fn read(node: &LocalNode, folder: &ImportFolder, path: &Path, is_folder: b
     trusted.await.map_err(|error| untrusted(&error))?;
     let place = ArchivePlace { path: path.to_owned(), is_folder };
     let request = ImportRequest { place, name: None, platform: None, pin: folder.pin };
-    archives::import(node, &request, "import folder", no_steps()).await
+    archives::import(images, &request, "import folder", no_steps()).await
 }
 
 /// Why an archive is not read. Only owner and mode are its own fault: too many open files or a failing disk are not.
@@ -267,7 +245,7 @@ fn may_be_archive(name: &OsStr) -> bool {
 /// `None`: neither a file nor a folder with an OCI layout.
 fn fingerprint(path: &Path) -> io::Result<Option<Fingerprint>> {
     let metadata = fs::symlink_metadata(path)?;
-    let mut looks = Fingerprint { is_folder: metadata.is_dir(), inode: metadata.ino(), ..Fingerprint::default() };
+    let mut looks = Fingerprint { is_folder: metadata.is_dir(), ..Fingerprint::default() };
     if metadata.is_file() {
         looks.add(&metadata);
         return Ok(Some(looks));
@@ -311,22 +289,20 @@ fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Re
     if !fs::symlink_metadata(&folder)?.is_dir() {
         return Err(io::Error::new(io::ErrorKind::NotADirectory, format!("`{}` is no folder", folder.display())));
     }
+    let absent_is_fine = |removed: io::Result<()>| match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    };
     let target = folder.join(name);
-    match fs::symlink_metadata(&target) {
-        Ok(old) if old.is_dir() => fs::remove_dir_all(&target)?,
-        Ok(_) => fs::remove_file(&target)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
+    let is_folder = fs::symlink_metadata(&target).is_ok_and(|old| old.is_dir());
+    absent_is_fine(if is_folder { fs::remove_dir_all(&target) } else { fs::remove_file(&target) })?;
     let mut reason_name = name.to_owned();
     reason_name.push(".reason");
     let reason_file = directory.join(FAILED).join(reason_name);
     if place == FAILED {
         fs::write(&reason_file, &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)])?;
-    } else if let Err(error) = fs::remove_file(&reason_file)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
+    } else {
+        absent_is_fine(fs::remove_file(&reason_file))?;
     }
     fs::rename(directory.join(name), &target)
 }

@@ -2,105 +2,134 @@
 
 use std::sync::Arc;
 
-use imagelet_core::{audit_log::ActCode, image::ImageKey, inventory::InventoryError};
+use imagelet_core::{
+    audit_log::ActCode,
+    image::{Image, ImageKey},
+    inventory::InventoryError,
+};
 
+use super::{Images, act_now};
 use crate::{
     api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
     failure::Failure,
-    node::{Command, LocalNode, gc::act_now},
+    node::Command,
 };
 
 impl Command for PinRequest {
     const NAME: &'static str = "pin";
+    type Service = Images;
     type Answer = PinChanged;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
-        pin_all(node, vec![self.pattern], "command").await?.pop().expect("one pattern has one result")
+    async fn run(self, images: &Images, _steps: Steps) -> Result<PinChanged, Failure> {
+        pin_all(images, vec![self.pattern], "command").await?.pop().expect("one pattern has one result")
     }
 }
 
 impl Command for UnpinRequest {
     const NAME: &'static str = "unpin";
+    type Service = Images;
     type Answer = PinChanged;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
-        let inventory = Arc::clone(&node.parts.inventory);
+    async fn run(self, images: &Images, _steps: Steps) -> Result<PinChanged, Failure> {
+        if self.pattern.is_empty() {
+            return Err(Failure::new("InvalidArgument", "`pattern` is missing"));
+        }
+        let inventory = Arc::clone(&images.inventory);
         let pattern = self.pattern.clone();
-        let held = node.held_by(std::slice::from_ref(&self.pattern)).await.and_then(|mut held| held.pop());
+        let held = images.held_by(std::slice::from_ref(&self.pattern)).await.and_then(|mut held| held.pop());
         let changed = tokio::task::spawn_blocking(move || inventory.unpin(&pattern)).await??;
-        let changed = PinChanged { pattern: self.pattern, changed, images: None };
-        if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
-            let message = format!("`{}` is pinned by the configuration", changed.pattern);
-            return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
+        if !changed {
+            let is_it = |pin: &str| pin == self.pattern.trim();
+            let refuse = |by: &str, hint| {
+                let message = format!("`{}` is pinned by {by}", self.pattern);
+                Err(Failure::new("InvalidArgument", message).or_hint(hint))
+            };
+            if images.inventory.configured_pins().iter().any(|pin| is_it(pin)) {
+                return refuse("the configuration", "take it out of `gc.keep` and reload");
+            }
+            if let Some(pin) = images.inventory.set_pins().iter().find(|pin| is_it(pin.pattern.text())) {
+                return refuse(&pin.owner, "set its `keep` to false, or delete it");
+            }
         }
-        let of_sets = node.parts.inventory.set_pins();
-        if let Some(pin) = of_sets.iter().find(|pin| !changed.changed && pin.pattern.text() == changed.pattern.trim()) {
-            let message = format!("`{}` is pinned by {}", changed.pattern, pin.owner);
-            return Err(Failure::new("InvalidArgument", message).or_hint("set its `keep` to false, or delete it"));
-        }
-        Ok(recorded(node, ActCode::Unpinned, changed, held.as_deref(), "command"))
+        Ok(images.record_pin(ActCode::Unpinned, self.pattern, changed, held.as_deref(), "command"))
     }
 }
 
-/// Pins patterns in one pass over the pins and one over the images; `by` is the requester for the log of decisions. A
+/// Pins patterns in one pass over the pins and one over the images; `by` is the requester for the audit log. A
 /// rejected pattern does not affect the others.
 pub(super) async fn pin_all(
-    node: &LocalNode,
+    images: &Images,
     patterns: Vec<String>,
     by: &str,
 ) -> Result<Vec<Result<PinChanged, Failure>>, Failure> {
-    let inventory = Arc::clone(&node.parts.inventory);
+    let inventory = Arc::clone(&images.inventory);
     let (patterns, pinned) = tokio::task::spawn_blocking(move || {
         let pinned = inventory.pin_all(&patterns);
         (patterns, pinned)
     })
     .await?;
     let pinned = pinned?;
-    let held = node.held_by(&patterns).await;
+    let held = images.held_by(&patterns).await;
     let results = patterns.into_iter().zip(pinned).enumerate().map(|(index, (pattern, pinned))| match pinned {
         Ok(changed) => {
             let held = held.as_ref().map(|held| held[index].as_slice());
-            Ok(recorded(node, ActCode::Pinned, PinChanged { pattern, changed, images: None }, held, by))
+            Ok(images.record_pin(ActCode::Pinned, pattern, changed, held, by))
         }
         Err(source) => Err(InventoryError::Pin { pattern, source }.into()),
     });
     Ok(results.collect())
 }
 
-/// Records a change in the audit log, and adds the images that the pattern matches.
-fn recorded(node: &LocalNode, code: ActCode, changed: PinChanged, held: Option<&[ImageKey]>, by: &str) -> PinChanged {
-    if changed.changed {
-        let (held, pattern) = (held.unwrap_or_default(), changed.pattern.clone());
-        node.parts.decisions.act(act_now(code, held, &[pattern], by));
+impl Images {
+    /// The images that each pattern of the operator matches. `None`: the listing failed; pins can still change.
+    async fn held_by(&self, patterns: &[String]) -> Option<Vec<Vec<ImageKey>>> {
+        let snapshot = self.refresh().await.inspect_err(|failure| {
+            tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
+        });
+        let snapshot = snapshot.ok()?;
+        let held = |pattern: &String| {
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.iter().any(|by| by == pattern.trim()));
+            held.map(|entry| entry.key()).collect()
+        };
+        Some(patterns.iter().map(held).collect())
     }
-    let images = held.map(|held| held.iter().map(|key| key.id().to_string()).collect());
-    PinChanged { images, ..changed }
+
+    /// Records a change in the audit log, and adds the images that the pattern matches.
+    fn record_pin(
+        &self,
+        code: ActCode,
+        pattern: String,
+        changed: bool,
+        held: Option<&[ImageKey]>,
+        by: &str,
+    ) -> PinChanged {
+        if changed {
+            self.log.act(act_now(code, held.unwrap_or_default(), std::slice::from_ref(&pattern), by));
+        }
+        let images = held.map(|held| held.iter().map(|key| key.id().to_string()).collect());
+        PinChanged { pattern, changed, images }
+    }
 }
 
 impl Command for PinsRequest {
     const NAME: &'static str = "pins";
+    type Service = Images;
     type Answer = Pins;
 
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Pins, Failure> {
-        let snapshot = node.refresh().await?;
-        let holds = |pattern: &String| {
-            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(pattern));
+    async fn run(self, images: &Images, _steps: Steps) -> Result<Pins, Failure> {
+        let snapshot = images.refresh().await?;
+        let ids = |by: &String, is_held: &dyn Fn(&Image) -> bool| -> Vec<String> {
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(by) && is_held(&entry.image));
             held.map(|entry| entry.image.id.to_string()).collect()
         };
-        let inventory = &node.parts.inventory;
-        let rows = |pins: Vec<String>, owner: &str| {
-            let row = |pattern: String| PinRow { images: holds(&pattern), owner: owner.to_owned(), pattern };
-            pins.into_iter().map(row).collect::<Vec<_>>()
-        };
-        let mut pins = rows(inventory.pins(), "operator");
-        pins.extend(rows(inventory.configured_pins(), "configuration"));
-        pins.extend(inventory.set_pins().into_iter().map(|pin| {
-            // The owner is on each image that one of its pins matches.
-            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(&pin.owner));
-            let held = held.filter(|entry| pin.pattern.matches(&entry.image));
-            let images = held.map(|entry| entry.image.id.to_string()).collect();
+        let row = |owner: &str, pattern| PinRow { images: ids(&pattern, &|_| true), owner: owner.to_owned(), pattern };
+        let of_operator = images.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
+        let configured = images.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
+        let of_sets = images.inventory.set_pins().into_iter().map(|pin| {
+            // The owner of a set's pin is on each image that one of its pins matches.
+            let images = ids(&pin.owner, &|image| pin.pattern.matches(image));
             PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }
-        }));
-        Ok(Pins { pins })
+        });
+        Ok(Pins { pins: of_operator.chain(configured).chain(of_sets).collect() })
     }
 }

@@ -3,27 +3,28 @@
 use std::sync::Arc;
 
 use imagelet_core::{
-    credentials::TrackedCredential,
     image::{Digest, ImageId},
-    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore, VerifyReport},
+    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore},
 };
 
+use super::Images;
 use crate::{
     api::{Step, Steps, Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest, progress},
     failure::Failure,
-    node::{AnswerTime, Command, LocalNode},
+    node::{AnswerTime, Command},
 };
 
 impl Command for VerifyRequest {
     const NAME: &'static str = "verify";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
+    type Service = Images;
     type Answer = Verified;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {
-        let engine = node.store("verifying")?;
+    async fn run(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
+        let engine = images.store("verifying")?;
         // Fail before the store is read, not after.
-        if self.repair && node.parts.is_read_only {
-            let message = format!("the {} is on a read-only file system", node.parts.backend);
+        if self.repair && images.place.is_read_only {
+            let message = format!("the {} is on a read-only file system", images.place.backend);
             return Err(Failure::new("Unavailable", message)
                 .or_hint("mount it read-write, or name another place with --store DIR"));
         }
@@ -34,21 +35,23 @@ impl Command for VerifyRequest {
             let heard = Arc::clone(&steps);
             let progress = Arc::new(move |read, total| heard(Step::Checking { read, total }));
             let report = engine.verify(*image, progress).await?;
-            let mut images: Vec<VerifiedImage> = report.images.iter().map(image_of).collect();
+            let mut checked: Vec<VerifiedImage> = report.images.iter().map(image_of).collect();
             let mut store = report.store.clone();
             store.merge(report.blobs.findings.clone());
             let mut found = part(&store);
             if self.repair {
-                for image in images.iter_mut().filter(|image| image.result == "damaged") {
-                    repair(node, engine, image, &steps).await;
+                for image in checked.iter_mut().filter(|image| image.result == "damaged") {
+                    repair(images, engine, image, &steps).await;
                 }
                 if found.result == "damaged" {
                     engine.repair_store(&report).await?;
                     found.result = "repaired".into();
                 }
             }
-            log(&report, self.repair, &images);
-            verified.add(images, found);
+            let count = |result: &str| checked.iter().filter(|image| image.result == result).count();
+            let (damaged, repaired) = (count("damaged"), count("repaired"));
+            tracing::info!(images = checked.len(), damaged, repaired, repair = self.repair, "verified the store");
+            verified.add(checked, found);
         }
         Ok(verified)
     }
@@ -68,13 +71,8 @@ impl Verified {
     }
 }
 
-async fn repair(node: &LocalNode, engine: &dyn LocalStore, image: &mut VerifiedImage, steps: &Steps) {
-    let keyring = node.parts.manager.node_keyring().await;
-    let credentials = |repository: &str| {
-        let found = keyring.lookup_at(repository).into_iter().filter(TrackedCredential::is_usable);
-        found.map(|tracked| tracked.credential).collect()
-    };
-    match engine.repair(&ImageId::new(&image.id), &credentials, &progress(Arc::clone(steps))).await {
+async fn repair(images: &Images, engine: &dyn LocalStore, image: &mut VerifiedImage, steps: &Steps) {
+    match engine.repair(&ImageId::new(&image.id), &images.credentials().await, &progress(Arc::clone(steps))).await {
         Ok(()) => {
             image.result = "repaired".into();
             let parts = image.layers.iter_mut().map(|layer| &mut layer.part).chain([&mut image.documents]);
@@ -86,18 +84,15 @@ async fn repair(node: &LocalNode, engine: &dyn LocalStore, image: &mut VerifiedI
     }
 }
 
-fn log(report: &VerifyReport, repair: bool, images: &[VerifiedImage]) {
-    let count = |result: &str| images.iter().filter(|image| image.result == result).count();
-    tracing::info!(
-        images = images.len(),
-        damaged = report.images.iter().filter(|image| image.is_damaged()).count(),
-        repaired = count("repaired"),
-        repair,
-        "verified the store"
-    );
-}
-
 fn image_of(image: &ImageCheck) -> VerifiedImage {
+    let layer = |(name, check): &(LayerName, LayerCheck)| VerifiedLayer {
+        diff_id: name.diff_id.to_string(),
+        blob: name.blob.as_ref().map(Digest::to_string),
+        part: part(&check.findings),
+        files: check.files,
+        bytes: check.bytes,
+        unread: check.unread,
+    };
     let (digests, names) = image.names.iter().cloned().partition(|name| name.contains('@'));
     VerifiedImage {
         id: image.id.to_string(),
@@ -105,19 +100,8 @@ fn image_of(image: &ImageCheck) -> VerifiedImage {
         digests,
         result: if image.is_damaged() { "damaged" } else { "ok" }.into(),
         documents: part(&image.documents),
-        layers: image.layers.iter().map(|(name, check)| layer_of(name, check)).collect(),
+        layers: image.layers.iter().map(layer).collect(),
         failure: None,
-    }
-}
-
-fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
-    VerifiedLayer {
-        diff_id: name.diff_id.to_string(),
-        blob: name.blob.as_ref().map(Digest::to_string),
-        part: part(&check.findings),
-        files: check.files,
-        bytes: check.bytes,
-        unread: check.unread,
     }
 }
 

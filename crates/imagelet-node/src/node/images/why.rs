@@ -3,26 +3,25 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::SystemTime,
 };
 
 use imagelet_core::{
     audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
-    gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
-    image::{ByteSize, ImageId, ImageKey, Reference, counted, shown_name},
+    gc::{GcDecision, GcGoal, GcOutcome},
+    image::{ByteSize, Image, ImageId, ImageKey, Reference, counted, shown_name},
     inventory::{ImageEntry, Snapshot},
 };
 use imagelet_oci::command_of_owner;
 use serde::{Deserialize, Serialize};
-use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
+use super::Images;
 use crate::{
     api::{HeldBackRow, ImageRow, PullRow, Queue, Steps, milliseconds_of, moment},
-    config::{Backend, Settings},
+    config::Backend,
     durations::took,
     failure::Failure,
     node::{
-        Command, LocalNode,
+        Collection, Command, LocalNode,
         pulls::{held_back, pulls_of, queue},
     },
 };
@@ -142,25 +141,71 @@ impl From<PullHost> for WhyHost {
 
 impl Command for WhyRequest {
     const NAME: &'static str = "why";
+    type Service = LocalNode;
     type Answer = Why;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Why, Failure> {
+        let images = &node.pulls.images;
         let text = self.image.trim().to_owned();
         if text.is_empty() {
             return Err(Failure::new("InvalidArgument", "an empty text names no image"));
         }
         let mut problems = Vec::new();
         // The recorded history is reported although the store or runtime does not answer.
-        let present = node.look(&text).await.unwrap_or_else(|failure| {
-            problems.push(failure.to_string());
-            None
-        });
-        let decisions = Arc::clone(&node.parts.decisions);
-        let wanted = present.as_ref().map_or_else(|| text.clone(), |image| image.id.to_string());
+        let present = images.look(&text).await.map_err(|failure| problems.push(failure.to_string()));
+        let present = present.ok().flatten();
+        let mut history = images.history_of(text.clone(), present.as_ref()).await?;
+        let status = node.pulls.manager.status();
+        let Queue { pulls, .. } = queue(node.pulls.manager.status());
+        if history.images.is_empty()
+            && let Ok(name) = text.parse::<Reference>()
+        {
+            let names = vec![name.canonical().to_string()];
+            let is_pulled = !pulls_of(&pulls, &names).is_empty();
+            history.images.extend(is_pulled.then(|| ImageHistory { names, ..ImageHistory::default() }));
+        }
+        if history.images.is_empty() {
+            return Err(images.unknown(&text, &history, problems.first()));
+        }
+        if history.images.len() > IMAGES_MAX {
+            let message = format!("`{}` means {}", shown_name(&text), counted(history.images.len(), "image"));
+            return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
+        }
+        let rows = images.rows().await.map_err(|failure| problems.push(failure.to_string()));
+        let presence_unknown = rows.is_err();
+        let rows = rows.unwrap_or_default();
+        let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
+        let predicted = if is_listed { predict(&node.collection).await } else { Ok(Prediction::default()) };
+        let predicted = predicted.map_err(|failure| problems.push(failure.to_string())).unwrap_or_default();
+        let snapshot = images.inventory.snapshot();
+        let mut found: Vec<WhyImage> = Vec::new();
+        for image in history.images {
+            let row = history_row(image, &rows, &predicted, snapshot.as_deref());
+            let (pulls, held_back) = (pulls_of(&pulls, &row.names), held_back(&status, &row.names));
+            found.push(WhyImage { pulls, held_back, ..row });
+        }
+        found.sort_by_key(|image| image.now.is_none());
+        problems.dedup();
+        Ok(Why {
+            images: found,
+            on_record_since: history.since.and_then(moment),
+            lost: history.lost,
+            damaged: history.damage.lines,
+            problems,
+            presence_unknown,
+        })
+    }
+}
+
+impl Images {
+    /// What is recorded of a name or id, and of the present image that has it.
+    async fn history_of(&self, text: String, present: Option<&Image>) -> Result<History, Failure> {
+        let log = Arc::clone(&self.log);
+        let id = present.map(|image| image.id.to_string()).filter(|id| *id != text);
         let read = tokio::task::spawn_blocking(move || {
-            let history = decisions.history(&text)?;
+            let history = log.history(&text)?;
             // Its name may be recorded for images that it named before.
-            let own = if wanted == text { History::default() } else { decisions.history(&wanted)? };
+            let own = id.map(|id| log.history(&id)).transpose()?.unwrap_or_default();
             Ok::<_, std::io::Error>((history, own))
         });
         let read = read.await?;
@@ -180,88 +225,27 @@ impl Command for WhyRequest {
                 None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
             }
         }
-        let Queue { pulls, .. } = queue(node.parts.manager.status());
-        if history.images.is_empty()
-            && let Ok(name) = self.image.trim().parse::<Reference>()
-        {
-            let names = vec![name.canonical().to_string()];
-            let is_pulled = !pulls_of(&pulls, &names).is_empty();
-            history.images.extend(is_pulled.then(|| ImageHistory { names, ..ImageHistory::default() }));
-        }
-        if history.images.is_empty() {
-            let image = shown_name(&self.image);
-            if let Some(problem) = problems.first() {
-                let message = format!("no record of `{image}`, and it is not known whether it is present: {problem}");
-                return Err(Failure::new("Unavailable", message));
-            }
-            let message = format!("no record of `{image}`, and it is not present");
-            let since = history.since.and_then(moment).map_or_else(
-                || "there are no records at all; `imagelet help why` says what is recorded".to_owned(),
-                |since| format!("the records begin at {since}; `imagelet ls` lists what is present"),
-            );
-            let pulls = changing(&node.settings())
-                .map(|by| format!("{by} changes the store; its pulls are recorded when they end"));
-            return Err(Failure::new("NotFound", message).or_hint(&pulls.unwrap_or(since)));
-        }
-        if history.images.len() > IMAGES_MAX {
-            let images = counted(history.images.len(), "image");
-            let message = format!("`{}` means {images}", shown_name(&self.image));
-            return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
-        }
-        let (rows, presence_unknown) = match node.rows().await {
-            Ok(rows) => (rows, false),
-            Err(failure) => {
-                problems.push(failure.to_string());
-                (Vec::new(), true)
-            }
-        };
-        let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
-        let predicted = if is_listed { predict(node).await } else { Ok(Prediction::default()) };
-        let predicted = predicted.map_err(|failure| problems.push(failure.to_string())).unwrap_or_default();
-        let mut images: Vec<WhyImage> =
-            history.images.into_iter().map(|image| history_row(image, &rows, &predicted)).collect();
-        if let Some(snapshot) = node.parts.inventory.snapshot() {
-            images.iter_mut().filter(|image| image.now.is_some()).for_each(|image| image.remember(&snapshot));
-        }
-        images.sort_by_key(|image| image.now.is_none());
-        let status = node.parts.manager.status();
-        for image in &mut images {
-            image.pulls = pulls_of(&pulls, &image.names);
-            image.held_back = held_back(&status, &image.names);
-        }
-        problems.dedup();
-        Ok(Why {
-            images,
-            on_record_since: history.since.and_then(moment),
-            lost: history.lost,
-            damaged: history.damage.lines,
-            problems,
-            presence_unknown,
-        })
+        Ok(history)
     }
-}
 
-/// The command in another process that changes the store of this one: it may pull what is asked for.
-fn changing(settings: &Settings) -> Option<String> {
-    match &settings.images.backend {
-        Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
-        Backend::Cri(_) => None,
-    }
-}
-
-impl WhyImage {
-    fn remember(&mut self, snapshot: &Snapshot) {
-        let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
-        let is_it = |entry: &&Arc<ImageEntry>| {
-            entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler
-        };
-        let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
-        (self.uses, self.last_user) = (entry.usage.history.uses, entry.usage.user.clone());
-        if let Some(pulled) = entry.usage.pulled {
-            self.pulled_at = moment(pulled.at);
-            self.pulled_bytes = Some(pulled.bytes.0);
-            self.pulled_in_ms = Some(milliseconds_of(pulled.duration));
+    /// The failure for an image without a record.
+    fn unknown(&self, text: &str, history: &History, problem: Option<&String>) -> Failure {
+        let image = shown_name(text);
+        if let Some(problem) = problem {
+            let message = format!("no record of `{image}`, and it is not known whether it is present: {problem}");
+            return Failure::new("Unavailable", message);
         }
+        // A command of another process may pull it.
+        let changing = match &self.settings().images.backend {
+            Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
+            Backend::Cri(_) => None,
+        };
+        let hint = match (changing, history.since.and_then(moment)) {
+            (Some(by), _) => format!("{by} changes the store; its pulls are recorded when they end"),
+            (None, Some(since)) => format!("the records begin at {since}; `imagelet ls` lists what is present"),
+            (None, None) => "there are no records at all; `imagelet help why` says what is recorded".to_owned(),
+        };
+        Failure::new("NotFound", format!("no record of `{image}`, and it is not present")).or_hint(&hint)
     }
 }
 
@@ -277,18 +261,19 @@ struct Prediction {
     frame: WhyNext,
 }
 
-async fn predict(node: &LocalNode) -> Result<Prediction, Failure> {
-    let settings = node.settings();
-    let policy = settings.collection.policy;
-    let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
-    // The audit log records collections, not requests for a prediction.
-    let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
-    let report = planned.map_err(|error| Failure::because("could not plan the next collection", &error))?;
+async fn predict(collection: &Collection) -> Result<Prediction, Failure> {
+    let report = collection.plan(GcGoal::Threshold).await;
+    let report = report.map_err(|error| Failure::because("could not plan the next collection", &error))?;
+    let settings = collection.images.settings();
+    let placed = |(place, decision): (usize, GcDecision)| {
+        let place = (decision.outcome == GcOutcome::Chosen).then_some(place);
+        (decision.key(), (decision, place))
+    };
     Ok(Prediction {
         frame: WhyNext {
             used_percent: Some(report.disk_before.used_percent()),
-            high_percent: policy.high().get(),
-            low_percent: policy.low().get(),
+            high_percent: settings.collection.policy.high().get(),
+            low_percent: settings.collection.policy.low().get(),
             mode: settings.collection.mode.name().into(),
             ..WhyNext::default()
         },
@@ -296,26 +281,26 @@ async fn predict(node: &LocalNode) -> Result<Prediction, Failure> {
     })
 }
 
-fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Option<usize>)) {
-    let place = (decision.outcome == GcOutcome::Chosen).then_some(place);
-    (decision.key(), (decision, place))
-}
-
-pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
-    let predicted = predict(node).await.unwrap_or_else(|failure| {
+pub(crate) async fn predict_all(collection: &Collection, rows: &mut [ImageRow]) {
+    let predicted = predict(collection).await.unwrap_or_else(|failure| {
         tracing::warn!(problem = failure.to_string(), "could not predict the next collection");
         Prediction::default()
     });
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
         let Some((decision, place)) = predicted.decisions.get(&key) else { continue };
-        let goes = place.is_some();
+        let goes = if place.is_some() { "goes" } else { "stays" };
         row.next_code = Some(decision.reason.code().to_owned());
-        row.next_reason = Some(format!("{}: {}", if goes { "goes" } else { "stays" }, decision.reason));
+        row.next_reason = Some(format!("{goes}: {}", decision.reason));
     }
 }
 
-fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -> WhyImage {
+fn history_row(
+    image: ImageHistory,
+    rows: &[ImageRow],
+    predicted: &Prediction,
+    snapshot: Option<&Snapshot>,
+) -> WhyImage {
     let key = ImageKey::parse(&image.key);
     let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
     let next = predicted.decisions.get(&key).map(|(decision, place)| WhyNext {
@@ -329,10 +314,18 @@ fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
     let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.details.bytes);
+    let is_it = |entry: &&Arc<ImageEntry>| entry.key() == key;
+    let entry = snapshot.and_then(|snapshot| snapshot.entries.iter().find(is_it)).filter(|_| now.is_some());
+    let pulled = entry.and_then(|entry| entry.usage.pulled.as_ref());
     WhyImage {
         id: key.id().to_string(),
         names,
         size: now.as_ref().map(|row| row.size).or(removed).unwrap_or_default(),
+        uses: entry.map_or(0, |entry| entry.usage.history.uses),
+        last_user: entry.and_then(|entry| entry.usage.user.clone()),
+        pulled_at: pulled.and_then(|pulled| moment(pulled.at)),
+        pulled_bytes: pulled.map(|pulled| pulled.bytes.0),
+        pulled_in_ms: pulled.map(|pulled| milliseconds_of(pulled.duration)),
         next: next.filter(|_| now.is_some()),
         now,
         history: image.acts.into_iter().map(happening).collect(),

@@ -5,5 +5,46 @@ mod pull;
 mod pull_progress;
 mod status_rows;
 
-pub(crate) use pull_progress::progress_row;
+use std::sync::Arc;
+
+use imagelet_core::{credentials::Providers, image::Reference, manager::ImageManager};
+use tokio::time::Instant;
+
+use super::Images;
+use crate::{api::PullProgressRow, traces::Tracer};
+use pull_progress::progress_row;
 pub(crate) use status_rows::{held_back, pulls_of, queue};
+
+/// The service of pulls: ensures images, and shows how far that is.
+#[derive(Clone, Debug)]
+pub struct Pulls {
+    pub images: Images,
+    pub manager: Arc<ImageManager>,
+    pub tracer: Tracer,
+    pub providers: Arc<Providers>,
+}
+
+impl Pulls {
+    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
+    /// ended.
+    pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullProgressRow>) {
+        let ((version, pulls), now) = (self.manager.pulls_since(version), Instant::now());
+        let is_silent = self.images.local().is_none();
+        let row = |pull| {
+            let row = progress_row(pull, is_silent, now);
+            PullProgressRow { bytes_estimated: self.estimated(&row), ..row }
+        };
+        (version, pulls.into_iter().map(row).collect())
+    }
+
+    /// The likely size for a runtime that reports none: the size of the image that had this name before.
+    fn estimated(&self, pull: &PullProgressRow) -> Option<u64> {
+        if pull.bytes_total.is_some() {
+            return None;
+        }
+        let name = pull.image.parse::<Reference>().ok()?.canonical().to_string();
+        let snapshot = self.images.inventory.snapshot()?;
+        let known = snapshot.entries.iter().find(|entry| entry.image.tags.contains(&name));
+        known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
+    }
+}

@@ -13,13 +13,14 @@ use imagelet_core::{
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
+use super::Pulls;
 use crate::{
     api::{
         EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, milliseconds_of,
         moment, watcher,
     },
     failure::Failure,
-    node::{AnswerTime, Command, LocalNode},
+    node::{AnswerTime, Command, Images},
     traces::RequestTrace,
 };
 
@@ -32,26 +33,27 @@ const POD_INITIALIZING: &str = "PodInitializing";
 impl Command for PodRequest {
     const NAME: &'static str = "ensure";
     const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Service = Pulls;
     type Answer = PodEnsured;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
+    async fn run(self, pulls: &Pulls, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
-        if !node.settings().pulls.node_policy.pods.sends_runtime_handler {
+        if !pulls.images.settings().pulls.node_policy.pods.sends_runtime_handler {
             // The kubelet sends one only with a feature gate that is off.
             request.common.pull.image.runtime_handler = String::new();
         }
-        let mut listening = Listening::new(node.parts.events.follow(), &request);
-        let is_silent = node.local().is_none();
+        let mut listening = Listening::new(pulls.images.events.follow(), &request);
+        let is_silent = pulls.images.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
         let finished = |image, outcome: &PodOutcome| report.finished(image, outcome);
         let ensure = async |trace: RequestTrace| {
             let watcher = |image: usize| trace.watch(&request.images[image].image, report.watcher(image));
-            node.parts.manager.ensure_pod(&request, &watcher, &finished).await
+            pulls.manager.ensure_pod(&request, &watcher, &finished).await
         };
-        let outcomes = listening.during(node.parts.tracer.ensure_pod(&self.pod.name, ensure)).await;
+        let outcomes = listening.during(pulls.tracer.ensure_pod(&self.pod.name, ensure)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| report.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
-        fill_sizes(node, &mut images).await;
+        fill_sizes(&pulls.images, &mut images).await;
         Ok(PodEnsured { events: listening.heard, kind: self.kind.clone(), pod: self.pod.clone(), images })
     }
 }
@@ -207,12 +209,12 @@ fn failure_of(error: &EnsureError) -> Failure {
     failure
 }
 
-async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
+async fn fill_sizes(images: &Images, rows: &mut [PodImageRow]) {
     // Containers of one pod often share an image: the runtime is asked once.
     let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
         if !known.contains_key(&row.id) {
-            let found = node.parts.runtime.images.status(&ImageSpec::new(&row.id)).await;
+            let found = images.runtime.images.status(&ImageSpec::new(&row.id)).await;
             known.insert(row.id.clone(), found.ok().flatten().map(|image| image.size.0));
         }
         row.size = known[&row.id];

@@ -10,25 +10,26 @@ use imagelet_core::{
     runtime,
 };
 
-use super::pods::secrets;
+use super::{Pulls, pods::secrets};
 use crate::{
     api::{PullRequest, Pulled, Step, Steps, milliseconds_of, watcher},
     failure::Failure,
-    node::{AnswerTime, Command, LocalNode},
+    node::{AnswerTime, Command},
 };
 
 impl Command for PullRequest {
     const NAME: &'static str = "pull";
     const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Service = Pulls;
     type Answer = Pulled;
 
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
+    async fn run(self, pulls: &Pulls, steps: Steps) -> Result<Pulled, Failure> {
         let request = ensure_request(&self)?;
-        if node.local().is_none() {
+        if pulls.images.local().is_none() {
             steps(Step::ThroughRuntime);
         }
-        let ensure = |watcher| node.parts.manager.ensure(&request, watcher);
-        let ensured = node.parts.tracer.ensure(request.image(), watcher(steps), ensure).await;
+        let ensure = |watcher| pulls.manager.ensure(&request, watcher);
+        let ensured = pulls.tracer.ensure(request.image(), watcher(steps), ensure).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
             Origin::AlreadyPresent | Origin::Stale { .. } => (true, Duration::ZERO, None),

@@ -13,7 +13,35 @@ use imagelet_runtime::cri::RegistrySettings;
 use imagelet_runtime::{ImportHealth, ImportMode, ImportingImages, RouteTaken};
 use tokio::time::Instant;
 
-use crate::api::{HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, Queue, milliseconds_of, moment};
+use super::Pulls;
+use crate::{
+    api::{
+        HeldBackRow, ImportStatus, OpenCircuitRow, PullRouteRow, PullRow, PullsRequest, Queue, QueueRequest,
+        RunningPulls, Steps, milliseconds_of, moment,
+    },
+    failure::Failure,
+    node::Command,
+};
+
+impl Command for PullsRequest {
+    const NAME: &'static str = "pulls";
+    type Service = Pulls;
+    type Answer = RunningPulls;
+
+    async fn run(self, pulls: &Pulls, _steps: Steps) -> Result<RunningPulls, Failure> {
+        Ok(RunningPulls { pulls: pulls.since(0).1 })
+    }
+}
+
+impl Command for QueueRequest {
+    const NAME: &'static str = "queue";
+    type Service = Pulls;
+    type Answer = Queue;
+
+    async fn run(self, pulls: &Pulls, _steps: Steps) -> Result<Queue, Failure> {
+        Ok(queue(pulls.manager.status()))
+    }
+}
 
 pub(crate) fn queue(status: ManagerStatus) -> Queue {
     let now = Instant::now();

@@ -24,6 +24,7 @@ use crate::{
         CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, Index, MANIFEST_BYTES_MAX, Manifest,
         ManifestDocument, Selected, corrupt, select, unacceptable,
     },
+    pipeline::LayerLimits,
     registry::{ImageDocument, Resolved},
     store::DocumentBytes,
 };
@@ -73,7 +74,9 @@ impl Engine {
     async fn open_archive(&self, place: &ArchivePlace) -> Result<ImageArchive, RuntimeError> {
         let meter = Arc::new(HoldMeter::new(Instant::now()));
         let memory = self.budget.layer(&Arc::default(), &place.path.display().to_string().into(), &meter);
-        let (place, limits) = (place.clone(), self.config.limits);
+        let place = place.clone();
+        let LayerLimits { expansion_max, expansion_free, free_bytes_floor, .. } = self.config.limits;
+        let bounds = (expansion_max, expansion_free, free_bytes_floor);
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
         self.on_disk(move |store| {
@@ -82,7 +85,7 @@ impl Engine {
                 read(ArchiveFiles::of_folder(&place.path)?)
             } else {
                 let (file, staging) = (open_file(&place.path)?, store.stage()?);
-                let plain = spool::plain(file, staging.path(), limits, &cancelled);
+                let plain = spool::plain(file, staging.path(), bounds, &cancelled);
                 plain.and_then(|plain| ArchiveFiles::of_tar(plain, &place.path, &memory)).and_then(read)
             };
             read.map_err(|error| error.about(format!("could not read the archive `{}`", place.path.display())))

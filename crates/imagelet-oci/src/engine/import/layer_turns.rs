@@ -22,8 +22,10 @@ pub(crate) struct LayerTurns {
     /// One entry per wanted layer; the import that passes it to the sink holds the lock.
     wanted: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
     /// Unsynced layers that the sink has, with the imports that will sync them and the views that receive their errors.
-    unsynced: Mutex<HashMap<Digest, Vec<(Weak<()>, Arc<SyncView>)>>>,
+    unsynced: Mutex<HashMap<Digest, Vec<UnsyncedView>>>,
 }
+
+type UnsyncedView = (Weak<()>, Arc<SyncView>);
 
 impl LayerTurns {
     pub(crate) async fn turn(&self, chain: &Digest) -> OwnedMutexGuard<()> {

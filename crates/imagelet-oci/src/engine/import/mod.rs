@@ -8,7 +8,9 @@
 
 pub(super) mod layer_turns;
 
-use crate::layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, Taken};
+use crate::layer_sink::{
+    ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
+};
 use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
@@ -269,7 +271,8 @@ impl Attempt<'_> {
         if self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
-        let tree = layer.tree(implicit).map_err(handover)?;
+        let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
+        let tree = StagedTree { folder, implicit, blob };
         // As soon as the sink has the layer, other imports may build on it.
         let view = Arc::clone(layer.view());
         turns.add(self.unsynced, chain, &view);
@@ -280,7 +283,11 @@ impl Attempt<'_> {
         failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        blocking(move || Ok(layer.taken())).await.map_err(handover)?;
+        let cleared = blocking(move || {
+            layer.taken();
+            Ok(())
+        });
+        cleared.await.map_err(handover)?;
         Ok(vec![view])
     }
 

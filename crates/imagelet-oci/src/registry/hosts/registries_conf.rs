@@ -202,7 +202,9 @@ impl Registry {
             let found = hosts_at(location, rest, self.insecure)?.into_iter();
             hosts.extend(found.map(|host| Host { repository: host.repository.filter(kept), ..host }));
         }
-        hosts.iter_mut().for_each(|host| host.is_mirror = !host.origin.is_same_place(&registry));
+        for host in &mut hosts {
+            host.is_mirror = !host.origin.is_same_place(&registry);
+        }
         if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
             return Err(format!(
                 "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",

@@ -75,13 +75,14 @@ impl Store {
         let number = |place: usize| u32::try_from(place).expect("fewer parts than 2^32");
         for (id, record) in &index.images {
             let mut own = Vec::with_capacity(record.pulled.layers.len() + 1);
-            for ImagePart { key, usage, is_leased } in index.parts(id, record) {
+            for ImagePart { key, usage } in index.parts(id, record) {
                 let place = *places.entry(key).or_insert_with(|| {
                     graph.layers.push(LayerFacts {
                         id: key.to_string().into(),
                         bytes: ByteSize(usage.bytes),
                         inodes: Some(usage.inodes),
-                        held: is_leased,
+                        // A running pull uses it.
+                        held: matches!(key, PartKey::Layer(layer) if index.unfinished.leases.contains_key(layer)),
                         folder: None,
                     });
                     graph.layers.len() - 1
@@ -122,19 +123,18 @@ impl Index {
     /// The present parts of an image, each once.
     pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
         let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
-        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated, is_leased: false });
+        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated });
         for entry in &record.pulled.layers {
             let diff_id = &entry.diff_id;
-            parts.extend(self.layers.get(diff_id).map(|layer| ImagePart {
-                key: PartKey::Layer(diff_id),
-                usage: layer.allocated,
-                is_leased: self.unfinished.leases.contains_key(diff_id),
-            }));
+            parts.extend(
+                self.layers
+                    .get(diff_id)
+                    .map(|layer| ImagePart { key: PartKey::Layer(diff_id), usage: layer.allocated }),
+            );
             let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
             parts.extend(blob.map(|(blob, size)| ImagePart {
                 key: PartKey::Blob(blob),
                 usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
-                is_leased: false,
             }));
         }
         parts.sort_unstable_by_key(|part| part.key);
@@ -164,6 +164,4 @@ impl fmt::Display for PartKey<'_> {
 pub(crate) struct ImagePart<'a> {
     key: PartKey<'a>,
     pub(crate) usage: DiskUsage,
-    /// A running pull uses it.
-    is_leased: bool,
 }

@@ -10,7 +10,6 @@ use std::{
 };
 
 use imagelet_core::{
-    durable::remove_file,
     failpoint,
     image::{Digest, ImageId},
     runtime::{PulledLayer, PulledManifest},
@@ -75,11 +74,6 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
-        settled(self) == settled(other)
-    }
-
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
         let allocated = usage_with(folder, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { disk_bytes: allocated.bytes, allocated, ..self })
@@ -112,7 +106,7 @@ fn usage_with(folder: &Path, record: &impl Serialize) -> io::Result<DiskUsage> {
     disk_usage::measure(folder)?.with_file(folder, checksum::seal(record).len())
 }
 
-const SPARE_RECORD: &str = "spare.json";
+pub(super) const SPARE_RECORD: &str = "spare.json";
 
 /// Where a spare layer comes from, as `spare.json` beside its `layer.json` has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -129,15 +123,6 @@ impl SpareRecord {
         fs::write(folder.join(SPARE_RECORD), checksum::seal(self))?;
         failpoint!("layer.resumable");
         Ok(())
-    }
-
-    pub(crate) fn read(folder: &Path) -> io::Result<Self> {
-        checksum::open(&fs::read(folder.join(SPARE_RECORD))?)
-    }
-
-    /// Removes it from a layer that becomes part of the store.
-    pub(crate) fn remove(folder: &Path) -> io::Result<()> {
-        remove_file(&folder.join(SPARE_RECORD))
     }
 }
 

@@ -169,7 +169,7 @@ async fn the_service_keeps_the_promises_of_all_services_whichever_way_pulls_take
         node.runtime.offer("r.io/first:v1", "first", 1000);
         node.runtime.offer("r.io/first-again:v1", "first", 1000);
         node.runtime.offer("r.io/second:v1", "second", 2000);
-        let images = conformance::Images {
+        let images = conformance::PromisedImages {
             first: "r.io/first:v1".into(),
             first_again: "r.io/first-again:v1".into(),
             second: "r.io/second:v1".into(),

@@ -172,7 +172,7 @@ impl World {
     async fn step(&mut self) {
         match self.dice.below(100) {
             0..55 => self.ensure_one().await,
-            55..63 => self.ensure_two().await,
+            55..63 => Box::pin(self.ensure_two()).await,
             63..67 => self.give_up().await,
             67..72 => {
                 let (repository, tag) = (*self.dice.pick(&REPOSITORIES), *self.dice.pick(&TAGS));
@@ -558,7 +558,7 @@ fn no_history_lets_a_pod_use_what_it_has_no_right_to() {
             let mut world = World::new(seed.wrapping_add(history as u64));
             runtime.block_on(async {
                 for _ in 0..STEPS / HISTORIES {
-                    world.step().await;
+                    Box::pin(world.step()).await;
                 }
             });
             seen.add(&world.seen);

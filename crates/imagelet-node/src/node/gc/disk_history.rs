@@ -20,10 +20,10 @@ const HOURS_MAX: f64 = 30.0 * 24.0;
 
 /// The samples, the oldest first.
 #[derive(Debug, Default)]
-pub struct DiskHistory(Mutex<VecDeque<DiskSample>>);
+pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 
 impl DiskHistory {
-    pub fn record(&self, sample: DiskSample) {
+    pub(super) fn record(&self, sample: DiskSample) {
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The clock was set back: samples of its future have no place in a history.
         while samples.back().is_some_and(|last| last.at > sample.at) {
@@ -39,13 +39,13 @@ impl DiskHistory {
         }
     }
 
-    pub fn all(&self) -> Vec<DiskSample> {
+    pub(super) fn all(&self) -> Vec<DiskSample> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
 /// At most `max` samples, evenly spread, always with the last one.
-pub(crate) fn thinned(samples: Vec<DiskSample>, max: usize) -> Vec<DiskSample> {
+pub(super) fn thinned(samples: Vec<DiskSample>, max: usize) -> Vec<DiskSample> {
     let every = samples.len().div_ceil(max.max(1)).max(1);
     let skipped = samples.len().saturating_sub(1) % every;
     if max == 0 { Vec::new() } else { samples.into_iter().skip(skipped).step_by(every).collect() }
@@ -53,13 +53,13 @@ pub(crate) fn thinned(samples: Vec<DiskSample>, max: usize) -> Vec<DiskSample> {
 
 /// How fast the disk fills.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Forecast {
+pub(super) struct Forecast {
     pub growth_per_hour: Option<i64>,
     pub hours_to_high: Option<f64>,
 }
 
-/// Where the straight line through the samples since the last fall crosses `high` bytes, from the present usage on.
-pub(crate) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
+/// Where the straight line from the first sample since the last fall to the last one crosses `high` bytes, from the present usage on.
+pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
     let growth = growth(samples, capacity);
     let hours_to_high = used.and_then(|used| {
         let missing = high.saturating_sub(used) as f64;
@@ -80,16 +80,7 @@ fn growth(samples: &[DiskSample], capacity: u64) -> Option<f64> {
     if last.at - first.at < GROWTH_SECONDS_MIN {
         return None;
     }
-    let count = since.len() as f64;
-    let hours = |sample: &DiskSample| (sample.at - first.at) as f64 / 3600.0;
-    let bytes = |sample: &DiskSample| sample.used as f64 - first.used as f64;
-    let (mean_hours, mean_bytes) =
-        (since.iter().map(hours).sum::<f64>() / count, since.iter().map(bytes).sum::<f64>() / count);
-    let (over, under) = since.iter().fold((0.0, 0.0), |(over, under), sample| {
-        let away = hours(sample) - mean_hours;
-        (over + away * (bytes(sample) - mean_bytes), under + away * away)
-    });
-    Some(if under > 0.0 { over / under } else { 0.0 })
+    Some((last.used as f64 - first.used as f64) / ((last.at - first.at) as f64 / 3600.0))
 }
 
 #[cfg(test)]

@@ -1,18 +1,8 @@
-//! The stop of the daemon: removes its socket, then cancels its calls.
+//! The socket's file, which goes with its daemon.
 
 use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-};
-
-use async_trait::async_trait;
-use bytes::Bytes;
-use tokio_util::sync::CancellationToken;
-
-use super::readiness::Readiness;
-use crate::{
-    api::{EventsRequest, Handler, Replies},
-    failure::Failure,
 };
 
 /// Removes the daemon's socket when dropped, unless another process has replaced it.
@@ -41,28 +31,6 @@ impl Drop for SocketGuard {
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// Commands over the socket, cancelled when the grace period ends.
-pub(super) struct Stoppable {
-    pub(super) node: Readiness,
-    pub(super) working: CancellationToken,
-    /// Cancelled when no more calls are accepted: a stream of events does not delay the stop.
-    pub(super) accepting: CancellationToken,
-}
-
-#[async_trait]
-impl Handler for Stoppable {
-    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Failure> {
-        let node = self.node.node().await.map_err(Failure::from)?;
-        let stopped = if command == EventsRequest::NAME { &self.accepting } else { &self.working };
-        tokio::select! {
-            answer = node.handle(command, body, replies) => answer,
-            () = stopped.cancelled() => {
-                Err(Failure::new("Cancelled", "the daemon is stopping and gave the command up"))
-            }
-        }
-    }
 }
 
 #[cfg(test)]

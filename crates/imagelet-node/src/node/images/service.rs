@@ -1,0 +1,192 @@
+//! The service of images: finds and lists what a store of this process, or a runtime, has.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::SystemTime,
+};
+
+use imagelet_core::{
+    audit_log::{Act, ActCode, AuditLog},
+    credentials::{Credential, NodeKeyring, TrackedCredential},
+    disks::{DiskProbe as _, DiskStats, DiskUse, StatVfs},
+    events::{Event, EventKind, EventSink as _, EventSubject, LogEvents},
+    image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, Reference, shown_name},
+    inventory::{Inventory, Snapshot},
+    runtime::{Certainty, LayerGraph, LocalStore, RuntimeManager},
+};
+
+use tokio::sync::watch;
+
+use super::image_row::{row, row_without_uses};
+use crate::{api::ImageRow, config::Settings, failure::Failure};
+
+#[derive(Clone, Debug)]
+pub struct Images {
+    pub runtime: RuntimeManager,
+    pub inventory: Arc<Inventory>,
+    pub keyring: Arc<NodeKeyring>,
+    pub log: Arc<AuditLog>,
+    pub events: Arc<LogEvents>,
+    pub place: Arc<NodePlace>,
+    /// The settings in force; a reload replaces them.
+    pub settings: watch::Sender<Arc<Settings>>,
+}
+
+/// Where the images are, and what this process may do there.
+#[derive(Debug)]
+pub struct NodePlace {
+    /// `store DIR` or `runtime URI`.
+    pub backend: String,
+    /// The directory of the node's own state.
+    pub state: PathBuf,
+    pub is_read_only: bool,
+    pub is_daemon: bool,
+    /// `false`: uses are unknown, so nothing may be collected.
+    pub uses_known: bool,
+    /// The next pass is the first on this node, whose inventory is empty: it takes adopted images over.
+    pub first_run_adopts: AtomicBool,
+}
+
+impl Images {
+    pub fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.borrow())
+    }
+
+    pub async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {
+        Ok(self.inventory.refresh(SystemTime::now()).await?)
+    }
+
+    /// Records an event of the node itself.
+    pub(crate) fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
+        let subject = EventSubject::Node;
+        self.events.record(Event { kind, reason, message, note: None, subject, cause: None });
+    }
+
+    /// Measures the disks of the runtime now; `Err`: why that failed.
+    pub async fn disks(&self) -> Result<DiskStats, String> {
+        let reported = self.runtime.filesystem().await.map_err(|error| error.chain())?;
+        let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
+        measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    /// The directory of the images and its disk; `None` where it is not visible from here.
+    pub(crate) async fn disk(&self) -> Result<(String, Option<DiskUse>), Failure> {
+        let images = self.runtime.filesystem().await?.images;
+        let mountpoint = images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
+        let disk = StatVfs.look(&mountpoint).ok().filter(|disk| disk.capacity > ByteSize::ZERO);
+        Ok((mountpoint.display().to_string(), disk))
+    }
+
+    /// Bytes of the embedded store. A runtime's figure does not measure its images: containerd counts snapshots without
+    /// content, CRI-O the metadata of its images without their layers.
+    pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
+        if self.local().is_none() {
+            return Ok(None);
+        }
+        Ok(self.runtime.filesystem().await?.images.first().map(|usage| usage.used))
+    }
+
+    pub(crate) async fn sizes(&self) -> Result<KnownSizes, Failure> {
+        let layers = match self.runtime.layers().await {
+            Err(error) if self.local().is_none() => {
+                tracing::warn!(error = error.chain(), "sizes of images are those that the runtime lists");
+                None
+            }
+            layers => layers?,
+        };
+        Ok(KnownSizes { store_bytes: self.store_bytes().await?, layers })
+    }
+
+    pub async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
+        self.listed(&self.sizes().await?).await
+    }
+
+    /// All images, by name.
+    pub(crate) async fn listed(&self, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
+        let refreshed = self.refresh().await;
+        let shares = sizes.layers.as_ref().map(LayerGraph::shares).unwrap_or_default();
+        let mut rows: Vec<ImageRow> = match refreshed {
+            Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
+            Err(failure) if self.local().is_none() => return Err(failure),
+            // From the store alone, while the runtime that runs containers from it does not answer.
+            Err(failure) => {
+                tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
+                let images = self.runtime.list(None).await?.into_images();
+                images.iter().map(|image| row_without_uses(image, &shares)).collect()
+            }
+        };
+        rows.sort_by(|a, b| (a.shown_names(), &a.id).cmp(&(b.shown_names(), &b.id)));
+        Ok(rows)
+    }
+
+    /// Finds an image by any spelling of its name or a prefix of its id.
+    pub async fn find(&self, text: &str) -> Result<Image, Failure> {
+        let found = self.look(text).await?;
+        found.ok_or_else(|| {
+            Failure::new("NotFound", format!("no image `{}`", shown_name(text)))
+                .or_hint("`imagelet ls` lists what is present")
+        })
+    }
+
+    pub async fn look(&self, text: &str) -> Result<Option<Image>, Failure> {
+        if text.is_empty() {
+            return Err(Failure::new("InvalidArgument", "an empty text names no image"));
+        }
+        if let Some(image) = self.runtime.status(&ImageSpec::new(text)).await? {
+            return Ok(Some(image));
+        }
+        // Runtimes look names up literally; users omit the registry and the tag.
+        match text.parse::<Reference>() {
+            Ok(reference) if reference.to_string() != text => {
+                Ok(self.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The usable credentials of the node for a repository, in the order a pull tries them.
+    pub(crate) async fn credentials(&self) -> impl Fn(&str) -> Vec<Credential> + Send + Sync + use<> {
+        let keyring = self.keyring.keyring().await;
+        move |repository| {
+            let found = keyring.lookup_at(repository).into_iter().filter(TrackedCredential::is_usable);
+            found.map(|tracked| tracked.credential).collect()
+        }
+    }
+
+    pub fn local(&self) -> Option<&dyn LocalStore> {
+        self.runtime.local()
+    }
+
+    pub fn store(&self, what: &str) -> Result<&dyn LocalStore, Failure> {
+        self.local().ok_or_else(|| {
+            Failure::new("Unsupported", format!("{what} needs the embedded store, this is {}", self.place.backend))
+                .or_hint("use `--store DIR`")
+        })
+    }
+}
+
+/// Sizes of images, as far as the embedded store or the runtime reports them.
+#[derive(Debug, Default)]
+pub(crate) struct KnownSizes {
+    pub(crate) store_bytes: Option<ByteSize>,
+    pub(crate) layers: Option<LayerGraph>,
+}
+
+impl KnownSizes {
+    /// Bytes that the removal of a runtime's image frees, where every layer was counted.
+    pub(crate) fn freed_by(&self, image: &ImageId) -> Option<u64> {
+        let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
+        Some(graph.freed_by([image]).bytes.0)
+    }
+
+    pub(crate) fn total(&self) -> Option<(u64, Certainty)> {
+        let store = self.store_bytes.map(|bytes| (bytes.0, Certainty::Exact));
+        store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
+    }
+}
+
+/// An act of this moment on these images; its size, time and reason are not known.
+pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
+    Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
+}
