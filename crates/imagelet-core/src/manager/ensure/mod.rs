@@ -220,7 +220,7 @@ impl<'a> Ensuring<'a> {
             }
             Err(refused) => (Err(refused), Err(intent)),
         };
-        let progress = progress.map(|progress| progress.borrow().clone()).unwrap_or_default();
+        let progress = || progress.as_ref().map(|progress| progress.borrow().clone()).unwrap_or_default();
         let failure = match outcome {
             Ok(pulled) => {
                 if let Ok(Some(completion)) = completion {
@@ -228,6 +228,7 @@ impl<'a> Ensuring<'a> {
                 }
                 self.succeeded(&key);
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
+                let progress = progress();
                 let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
                 self.manager.parts.reports.decisions.act(act_of(&pulled, &progress, act));
@@ -248,7 +249,7 @@ impl<'a> Ensuring<'a> {
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         let mut act = act(ActCode::PullFailed, failure.chain());
-        act.details.hosts = progress.hosts;
+        act.details.hosts = progress().hosts;
         self.manager.parts.reports.decisions.act(act);
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);
