@@ -308,7 +308,9 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let connections = found.count("registry.connectionsPerHost", own.registry.connections_per_host, 1..=1000);
     let hosts_dirs: Vec<PathBuf> =
         own.registry.config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
-    hosts_dirs.iter().for_each(|path| found.absolute("registry.configPath", path));
+    for path in &hosts_dirs {
+        found.absolute("registry.configPath", path);
+    }
     let signature_policy = found.path(POLICY, &own.registry.signature_policy);
     if let Some(path) = &signature_policy {
         // A runtime that pulls itself does not know the policy.

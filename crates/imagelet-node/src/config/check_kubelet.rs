@@ -34,10 +34,10 @@ pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<Trace
     let rate = keys.sampling_rate_per_million.unwrap_or_default();
     let key = "tracing.samplingRatePerMillion";
     if rate < 0 {
-        found.add_bare(&[key], format!("{key}: Invalid value: {rate}: sampling rate must be positive"));
+        found.add_bare(&[key], &format!("{key}: Invalid value: {rate}: sampling rate must be positive"));
     } else if rate > 1_000_000 {
         let limit = "sampling rate per million must be less than or equal to one million";
-        found.add_bare(&[key], format!("{key}: Invalid value: {rate}: {limit}"));
+        found.add_bare(&[key], &format!("{key}: Invalid value: {rate}: {limit}"));
     }
     let endpoint = match &keys.endpoint {
         Some(endpoint) if !endpoint.is_empty() => endpoint.as_str(),
@@ -53,7 +53,7 @@ pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<Trace
             let is_url = endpoint.split_once("://").is_none_or(|(scheme, _)| is_scheme(scheme));
             let why =
                 if is_url { why } else { format!("parse {shown}: first path segment in URL cannot contain colon") };
-            found.add_bare(&["tracing.endpoint"], format!("tracing.endpoint: Invalid value: {shown}: {why}"));
+            found.add_bare(&["tracing.endpoint"], &format!("tracing.endpoint: Invalid value: {shown}: {why}"));
             None
         }
     }

@@ -62,7 +62,7 @@ pub fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
 
 /// A variable that is set, not empty, and UTF-8.
 pub fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+    std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
 }
 
 impl Environment {

@@ -68,13 +68,13 @@ impl Violations {
     }
 
     pub(super) fn add_of(&mut self, keys: &[&str], message: impl Display) {
-        self.add_bare(keys, format!("invalid configuration: {message}"));
+        self.add_bare(keys, &format!("invalid configuration: {message}"));
     }
 
     /// For the few messages that the kubelet prints without its usual prefix.
-    pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
+    pub(super) fn add_bare(&mut self, keys: &[&str], message: &str) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        self.0.push(Violation { keys, message: printable(&message) });
+        self.0.push(Violation { keys, message: printable(message) });
     }
 
     /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.

@@ -14,6 +14,7 @@ pub(crate) enum Role {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command")]
 pub(crate) struct InstallArgs {
     /// What the host is for.
     #[arg(long, value_enum, required_unless_present = "uninstall")]

@@ -169,7 +169,7 @@ fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> Str
     let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
     let arguments = format!("{install:?}");
     let parts = [program].into_iter().chain(contents).chain([arguments.as_bytes()]);
-    parts.map(|part| format!("{}\n", Digest::of(part).as_str())).collect()
+    parts.map(|part| Digest::of(part).as_str().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
