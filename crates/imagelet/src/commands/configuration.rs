@@ -54,7 +54,9 @@ pub(super) async fn run(
         result.insert("valid".to_owned(), true.into());
         // A pull says them, too; none keeps the daemon from its start.
         let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
-        warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
+        for warning in &warnings {
+            note(&format!("warning: {warning}"));
+        }
         if !warnings.is_empty() {
             result.insert("warnings".to_owned(), json!(warnings));
         }

@@ -31,8 +31,9 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
                 let held = one.held_until.as_ref();
                 let held = held.map(|until| format!("was held until {until} for a container that may still come"));
                 let by = |verb: &str, by: &[String]| (!by.is_empty()).then(|| format!("{verb} by {}", by.join(", ")));
-                for warning in [held, by("was pinned", &one.pinned_by), by("is awaited", &one.awaited_by)] {
-                    warning.iter().for_each(|warning| note(&format!("warning: `{image}` {warning}")));
+                let warnings = [held, by("was pinned", &one.pinned_by), by("is awaited", &one.awaited_by)];
+                for warning in warnings.into_iter().flatten() {
+                    note(&format!("warning: `{image}` {warning}"));
                 }
                 removed.push((image, one));
             }
