@@ -21,8 +21,8 @@ use imagelet_core::{
     events::{Event, EventSink, PodIdentity},
     manager::{EnsureRequest, ImageManager, ManagerParts, ManagerReports, Origin, PullPolicy},
     metrics::Metrics,
+    ports::{PullWatcher, RuntimeManager, unwatched},
     records::{PullRecords, VerificationPolicy},
-    runtime::{PullWatcher, RuntimeManager, unwatched},
     testing::FakeRuntime,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};

@@ -26,13 +26,14 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe, DiskUse},
+    error::RuntimeError,
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
     inventory::Inventory,
     node_policy::NodePolicy,
-    runtime::{
+    ports::{
         ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, LocalStore, Progress, PullRequest,
-        RuntimeError, RuntimeManager,
+        RuntimeManager,
     },
     testing::FakeRuntime,
 };

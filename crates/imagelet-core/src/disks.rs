@@ -4,7 +4,7 @@ use std::{fmt, io, path::Path, time::SystemTime};
 
 use crate::{
     image::ByteSize,
-    runtime::{Certainty, FilesystemUsage, Freed, ImageFilesystems},
+    ports::{Certainty, FilesystemUsage, Freed, ImageFilesystems},
     text::PlainError,
 };
 

@@ -1,7 +1,7 @@
 //! The decisions of a node's image manager: when an image is pulled, which callers may use it, which image goes.
 //!
-//! Opens no socket and speaks no protocol; it asks through two ports, [`runtime::ImageService`] and
-//! [`runtime::ContainerService`], and touches only local files and child processes.
+//! Opens no socket and speaks no protocol; it asks through two ports, [`ports::ImageService`] and
+//! [`ports::ContainerService`], and touches only local files and child processes.
 
 pub mod audit_log;
 pub mod backoff;
@@ -9,6 +9,7 @@ pub mod bounded_map;
 pub mod credentials;
 pub mod disks;
 pub mod durable;
+pub mod error;
 pub mod events;
 pub mod failpoint;
 pub mod gc;
@@ -19,9 +20,9 @@ pub mod leases;
 pub mod manager;
 pub mod metrics;
 pub mod node_policy;
+pub mod ports;
 pub mod printable;
 pub mod records;
-pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 pub mod text;

@@ -5,10 +5,10 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use imagelet_core::{
+    error::{ErrorClass, Stage},
     events::{Event, EventCause, EventKind, EventSubject, LogEvents},
     image::Reference,
     printable::one_line,
-    runtime::{ErrorClass, Stage},
 };
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{

@@ -3,10 +3,10 @@
 use std::{error::Error, fmt};
 
 use imagelet_core::{
+    error::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
     image::ReferenceError,
     manager::EnsureError,
     printable::printable,
-    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{Deserialize, Serialize};
 

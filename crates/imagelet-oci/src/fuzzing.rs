@@ -15,8 +15,8 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, DigestAlgorithm, Platform, Reference},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use tokio::sync::mpsc;
 

@@ -5,8 +5,9 @@ use std::{fmt, path::PathBuf, sync::Arc};
 use async_trait::async_trait;
 
 use imagelet_core::{
+    error::RuntimeError,
     image::{Digest, ImageId, Reference},
-    runtime::{RuntimeError, chain_ids},
+    ports::chain_ids,
 };
 
 use crate::registry::ImageDocument;

@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::error::RuntimeError;
 use rustix::{
     io::Errno,
     process::{Resource, getrlimit},

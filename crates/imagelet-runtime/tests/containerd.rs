@@ -15,8 +15,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    runtime::{ContainerService, ContainerState, ImageService, PullRequest, RuntimeErrorKind, no_progress},
+    ports::{ContainerService, ContainerState, ImageService, PullRequest, no_progress},
     testing::conformance,
 };
 use imagelet_runtime::cri::{

@@ -10,8 +10,9 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ImageId, ImageSpec},
-    runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
+    ports::{ImageFilesystems, ImageService, Listing, Progress, PullRequest},
     testing::{FakeRuntime, conformance},
 };
 use imagelet_runtime::cri::{Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen};

@@ -14,13 +14,14 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, look_up, split_names},
     manager::{EnsureRequest, ImageManager, ManagerParts, PullPolicy},
-    records::PullRecords,
-    runtime::{
-        FilesystemUsage, ImageFilesystems, ImageService, Listing, NoContainers, Progress, PullRequest, RuntimeError,
-        RuntimeErrorKind, RuntimeManager, unwatched,
+    ports::{
+        FilesystemUsage, ImageFilesystems, ImageService, Listing, NoContainers, Progress, PullRequest, RuntimeManager,
+        unwatched,
     },
+    records::PullRecords,
 };
 
 #[tokio::main]

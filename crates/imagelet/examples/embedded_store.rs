@@ -16,8 +16,8 @@ use imagelet_core::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc},
     inventory::Inventory,
     manager::{EnsureRequest, ImageManager, ManagerParts, PullPolicy},
+    ports::{PullProgress, RuntimeManager},
     records::{PullRecords, VerificationPolicy},
-    runtime::{PullProgress, RuntimeManager},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

@@ -7,8 +7,8 @@ use std::{error::Error, path::Path, sync::Arc, time::Duration};
 use imagelet_core::{
     events::PodIdentity,
     manager::{EnsureRequest, ImageManager, ManagerParts, PullPolicy},
+    ports::{RuntimeManager, unwatched},
     records::{PullRecords, VerificationPolicy},
-    runtime::{RuntimeManager, unwatched},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 

@@ -11,13 +11,14 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::{DiskProbe, DiskUse},
+    error::RuntimeError,
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{Inventory, PullCost, UseReport},
     node_policy::NodePolicy,
-    runtime::{
+    ports::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
-        LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
+        LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeManager, Sandbox,
     },
 };
 

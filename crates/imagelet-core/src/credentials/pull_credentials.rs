@@ -13,7 +13,7 @@ pub(crate) struct PullCredentials {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCredentials {
-    /// As in [`crate::runtime::RegistryHost::host`].
+    /// As in [`crate::ports::RegistryHost::host`].
     pub(crate) host: String,
     /// In the order in which to try them; at least one.
     pub(crate) credentials: Vec<TrackedCredential>,

@@ -34,8 +34,8 @@ use crate::{
     audit_log::AuditLog,
     disks::{DiskProbe, StatVfs},
     inventory::Inventory,
+    ports::RuntimeManager,
     records::PullRecords,
-    runtime::RuntimeManager,
 };
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use crate::{
     disks::DiskUse,
     image::{ByteSize, Percent},
     node_policy::{GcRules, NodePolicy},
-    runtime::Freed,
+    ports::Freed,
     text::PlainError,
 };
 

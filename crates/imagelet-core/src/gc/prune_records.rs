@@ -11,9 +11,9 @@ use std::{
 
 use super::{ImageGc, policy::GcRequest, report::GcReport};
 use crate::{
+    error::error_chain,
     image::ImageId,
     records::{Absent, PruneMark, PullRecords},
-    runtime::error_chain,
 };
 
 #[derive(Debug)]

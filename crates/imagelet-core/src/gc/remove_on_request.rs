@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use super::{ImageGc, reason::Reason, report::GcError};
 use crate::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageSpec, shown_name},
     leases::RemovalBlocker,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::{
         inventory::Inventory,
-        runtime::{ContainerState, ImageService as _, RuntimeManager},
+        ports::{ContainerState, ImageService as _, RuntimeManager},
         testing::FakeRuntime,
     };
 

@@ -10,9 +10,10 @@ use super::{
 use crate::{
     audit_log::{Act, ActCode, ActDetails},
     disks::DiskUse,
+    error::RuntimeError,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, InventoryError},
-    runtime::{Certainty, Freed, RuntimeError},
+    ports::{Certainty, Freed},
     text::{PlainError, aggregate},
 };
 

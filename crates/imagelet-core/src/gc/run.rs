@@ -20,11 +20,12 @@ use super::{
 };
 use crate::{
     disks::{self, DiskUse},
+    error::RuntimeErrorKind,
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{ImageEntry, Snapshot},
     leases::{Removal, RemovalBlocker},
     node_policy::GcRules,
-    runtime::{Freed, LayerGraph, RuntimeErrorKind},
+    ports::{Freed, LayerGraph},
     text::{PlainError, aggregate, duration_text, split_grpc_error},
 };
 

@@ -10,7 +10,7 @@ use std::{
 use crate::inventory::{reference_match::ReferenceMatches, sandboxes::SandboxImages};
 use crate::{
     image::{Image, ImageId, ImageKey},
-    runtime::{Container, Listing, Pod, Sandbox},
+    ports::{Container, Listing, Pod, Sandbox},
 };
 
 /// Longest name of a user: a namespace, a slash and a pod.

@@ -59,9 +59,10 @@ pub use self::{
 };
 use crate::{
     durable::{MachineDisk, StateDir},
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageKey},
     leases::{LeaseFile, LeaseService},
-    runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
+    ports::{Pod, RuntimeManager, SandboxImage},
 };
 
 /// Shortest time between two ledger writes, unless a container comes to an image that had none; it bounds what a crash

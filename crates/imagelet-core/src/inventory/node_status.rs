@@ -73,8 +73,9 @@ mod tests {
 
     use super::*;
     use crate::{
+        error::RuntimeErrorKind,
         image::{ByteSize, ImageId, ImageSpec, ImageUser},
-        runtime::{RuntimeErrorKind, RuntimeManager},
+        ports::RuntimeManager,
         testing::FakeRuntime,
     };
 

@@ -10,9 +10,10 @@ use crate::inventory::{
     observation_window::{VANISHED_WAIT, settling},
 };
 use crate::{
+    error::RuntimeErrorKind,
     image::{Image, ImageSpec},
     leases::{Removal, RemovalBlocker},
-    runtime::{Pod, RuntimeErrorKind},
+    ports::Pod,
 };
 
 impl Inventory {

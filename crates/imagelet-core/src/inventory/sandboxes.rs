@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX, split_known};
-use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
+use crate::{
+    error::RuntimeErrorKind,
+    ports::{Pod, SandboxImage},
+};
 
 pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
 

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::{
         image::{ByteSize, ImageId, ImageSpec, ImageUser},
-        runtime::RuntimeManager,
+        ports::RuntimeManager,
         testing::FakeRuntime,
     };
 

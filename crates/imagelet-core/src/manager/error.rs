@@ -4,9 +4,9 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use crate::{
     credentials::KeyringError,
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain},
     image::{ReferenceError, shown_name},
     records::RecordsError,
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain},
     text::quoted,
 };
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::request::PullPolicy;
 use crate::{
+    error::Fault,
     image::ByteSize,
     metrics::{MetricKind, Metrics, families},
     records::CheckResult,
-    runtime::Fault,
 };
 
 families! {

@@ -42,8 +42,8 @@ use crate::{
     inventory::Inventory,
     metrics::{Family, Metrics},
     node_policy::NodePolicy,
+    ports::{PullEstimate, PullWatcher, RuntimeManager},
     records::PullRecords,
-    runtime::{PullEstimate, PullWatcher, RuntimeManager},
 };
 
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {

@@ -11,7 +11,7 @@ use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind, EventSubject},
     image::{ImageSpec, Reference},
-    runtime::{PullRequest, PullWatcher},
+    ports::{PullRequest, PullWatcher},
 };
 
 /// Most parallel requests for one pod's images; pods have a handful.

@@ -9,7 +9,7 @@ use crate::{
     events::EventSubject,
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Reference, ReferenceError},
     node_policy::NodePolicy,
-    runtime::PullRequest,
+    ports::PullRequest,
 };
 
 /// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.

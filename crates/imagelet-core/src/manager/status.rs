@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::puller::circuit_breaker::OpenCircuit;
-use crate::{events::PodIdentity, runtime::PullProgress};
+use crate::{events::PodIdentity, ports::PullProgress};
 
 #[derive(Clone, Debug, Default)]
 pub struct ManagerStatus {

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use crate::{
+    error::RuntimeErrorKind,
     image::{Digest, Image, ImageId, ImageSpec},
-    runtime::{ImageDetails, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
+    ports::{ImageDetails, ImageService, Listing, Progress, PullEvent, PullRequest, no_progress},
 };
 
 /// Images that the service under test can pull: two different ones, and a second name of the first.
@@ -166,7 +167,7 @@ async fn a_failed_pull_leaves_no_image(service: &dyn ImageService, images: &Prom
 }
 
 async fn an_empty_name_is_refused(service: &dyn ImageService) {
-    let refused = |result: Result<(), crate::runtime::RuntimeError>, call: &str| {
+    let refused = |result: Result<(), crate::error::RuntimeError>, call: &str| {
         let error = result.expect_err("no name means no image");
         assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument, "{call}: {}", error.chain());
     };

@@ -11,11 +11,12 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
-    runtime::{
+    ports::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
         ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, LocalStore, Progress, PullEstimate,
-        PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
+        PullEvent, PullRequest, Sandbox, SandboxImage,
     },
 };
 

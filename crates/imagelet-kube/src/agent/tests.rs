@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{ByteSize, ImageId},
     inventory::Inventory,
     metrics::Metrics,
-    runtime::{ContainerState, RuntimeManager},
+    ports::{ContainerState, RuntimeManager},
     testing::FakeRuntime,
 };
 use kube::Client;

@@ -8,11 +8,12 @@ mod plan;
 use std::{collections::HashMap, num::NonZeroUsize, sync::Arc};
 
 use imagelet_core::{
+    error::ErrorClass,
     events::EventSink,
     image::{ImageSpec, Reference, default_tag},
     manager::{Caller, EnsureError, EnsureRequest, ImageManager, PodRole, PullPolicy},
     metrics::{MetricKind, Metrics, families},
-    runtime::{ErrorClass, Patience, PullRequest, RuntimeManager, unwatched},
+    ports::{Patience, PullRequest, RuntimeManager, unwatched},
 };
 use kube::Client;
 use tokio::sync::watch;

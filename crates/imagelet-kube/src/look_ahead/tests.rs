@@ -6,8 +6,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
     events::{EventSubject, LogEvents},
     manager::{ManagerParts, PullSettings},
+    ports::{ImageService as _, NoContainers},
     records::PullRecords,
-    runtime::{ImageService as _, NoContainers},
     testing::FakeRuntime,
 };
 use serde_json::{Value, json};

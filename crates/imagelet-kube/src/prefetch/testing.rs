@@ -8,10 +8,11 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{ErrorClass, Stage},
     events::Event,
     image::{ByteSize, Digest},
     manager::EnsureRequest,
-    runtime::{ErrorClass, LayerState, PullEvent, PullProgress, PullWatcher, Stage},
+    ports::{LayerState, PullEvent, PullProgress, PullWatcher},
 };
 
 use super::node::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use imagelet_core::{
     image::ByteSize,
+    ports::{LayerState, NextRequest, Progress, PullProgress, PullWatcher, RemovedImage},
     printable::printable,
-    runtime::{LayerState, NextRequest, Progress, PullProgress, PullWatcher, RemovedImage},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

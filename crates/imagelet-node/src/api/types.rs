@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use imagelet_core::{
     inventory::NodeImage,
-    runtime::{ArchivePlace, Finding},
+    ports::{ArchivePlace, Finding},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

@@ -13,7 +13,7 @@ use imagelet_core::{
     inventory::ImageEntry,
     manager,
     metrics::{Family, MetricKind, Metrics, families},
-    records, runtime,
+    ports, records,
 };
 use rustix::{
     param::{clock_ticks_per_second, page_size},
@@ -57,7 +57,7 @@ families! {
 fn families() -> impl Iterator<Item = &'static Family> {
     let of_core = manager::metric_families()
         .chain(records::metric_families())
-        .chain(runtime::metric_families())
+        .chain(ports::metric_families())
         .chain(credentials::metric_families())
         .chain(imagelet_kube::metric_families());
     let of_node = [gc::FAMILIES, FAMILIES].into_iter().flatten().copied();

@@ -8,12 +8,13 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     disks::DiskUse,
+    error::{ErrorClass, Stage},
     events::{Event, EventKind, EventSink as _, EventSubject},
     gc::GcPolicy,
     image::{ByteSize, ImageId, ImageSpec, Reference},
     inventory::{OwnedPin, PinPattern},
     manager::{EnsureRequest, PullPolicy, PullState, PullStatus},
-    runtime::{ErrorClass, PullEstimate, PullWatcher, Stage},
+    ports::{PullEstimate, PullWatcher},
 };
 use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIORITY, PrefetchNode, SetPin};
 

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::runtime::{FilesystemUsage, ImageFilesystems, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
+    ports::{FilesystemUsage, ImageFilesystems},
+};
 use tokio::time::Instant;
 
 /// Timeout of the runtime; then the last answer is returned: a kubelet does not start without one.

@@ -11,14 +11,12 @@ use std::{path::PathBuf, time::SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
+    error::{RuntimeError, RuntimeErrorKind},
     events::EventKind,
     gc::UsedImages,
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PullPolicy},
-    runtime::{
-        ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind,
-        unwatched,
-    },
+    ports::{ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, unwatched},
 };
 
 use super::filesystems::FilesystemAnswers;
@@ -147,7 +145,7 @@ impl ImageService for ServedImages {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::Patience;
+    use imagelet_core::ports::Patience;
 
     use super::*;
 

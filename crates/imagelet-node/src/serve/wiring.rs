@@ -14,18 +14,19 @@ use imagelet_core::{
         CredentialProvider, CredentialQuery, NodeKeyring, Provided, Providers, Standalone, TokenCache, TokenSource,
         TrackedCredential,
     },
+    error::RuntimeErrorKind,
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
     inventory::Inventory,
     manager::{ImageManager, ManagerParts, ManagerReports, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
+    ports::{
+        CombinedContainers, ContainerService, ImageFilesystems, ImageService, NoContainers, RuntimeManager,
+        UsableImages,
+    },
     printable::printable,
     records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
-    runtime::{
-        CombinedContainers, ContainerService, ImageFilesystems, ImageService, NoContainers, RuntimeErrorKind,
-        RuntimeManager, UsableImages,
-    },
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent, NodeAgentParts};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};

@@ -23,10 +23,11 @@ use std::{
 };
 
 use imagelet_core::{
+    error::Fault,
     image::shown_name,
     manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
-    runtime::{Fault, PullWatcher},
+    ports::PullWatcher,
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,

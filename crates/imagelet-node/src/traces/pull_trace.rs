@@ -5,7 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use imagelet_core::runtime::{PullEnd, PullProgress};
+use imagelet_core::ports::{PullEnd, PullProgress};
 use opentelemetry::{KeyValue, trace::SpanContext};
 use tokio::time::Instant;
 

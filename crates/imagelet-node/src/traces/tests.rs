@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, sync::Mutex};
 
 use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
 use imagelet_core::{
+    error::RuntimeError,
     image::{ByteSize, Digest},
     manager::EnsureError,
-    runtime::{LayerState, PullEnd, PullEvent, PullProgress, RuntimeError, unwatched},
+    ports::{LayerState, PullEnd, PullEvent, PullProgress, unwatched},
 };
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{

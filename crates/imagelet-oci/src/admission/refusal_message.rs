@@ -1,8 +1,8 @@
 //! The message of a refusal, with its arithmetic.
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, counted},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{Admission, Amount, Demand, Space};

@@ -1,6 +1,6 @@
 //! Tables of admitted and rejected pulls, and the messages of rejections.
 
-use imagelet_core::{image::ByteSize, runtime::RuntimeErrorKind};
+use imagelet_core::{error::RuntimeErrorKind, image::ByteSize};
 
 use super::{
     Admission::{Compressed, Off, Strict},

@@ -4,9 +4,10 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use imagelet_core::{
+    error::RuntimeError,
     hold::SharedThing,
     image::{ByteSize, Digest},
-    runtime::{Progress, PullEvent, RoomMade, RoomWanted, RuntimeError},
+    ports::{Progress, PullEvent, RoomMade, RoomWanted},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 

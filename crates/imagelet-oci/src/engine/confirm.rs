@@ -4,8 +4,9 @@
 use std::{path::Path, sync::Arc};
 
 use imagelet_core::{
+    error::{RuntimeError, Stage},
     image::{ByteSize, Digest, ImageId},
-    runtime::{ImageDetails, JsonText, RuntimeError, Stage},
+    ports::{ImageDetails, JsonText},
 };
 
 use super::{Engine, estimate::PullTarget};

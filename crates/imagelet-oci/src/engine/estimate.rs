@@ -8,8 +8,9 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
+    error::RuntimeError,
     image::{ByteSize, Digest, Platform, Reference},
-    runtime::{Patience, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError},
+    ports::{Patience, Progress, PullEstimate, PullEvent, PullRequest},
 };
 use tokio::time::Instant;
 

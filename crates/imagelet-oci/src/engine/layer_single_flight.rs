@@ -10,9 +10,10 @@ use std::{
 };
 
 use imagelet_core::{
+    error::RuntimeError,
     hold::{CHECK_PERIOD, HoldPolicy, SharedThing},
     image::Digest,
-    runtime::{Progress, RuntimeError},
+    ports::Progress,
 };
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit},

@@ -25,13 +25,14 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     hold::HoldPolicy,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference, ReferenceError, shown_name},
-    runtime::{
+    ports::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
         MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RegistryHost,
-        RuntimeError, RuntimeErrorKind, StoreMeasure, VerifyProgress, VerifyReport,
+        StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 use tokio::time::Instant;

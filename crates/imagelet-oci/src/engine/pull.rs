@@ -9,8 +9,9 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, ImageId, ImageUser, counted},
-    runtime::{Progress, PullEvent, PullRequest, PulledLayer, PulledManifest, RuntimeError, RuntimeErrorKind},
+    ports::{Progress, PullEvent, PullRequest, PulledLayer, PulledManifest},
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{Digest, Reference},
-    runtime::PulledLayer,
+    ports::PulledLayer,
 };
 
 use super::Engine;

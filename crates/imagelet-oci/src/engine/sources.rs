@@ -2,8 +2,9 @@
 
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::Reference,
-    runtime::{Credentials, RegistryHost, RuntimeError, RuntimeErrorKind},
+    ports::{Credentials, RegistryHost},
 };
 
 use crate::registry::Registry;

@@ -4,8 +4,9 @@
 use std::{io::Read as _, path::Path};
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{ByteSize, Reference},
-    runtime::{ArchivePlace, ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    ports::ArchivePlace,
     trusted_files,
 };
 

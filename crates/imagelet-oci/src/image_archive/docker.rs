@@ -8,8 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use imagelet_core::{
+    error::RuntimeError,
     image::{ByteSize, Digest, DigestAlgorithm, counted},
-    runtime::RuntimeError,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -204,7 +204,7 @@ fn lacks(name: &str) -> RuntimeError {
 mod tests {
     use std::{fs, path::Path};
 
-    use imagelet_core::runtime::RuntimeErrorKind;
+    use imagelet_core::error::RuntimeErrorKind;
 
     use super::*;
 

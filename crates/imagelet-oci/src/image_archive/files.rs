@@ -9,8 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 use imagelet_core::image::ByteSize;
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, image::Digest};
 use serde::{Deserialize, Serialize};
 
 use super::ArchivedImage;

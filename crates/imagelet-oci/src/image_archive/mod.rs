@@ -20,8 +20,8 @@ use std::{
 
 use bytes::Bytes;
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{ByteSize, Digest, Reference},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use self::files::FoundFile;

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use imagelet_core::{image::ByteSize, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, image::ByteSize};
 
 use super::check_cancelled;
 use crate::{

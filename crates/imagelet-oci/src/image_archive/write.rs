@@ -7,8 +7,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, DigestAlgorithm},
-    runtime::{ArchivePlace, RuntimeError, RuntimeErrorKind},
+    ports::ArchivePlace,
 };
 use serde_json::json;
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, image::Digest};
 use serde::Deserialize;
 
 use super::{Descriptor, ImageConfig, Manifest, media, printable, unacceptable};

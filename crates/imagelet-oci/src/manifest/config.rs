@@ -1,8 +1,8 @@
 //! The configuration of an image: what runs in it, as whom, and the identities of its unpacked layers.
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, Stage},
     image::{ByteSize, Digest, Platform},
-    runtime::{ErrorClass, Fault, RuntimeError, Stage},
 };
 use serde::Deserialize;
 

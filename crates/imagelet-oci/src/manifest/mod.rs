@@ -12,9 +12,9 @@ mod selection;
 use std::fmt;
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{ByteSize, Digest},
     printable::{is_unprintable, printable_start},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{
     Deserialize, Deserializer,

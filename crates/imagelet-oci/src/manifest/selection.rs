@@ -2,8 +2,8 @@
 //! configurations do.
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use super::{

@@ -2,8 +2,8 @@
 
 use futures_util::FutureExt as _;
 use imagelet_core::{
+    error::RuntimeErrorKind::{self, Corrupt, Unacceptable},
     image::Platform,
-    runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable},
 };
 
 use super::{selection::IndexMatch, *};

@@ -23,11 +23,10 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId, ImageSpec},
-    runtime::{
-        Container, ContainerService, ContainerState, MountOptions, MountedImage, RuntimeError, RuntimeErrorKind,
-    },
+    ports::{Container, ContainerService, ContainerState, MountOptions, MountedImage},
     text::file_time,
 };
 use rustix::{io::Errno, mount::MountFlags};

@@ -7,8 +7,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
-    runtime::{MountedImage, RuntimeError, RuntimeErrorKind},
+    ports::MountedImage,
 };
 use rustix::{
     io::Errno,

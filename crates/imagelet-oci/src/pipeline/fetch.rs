@@ -9,9 +9,10 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     hold::{CHECK_PERIOD, PullWait, SharedThing},
     image::{ByteSize, DigestAlgorithm},
-    runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    ports::{LayerState, Progress, PullEvent},
 };
 use tokio::{
     sync::mpsc,

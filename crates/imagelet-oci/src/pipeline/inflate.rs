@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
 use super::{
     buffer_pool::{BlockWriter, Expansion},

@@ -24,9 +24,10 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     hold::{HoldPolicy, SharedThing},
     image::Digest,
-    runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    ports::{LayerState, Progress, PullEvent},
 };
 use tokio::{sync::mpsc, time::Instant};
 

@@ -12,7 +12,7 @@ use std::{
 use imagelet_core::{
     hold::{CHECK_PERIOD, HoldMeter, PullWait, SharedThing},
     image::Digest,
-    runtime::{Progress, PullEvent},
+    ports::{Progress, PullEvent},
 };
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 

@@ -15,8 +15,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     hold::{CHECK_PERIOD, GRACE, HoldPolicy, SharedThing, WAIT_FAIR},
-    runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
+    ports::Progress,
 };
 use tokio::{
     sync::Notify,
@@ -266,7 +267,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use imagelet_core::runtime::no_progress;
+    use imagelet_core::ports::no_progress;
 
     use super::*;
 

@@ -7,9 +7,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::Digest,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use rustix::fs::{Mode, OFlags};
 

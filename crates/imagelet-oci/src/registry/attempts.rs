@@ -11,7 +11,8 @@ use std::{
 
 use imagelet_core::{
     backoff::{grown, random_share, scattered},
-    runtime::{Party, Patience, RuntimeError},
+    error::{Party, RuntimeError},
+    ports::Patience,
 };
 use tokio::time::Instant;
 

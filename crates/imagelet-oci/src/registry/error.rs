@@ -4,8 +4,8 @@ use std::{sync::LazyLock, time::Duration};
 
 use imagelet_core::{
     credentials::{Secret, spellings},
+    error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     printable::is_unprintable,
-    runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
 use regex_lite::{Captures, Regex};
 

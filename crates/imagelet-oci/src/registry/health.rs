@@ -15,7 +15,7 @@ use std::{
 use imagelet_core::{
     backoff::grown,
     durable::replace_file_unsynced,
-    runtime::{ErrorClass, Fault, Party},
+    error::{ErrorClass, Fault, Party},
 };
 use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::Instant};
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_host_is_bad_for_all_repositories_after_failures_of_two_or_of_its_own_connection() {
         use ErrorClass::{ConnectionRefused, RateLimited, RegistryFailed, TimedOut};
-        use imagelet_core::runtime::Stage;
+        use imagelet_core::error::Stage;
         let of = |party, stage, class| Fault { party, ..Fault::new(class, stage) };
         let own = |class| of(Party::Registry, Stage::Manifest, class);
         let store = |class| of(Party::RedirectTarget, Stage::Connect, class);

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::Reference,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{

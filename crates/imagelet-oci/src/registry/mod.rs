@@ -29,7 +29,7 @@ use std::{
 };
 
 use http::HeaderValue;
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 use tokio::sync::Semaphore;
 
 use self::{

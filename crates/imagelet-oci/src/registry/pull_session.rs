@@ -13,8 +13,9 @@ use http::{HeaderMap, HeaderValue, header};
 use imagelet_core::{
     audit_log::PullHost,
     credentials::{Credential, CredentialKind, Secret},
+    error::{ErrorClass, RuntimeError},
     image::{Reference, is_docker_hub},
-    runtime::{ErrorClass, Patience, Progress, PullEvent, RuntimeError},
+    ports::{Patience, Progress, PullEvent},
 };
 
 use tokio::sync::OnceCell;

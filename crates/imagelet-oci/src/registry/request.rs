@@ -10,7 +10,8 @@ use std::{
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
     backoff::random_share,
-    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
+    ports::PullEvent,
 };
 use tokio::time::Instant;
 

@@ -10,8 +10,9 @@ use futures_util::FutureExt as _;
 use http::StatusCode;
 use imagelet_core::{
     credentials::Credential,
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
-    runtime::{ErrorClass, Fault, Patience, PullEvent, RegistryHost, RuntimeError, RuntimeErrorKind, Stage},
+    ports::{Patience, PullEvent, RegistryHost},
 };
 
 use tokio::time::Instant;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, Reference},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use serde::Deserialize;
 

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::{durable::replace_file_unsynced, failpoint, image::ImageId, runtime::RuntimeError};
+use imagelet_core::{durable::replace_file_unsynced, error::RuntimeError, failpoint, image::ImageId};
 
 use super::{
     Store, could_not,

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
 
 use super::{
     Store, could_not,
@@ -381,7 +381,7 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::RuntimeErrorKind;
+    use imagelet_core::error::RuntimeErrorKind;
 
     use super::*;
     use crate::store::StoreOptions;

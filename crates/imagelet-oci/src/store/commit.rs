@@ -9,9 +9,9 @@ use std::{
 
 use imagelet_core::{
     durable::{remove_file, sync_folder},
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{

@@ -7,8 +7,9 @@
 use std::{io, path::Path};
 
 use imagelet_core::{
+    error::RuntimeError,
     image::{Digest, ImageId},
-    runtime::{Findings, RuntimeError},
+    ports::Findings,
 };
 
 use super::{

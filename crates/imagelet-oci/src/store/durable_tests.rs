@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use imagelet_core::runtime::{Findings, PulledLayer, PulledManifest};
+use imagelet_core::ports::{Findings, PulledLayer, PulledManifest};
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId},

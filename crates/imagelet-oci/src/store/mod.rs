@@ -47,9 +47,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 pub(crate) use self::{

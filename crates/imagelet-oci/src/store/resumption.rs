@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
 /// Shared by all that a pull stages; allowed from its start until an error that a further attempt would meet again.
 #[derive(Clone, Debug)]

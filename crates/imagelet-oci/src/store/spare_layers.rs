@@ -21,11 +21,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{
-    failpoint,
-    image::Digest,
-    runtime::{PulledLayer, RuntimeError},
-};
+use imagelet_core::{error::RuntimeError, failpoint, image::Digest, ports::PulledLayer};
 
 use super::{
     StagedBlob, Staging, Store, could_not,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use imagelet_core::{failpoint, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, failpoint};
 
 use super::{Store, could_not, files::durable::remove_tree};
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
 
 use super::{
     Store, could_not,

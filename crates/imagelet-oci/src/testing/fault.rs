@@ -1,6 +1,6 @@
 //! What a fault does: at which place of a pull, how often, and in which way.
 
-use imagelet_core::runtime::{ErrorClass, Stage};
+use imagelet_core::error::{ErrorClass, Stage};
 
 /// A named fault of a registry, and what a pull is to report that has no other host.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! The named faults, each with what a pull reports whose only host has it.
 
-use imagelet_core::runtime::{ErrorClass as Class, Stage};
+use imagelet_core::error::{ErrorClass as Class, Stage};
 
 use super::fault::{Act, Certificate, Listens, Place, RegistryFault, Script, Times, always, once, times};
 use Place::{Any, Config, Layer, Manifest, Storage, Token};

@@ -1,8 +1,9 @@
 //! What another repository has to send before it is given what is here, and what is recorded of what it did not send.
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, LocalStore as _, PullRequest, RuntimeErrorKind},
+    ports::{ImageService as _, LocalStore as _, PullRequest},
 };
 use imagelet_oci::Engine;
 use serde_json::{Value, json};
@@ -158,7 +159,7 @@ async fn a_digest_that_is_here_is_confirmed_by_its_registry_each_time_without_a_
             platform: Some("linux/s390x".parse().expect("a platform")),
             ..PullRequest::default()
         };
-        engine.pull(&foreign, imagelet_core::runtime::no_progress()).await.expect_err("it is not served");
+        engine.pull(&foreign, imagelet_core::ports::no_progress()).await.expect_err("it is not served");
         // What is gone there, or refused by now, is not had from here.
         let served = registry.file(&path);
         registry.forget(&path);

@@ -11,12 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     events::PodIdentity,
     image::{ByteSize, ImageId, ImageSpec},
-    runtime::{
-        Freed, ImageService as _, MakeRoom, Progress, PullEvent, PullRequest, RemovedImage, RoomMade, RoomWanted,
-        RuntimeError, RuntimeErrorKind,
-    },
+    ports::{Freed, ImageService as _, MakeRoom, Progress, PullEvent, PullRequest, RemovedImage, RoomMade, RoomWanted},
 };
 use imagelet_oci::{Admission, Engine, EngineConfig};
 

@@ -8,10 +8,11 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, DigestAlgorithm, ImageId, ImageSpec},
-    runtime::{
+    ports::{
         ArchivePlace, ExportRequest, ExportedImage, ImageService as _, ImportOutcome, ImportRequest, LayerState,
-        LocalStore as _, Progress, PullEvent, RuntimeError, RuntimeErrorKind, no_progress,
+        LocalStore as _, Progress, PullEvent, no_progress,
     },
 };
 use imagelet_oci::{Engine, EngineConfig};

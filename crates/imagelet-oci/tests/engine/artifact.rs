@@ -4,11 +4,9 @@ use std::{collections::BTreeMap, path::Path};
 
 use imagelet_core::{
     credentials::Credential,
+    error::RuntimeErrorKind,
     image::ImageSpec,
-    runtime::{
-        ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, RuntimeErrorKind,
-        no_progress,
-    },
+    ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
 use imagelet_oci::Engine;
 use imagelet_oci::ImportStage;

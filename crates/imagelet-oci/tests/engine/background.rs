@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc};
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Durability, Engine, EngineConfig};
 

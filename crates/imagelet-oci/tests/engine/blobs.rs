@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
@@ -130,7 +130,7 @@ async fn break_off(engine: &Arc<Engine>, registry: &TestRegistry, root: &Path, w
     };
     if waits {
         let error = pulling.await.expect("no panic").expect_err("it never comes to its end");
-        assert_eq!(error.kind(), imagelet_core::runtime::RuntimeErrorKind::TimedOut, "{}", error.chain());
+        assert_eq!(error.kind(), imagelet_core::error::RuntimeErrorKind::TimedOut, "{}", error.chain());
         return;
     }
     for _ in 0..500 {

@@ -2,8 +2,9 @@
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::RuntimeErrorKind,
     image::{ByteSize, ImageSpec, Platform},
-    runtime::{ImageService as _, LocalStore as _, PullEstimate, PullRequest, RuntimeErrorKind, no_progress},
+    ports::{ImageService as _, LocalStore as _, PullEstimate, PullRequest, no_progress},
 };
 use imagelet_oci::{
     Engine,

@@ -9,8 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use imagelet_oci::{ImportError, ImportStage, ImportedImage, LayerImport, LayerSink, StagedTree, Taken};
 use tokio::sync::watch;

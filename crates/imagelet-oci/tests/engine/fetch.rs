@@ -1,6 +1,6 @@
 //! What a pull does with mirrors that serve other bytes than they were asked for.
 
-use imagelet_core::runtime::RuntimeErrorKind;
+use imagelet_core::error::RuntimeErrorKind;
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
 use crate::{

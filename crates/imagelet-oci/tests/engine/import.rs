@@ -10,8 +10,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{Digest, ImageId, ImageSpec},
-    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
+    ports::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, no_progress},
 };
 use imagelet_oci::{DocumentBytes, EngineImporter, ImageDocument, ImportError, ImportStage};
 use imagelet_oci::{Engine, EngineConfig};
@@ -133,7 +134,7 @@ async fn a_sink_gets_the_documents_and_every_layer_and_nothing_is_left() {
     assert_eq!(bed.left(), Vec::<String>::new());
     let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
     assert_eq!(seen, ["resolved 3", "done", "done", "done", "committing"]);
-    assert_eq!(bed.engine.filesystem().await.unwrap().reserved, imagelet_core::runtime::Freed::default());
+    assert_eq!(bed.engine.filesystem().await.unwrap().reserved, imagelet_core::ports::Freed::default());
 }
 
 fn bytes_of(document: &ImageDocument) -> Vec<u8> {

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeErrorKind, no_progress};
+use imagelet_core::{
+    error::RuntimeErrorKind,
+    ports::{LayerState, Progress, PullEvent, no_progress},
+};
 use imagelet_oci::ImportStage;
 
 use crate::{

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{Image, ImageSpec},
-    runtime::{ImageService as _, Listing, LocalStore as _},
+    ports::{ImageService as _, Listing, LocalStore as _},
 };
 use imagelet_oci::Engine;
 

@@ -24,10 +24,10 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use fixture::{Layer, TestRegistry};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ImageId, ImageSpec},
-    runtime::{
-        ImageService as _, LayerState, LocalStore as _, MountOptions, Progress, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, no_progress,
+    ports::{
+        ImageService as _, LayerState, LocalStore as _, MountOptions, Progress, PullEvent, PullRequest, no_progress,
     },
     testing::conformance,
 };

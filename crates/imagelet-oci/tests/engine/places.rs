@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
+    ports::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
 use imagelet_oci::{EngineConfig, RegistryConfig, UNPACK_MEMORY_MIN};
 

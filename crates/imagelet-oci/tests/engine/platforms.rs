@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use imagelet_core::{
+    error::{ErrorClass, RuntimeError, RuntimeErrorKind},
     image::{Digest, ImageId, ImageSpec, Platform},
-    runtime::{
-        ArchivePlace, ErrorClass, ImageService as _, ImportOutcome, ImportRequest, LocalStore as _, PullRequest,
-        RuntimeError, RuntimeErrorKind, no_progress,
-    },
+    ports::{ArchivePlace, ImageService as _, ImportOutcome, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
 use imagelet_oci::Engine;
 use imagelet_oci::ImportStage;

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     audit_log::PullHost,
     image::ImageSpec,
-    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
+    ports::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 

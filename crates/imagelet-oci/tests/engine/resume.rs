@@ -3,8 +3,9 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, LocalStore as _, RuntimeErrorKind},
+    ports::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
@@ -83,7 +84,7 @@ async fn an_unpacked_layer_of_an_unfinished_pull_serves_the_next_one() {
         assert!(layers.len() == 2 && layers.iter().all(|path| path.starts_with("layers/")), "{way}: {layers:?}");
         assert!(!tree(root).into_keys().any(|path| path.ends_with("spare.json")), "{way}");
         let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("a report");
-        assert!(!report.images.iter().any(imagelet_core::runtime::ImageCheck::is_damaged), "{way}: {report:?}");
+        assert!(!report.images.iter().any(imagelet_core::ports::ImageCheck::is_damaged), "{way}: {report:?}");
         engine.remove(&ImageSpec::new(registry.name(&format!("{name}:v1")))).await.expect("removed");
         assert_eq!(content(root), Vec::<String>::new(), "{way}");
     }

@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
+    error::RuntimeError,
     events::PodIdentity,
     image::{ImageId, ImageSpec},
-    runtime::{ImageService as _, Progress, PullEvent, PullRequest, RuntimeError, no_progress},
+    ports::{ImageService as _, Progress, PullEvent, PullRequest, no_progress},
 };
 use imagelet_oci::EngineImporter;
 use imagelet_oci::{Engine, EngineConfig};

@@ -5,11 +5,9 @@ use std::{path::Path, process::Command};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
     credentials::Credential,
+    error::{ErrorClass, RuntimeErrorKind},
     image::{Digest, ImageSpec},
-    runtime::{
-        ArchivePlace, ErrorClass, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, RuntimeErrorKind,
-        no_progress,
-    },
+    ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, no_progress},
 };
 use imagelet_oci::{EngineConfig, RegistryConfig};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! What the walk along the path of a pull reports of each fault.
 
 use futures_util::{StreamExt as _, stream};
-use imagelet_core::runtime::Stage;
+use imagelet_core::error::Stage;
 use imagelet_oci::testing::{FAULTS, RegistryFault};
 
 use crate::scene::Scene;

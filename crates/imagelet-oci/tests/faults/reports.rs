@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use imagelet_core::runtime::{Progress, PullEvent};
+use imagelet_core::ports::{Progress, PullEvent};
 use imagelet_oci::testing::FAULTS;
 use tokio::time::Instant;
 

@@ -4,8 +4,9 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
+    error::RuntimeError,
     image::{ImageId, ImageSpec},
-    runtime::{ImageService as _, Progress, PullRequest, RuntimeError, no_progress},
+    ports::{ImageService as _, Progress, PullRequest, no_progress},
 };
 use imagelet_oci::{
     Durability, Engine, EngineConfig, PathReport, PathStep, RegistryConfig, check_path,

@@ -18,8 +18,9 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use imagelet_core::{
+    error::RuntimeError,
     image::{Digest, ImageId, ImageSpec},
-    runtime::{ImageService as _, LocalStore as _, MountOptions, PullRequest, RuntimeError, no_progress},
+    ports::{ImageService as _, LocalStore as _, MountOptions, PullRequest, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

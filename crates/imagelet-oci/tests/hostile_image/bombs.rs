@@ -1,6 +1,6 @@
 //! Layers that want more than they are worth: windows, expansion, files, layers.
 
-use imagelet_core::runtime::RuntimeErrorKind::{DiskFull, Unacceptable};
+use imagelet_core::error::RuntimeErrorKind::{DiskFull, Unacceptable};
 
 use super::{
     case::{Bench, Case, pull},

@@ -8,8 +8,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Image as FileEntry, ImageId, ImageSpec},
-    runtime::{ImageDetails, ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    ports::{ImageDetails, ImageService as _, PullRequest, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

@@ -1,6 +1,6 @@
 //! How a layer is packed.
 
-use imagelet_core::{image::Digest, runtime::RuntimeErrorKind::Corrupt};
+use imagelet_core::{error::RuntimeErrorKind::Corrupt, image::Digest};
 use serde_json::json;
 
 use super::{

@@ -1,8 +1,8 @@
 //! Configurations that are none, that lie, or that would like to be obeyed.
 
 use imagelet_core::{
+    error::RuntimeErrorKind::{Corrupt, Unacceptable},
     image::ImageUser,
-    runtime::RuntimeErrorKind::{Corrupt, Unacceptable},
 };
 use serde_json::json;
 
@@ -95,7 +95,7 @@ fn b064() -> Vec<Case> {
         Case::new("B064", "endless", Image::good("e").serving_config(Answer::endless("", "{", vec![b' '; 64 << 10])))
             .fails(Corrupt, &[&Image::good("e").config_digest()]),
         Case::new("B064", "missing", Image::good("gone").serving_config(Answer::ok("", "").status(404)))
-            .fails(imagelet_core::runtime::RuntimeErrorKind::NotFound, &[&Image::good("gone").config_digest()]),
+            .fails(imagelet_core::error::RuntimeErrorKind::NotFound, &[&Image::good("gone").config_digest()]),
         Case::new(
             "B064",
             "no machine named",

@@ -1,11 +1,9 @@
 //! Bytes that are not what their digest, size or diff-id says.
 
 use imagelet_core::{
+    error::RuntimeErrorKind::{Corrupt, InvalidArgument, Unacceptable},
     image::{Digest, DigestAlgorithm},
-    runtime::{
-        ImageService as _,
-        RuntimeErrorKind::{Corrupt, InvalidArgument, Unacceptable},
-    },
+    ports::ImageService as _,
 };
 use serde_json::{Value, json};
 

@@ -10,8 +10,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::ImageSpec,
-    runtime::{ImageService as _, LocalStore as _, RuntimeErrorKind},
+    ports::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Engine, EngineConfig};
 use rustix::mount::{MountFlags, UnmountFlags};

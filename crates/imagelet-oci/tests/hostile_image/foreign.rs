@@ -1,6 +1,6 @@
 //! Layers that are said to be elsewhere.
 
-use imagelet_core::runtime::RuntimeErrorKind::{NotFound, Unacceptable};
+use imagelet_core::error::RuntimeErrorKind::{NotFound, Unacceptable};
 use serde_json::json;
 
 use super::{

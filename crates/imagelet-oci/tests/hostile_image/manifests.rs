@@ -1,6 +1,6 @@
 //! Documents that are two things, none, too large or too deep.
 
-use imagelet_core::runtime::RuntimeErrorKind::{Corrupt, Unacceptable};
+use imagelet_core::error::RuntimeErrorKind::{Corrupt, Unacceptable};
 use serde_json::{Value, json};
 
 use super::{
@@ -226,7 +226,7 @@ fn b063() -> Vec<Case> {
         Case::new("B063", "null for entries", Image::good("x").with_manifest(r#"{"manifests":null}"#).content_type(INDEX)).fails(Unacceptable, &["nothing"]),
         Case::new("B063", "an entry without platform", Image::good("x").below_index(&json!(null))),
         Case::new("B063", "an entry that is missing", nested(1).manifest(|index| index["manifests"][0]["digest"] = Image::good("never put").digest().into()))
-            .fails(imagelet_core::runtime::RuntimeErrorKind::NotFound, &[&Image::good("never put").digest()]),
+            .fails(imagelet_core::error::RuntimeErrorKind::NotFound, &[&Image::good("never put").digest()]),
         Case::new("B063", "a platform of control characters", Image::good("x").below_index(&json!({"os": "a\u{7}\nb", "architecture": "c"})))
             .fails(Unacceptable, &["a??b/c"]),
         Case::new("B063", "a thousand long platforms", Image::good("x").with_manifest({

@@ -1,6 +1,6 @@
 //! What layers and documents are called.
 
-use imagelet_core::runtime::RuntimeErrorKind::{Corrupt, Unacceptable};
+use imagelet_core::error::RuntimeErrorKind::{Corrupt, Unacceptable};
 use serde_json::json;
 
 use super::{

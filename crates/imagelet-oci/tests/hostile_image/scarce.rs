@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::runtime::RuntimeErrorKind::Unacceptable;
+use imagelet_core::error::RuntimeErrorKind::Unacceptable;
 use imagelet_oci::{Engine, EngineConfig, UNPACK_MEMORY_MIN};
 
 use super::{

@@ -9,8 +9,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::ImageSpec,
-    runtime::{ImageService as _, LocalStore as _, RuntimeError, RuntimeErrorKind},
+    ports::{ImageService as _, LocalStore as _},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

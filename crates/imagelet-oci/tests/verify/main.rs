@@ -11,11 +11,9 @@ use std::{
 
 use fixture::{Layer, TestRegistry, files};
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    runtime::{
-        Finding, ImageService as _, LocalStore as _, MountOptions, PullRequest, RuntimeErrorKind, VerifyReport,
-        no_progress,
-    },
+    ports::{Finding, ImageService as _, LocalStore as _, MountOptions, PullRequest, VerifyReport, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig};
 

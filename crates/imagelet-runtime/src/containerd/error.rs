@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     printable::is_unprintable,
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
 };
 use tonic::{Code, Status};

@@ -13,8 +13,8 @@ use std::{
 
 use imagelet_core::{
     backoff::random_share,
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::shown_name,
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
 };
 use prost::Message;

@@ -6,10 +6,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageId, ImageSpec},
-    runtime::{
+    ports::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
+        Sandbox, SandboxImage, default_sandbox_image,
     },
     text::quoted,
 };

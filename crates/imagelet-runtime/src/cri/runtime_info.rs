@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     image::{DOCKER_HUB_NAMES, Reference, is_docker_hub},
-    runtime::{ImageFilesystems, Members, default_sandbox_image},
+    ports::{ImageFilesystems, Members, default_sandbox_image},
 };
 
 const RUNTIME: &str = "containerd";

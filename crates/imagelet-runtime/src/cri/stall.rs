@@ -7,7 +7,7 @@
 
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
-use imagelet_core::runtime::ImageFilesystems;
+use imagelet_core::ports::ImageFilesystems;
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout_at},
@@ -145,7 +145,7 @@ mod tests {
         time::SystemTime,
     };
 
-    use imagelet_core::{image::ByteSize, runtime::FilesystemUsage};
+    use imagelet_core::{image::ByteSize, ports::FilesystemUsage};
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use imagelet_core::{
     image::{ByteSize, Reference},
-    runtime::{Freed, LayerGraph},
+    ports::{Freed, LayerGraph},
 };
 use jiff::Timestamp;
 

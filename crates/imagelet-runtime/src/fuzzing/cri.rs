@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use imagelet_core::{
+    error::RuntimeError,
     image::{Image, ImageSpec},
-    runtime::{Container, ImageFilesystems, Listing, PullRequest, RuntimeError, Sandbox},
+    ports::{Container, ImageFilesystems, Listing, PullRequest, Sandbox},
 };
 use prost::Message;
 use tonic::{Code, Status};

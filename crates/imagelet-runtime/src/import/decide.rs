@@ -3,8 +3,9 @@
 use std::{collections::HashMap, fmt, time::Duration};
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, Stage},
     image::{ImageSpec, Reference},
-    runtime::{ErrorClass, Fault, ForwardReason, PullRequest, Stage},
+    ports::{ForwardReason, PullRequest},
 };
 use imagelet_oci::ImportStage;
 use tokio::time::Instant;

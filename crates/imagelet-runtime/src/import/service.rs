@@ -10,11 +10,12 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     metrics::Metrics,
-    runtime::{
+    ports::{
         ForwardReason, Freed, ImageDetails, ImageFilesystems, ImageService, Listing, PULLS, Progress, PullEvent,
-        PullRequest, PullRoute, RegistryHost, RuntimeError, RuntimeErrorKind,
+        PullRequest, PullRoute, RegistryHost,
     },
 };
 use imagelet_oci::ImportError;

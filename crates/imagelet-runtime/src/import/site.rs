@@ -10,11 +10,9 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ImageId, Reference},
-    runtime::{
-        ForwardReason, Freed, ImageService, MakeRoom, Progress, PullRequest, RegistryHost, RuntimeError,
-        RuntimeErrorKind,
-    },
+    ports::{ForwardReason, Freed, ImageService, MakeRoom, Progress, PullRequest, RegistryHost},
 };
 use imagelet_oci::{Access, Engine, EngineConfig, EngineImporter, ImportError, ImportStage, StorePlace};
 

@@ -12,7 +12,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId},
-    runtime::{Certainty, Freed, LayerFacts, LayerGraph},
+    ports::{Certainty, Freed, LayerFacts, LayerGraph},
 };
 
 use crate::containerd::{

@@ -14,8 +14,9 @@ use std::{
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::ByteSize,
-    runtime::{Freed, LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind},
+    ports::{Freed, LayerGraph, LayerSource},
 };
 use jiff::Timestamp;
 use tonic::Code;

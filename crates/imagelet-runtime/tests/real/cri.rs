@@ -2,8 +2,9 @@
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::RuntimeError,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError},
+    ports::{ImageFilesystems, ImageService, Listing, Progress, PullRequest},
 };
 use tonic::{Request, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel};
 use tonic_prost::ProstCodec;

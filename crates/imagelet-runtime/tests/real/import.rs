@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ForwardReason, ImageService as _},
+    ports::{ForwardReason, ImageService as _},
 };
 use imagelet_oci::{ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken};
 use imagelet_runtime::{Containerd, ContainerdConfig, containerd::LeaseId, cri::SnapshotterPlace};

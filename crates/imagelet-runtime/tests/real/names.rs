@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::{ByteSize, Image, ImageSpec, ImageUser},
-    runtime::{RemovableNames as _, RuntimeErrorKind},
+    ports::RemovableNames as _,
     testing::FakeRuntime,
 };
 use imagelet_runtime::containerd::{ContainerdNames, LeaseId, v1::images::Image as Record};

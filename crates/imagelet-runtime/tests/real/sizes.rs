@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::Command, time::Duration};
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{Certainty, LayerGraph, LayerSource as _},
+    ports::{Certainty, LayerGraph, LayerSource as _},
 };
 use imagelet_runtime::{
     ContainerdSizes,

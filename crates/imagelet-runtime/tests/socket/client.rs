@@ -6,8 +6,9 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    runtime::{ImageService as _, RuntimeError, RuntimeErrorKind, no_progress},
+    ports::{ImageService as _, no_progress},
     testing::FakeRuntime,
 };
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};

@@ -10,10 +10,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    runtime::{
-        ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
-    },
+    ports::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, no_progress},
     testing::{FakeRuntime, conformance},
 };
 use imagelet_runtime::cri::{

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use imagelet_core::runtime::{ContainerService as _, RuntimeErrorKind};
+use imagelet_core::{error::RuntimeErrorKind, ports::ContainerService as _};
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, listen};
 use prost::Message;
 use tokio_stream::wrappers::UnixListenerStream;

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use imagelet_core::{image::ByteSize, printable::printable, runtime::ArchivePlace};
+use imagelet_core::{image::ByteSize, ports::ArchivePlace, printable::printable};
 use imagelet_node::{
     api::{
         ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,

@@ -138,7 +138,7 @@ fn part(out: &mut dyn Write, name: &str, part: &VerifiedPart) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::Finding;
+    use imagelet_core::ports::Finding;
 
     use super::*;
     use imagelet_node::api::VerifiedLayer;

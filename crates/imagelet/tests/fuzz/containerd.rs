@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, Reference},
-    runtime::{Certainty, LayerGraph},
+    ports::{Certainty, LayerGraph},
 };
 use imagelet_runtime::{
     containerd::v1::{content, images, leases, snapshots},

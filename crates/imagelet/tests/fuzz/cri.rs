@@ -4,8 +4,9 @@
 use std::{collections::BTreeSet, path::Path};
 
 use imagelet_core::{
+    error::RuntimeError,
     image::{Image, ImageSpec},
-    runtime::{PullRequest, RuntimeError},
+    ports::PullRequest,
 };
 use imagelet_runtime::{cri::v1, fuzzing::cri as fuzzing};
 use prost::Message;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::Platform,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::{io::Read as _, path::Path};
 
-use imagelet_core::runtime::RuntimeErrorKind;
+use imagelet_core::error::RuntimeErrorKind;
 
 use super::{
     assert_short_message, fingerprint,

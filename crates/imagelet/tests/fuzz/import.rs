@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, image::Digest};
 
 use super::{
     assert_short_message, blocks,

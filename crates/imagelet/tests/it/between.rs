@@ -3,8 +3,9 @@
 use std::{path::Path, time::Duration};
 
 use imagelet_core::{
+    error::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage},
     image::ImageSpec,
-    runtime::{ErrorClass, ImageService as _, RuntimeError, RuntimeErrorKind, Stage},
+    ports::ImageService as _,
 };
 use serde_json::Value;
 

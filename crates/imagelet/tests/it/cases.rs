@@ -7,10 +7,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use imagelet_core::{
-    image::ImageSpec,
-    runtime::{ImageService as _, RuntimeErrorKind},
-};
+use imagelet_core::{error::RuntimeErrorKind, image::ImageSpec, ports::ImageService as _};
 use prost::Message as _;
 use rustix::process::Signal;
 use serde_json::Value;

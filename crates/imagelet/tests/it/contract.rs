@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ContainerService as _, ContainerState, ImageService as _, PullRequest, no_progress},
+    ports::{ContainerService as _, ContainerState, ImageService as _, PullRequest, no_progress},
     testing::conformance,
 };
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use imagelet_core::runtime::{ContainerService as _, ImageService as _};
+use imagelet_core::ports::{ContainerService as _, ImageService as _};
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_vectors::vectors;
 use prost::Message as _;

@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService as _, PullRequest, no_progress},
+    ports::{ImageService as _, PullRequest, no_progress},
 };
 use imagelet_runtime::cri::RemoteImageService;
 use rustix::process::Signal;

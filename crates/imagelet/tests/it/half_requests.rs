@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{
-    image::ImageSpec,
-    runtime::{ImageService as _, RuntimeError},
-};
+use imagelet_core::{error::RuntimeError, image::ImageSpec, ports::ImageService as _};
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 

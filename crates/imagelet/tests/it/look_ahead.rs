@@ -6,7 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::ImageSpec,
-    runtime::{ImageService as _, PullRequest, no_progress},
+    ports::{ImageService as _, PullRequest, no_progress},
 };
 use imagelet_runtime::cri::RemoteImageService;
 use serde_json::{Value, json};

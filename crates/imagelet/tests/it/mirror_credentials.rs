@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use imagelet_core::runtime::RuntimeErrorKind;
+use imagelet_core::error::RuntimeErrorKind;
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use imagelet_core::runtime::ImageService as _;
+use imagelet_core::ports::ImageService as _;
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use prost::Message as _;
 use serde_json::Value;

@@ -1,10 +1,7 @@
 //! The life of an image between a kubelet and containerd, with a real pod: pulled through imagelet, started, kept while it
 //! is in use, also over restarts of imagelet, and gone when nobody wants it any more.
 
-use imagelet_core::{
-    image::ImageSpec,
-    runtime::{ImageService as _, RuntimeErrorKind},
-};
+use imagelet_core::{error::RuntimeErrorKind, image::ImageSpec, ports::ImageService as _};
 use imagelet_runtime::cri::Endpoint;
 use rustix::process::Signal;
 use tonic::Code;

@@ -4,9 +4,10 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::{RuntimeError, RuntimeErrorKind},
     events::PodIdentity,
     image::ImageSpec,
-    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    ports::{ImageService as _, PullRequest, no_progress},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;

@@ -3,8 +3,9 @@
 use std::{path::Path, time::Duration};
 
 use imagelet_core::{
+    error::RuntimeErrorKind,
     image::ImageSpec,
-    runtime::{ContainerService as _, ContainerState, ImageService as _, RuntimeErrorKind},
+    ports::{ContainerService as _, ContainerState, ImageService as _},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 

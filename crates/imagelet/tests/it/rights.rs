@@ -2,10 +2,7 @@
 
 use std::{fs, path::Path};
 
-use imagelet_core::{
-    image::ImageSpec,
-    runtime::{ImageService as _, RuntimeErrorKind},
-};
+use imagelet_core::{error::RuntimeErrorKind, image::ImageSpec, ports::ImageService as _};
 
 use crate::{
     fake_registry::{Answer, FakeRegistry},

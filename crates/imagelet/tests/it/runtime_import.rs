@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
+use imagelet_core::{image::ImageSpec, ports::ImageService as _};
 use imagelet_runtime::containerd::ContainerdClient;
 use imagelet_runtime::cri::RemoteImageService;
 use rustix::process::Signal;

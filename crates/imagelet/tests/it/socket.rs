@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::ImageService as _;
+use imagelet_core::ports::ImageService as _;
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
 

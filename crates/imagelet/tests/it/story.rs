@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
+use imagelet_core::{image::ImageSpec, ports::ImageService as _};
 use serde_json::Value;
 
 use crate::{

@@ -11,7 +11,7 @@ use super::{KeepRules, labels_read};
 use crate::{
     image::{Image, ImageId, ImageSpec},
     inventory::Snapshot,
-    runtime::RuntimeManager,
+    ports::RuntimeManager,
 };
 
 /// Concurrent calls; the limit leaves capacity of the runtime for pods.

@@ -8,9 +8,9 @@ use std::{collections::BTreeSet, fmt, num::NonZeroU32, time::Duration};
 
 pub(super) use self::{label_cache::LabelCache, matching::held_by_rules};
 use crate::{
+    error::error_chain,
     image::Glob,
     inventory::{PinError, PinPattern},
-    runtime::error_chain,
     text::{PlainError, duration_text},
 };
 

@@ -27,7 +27,7 @@ use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{ImageEntry, Snapshot},
-    runtime::{Certainty, Freed, LayerGraph},
+    ports::{Certainty, Freed, LayerGraph},
 };
 
 /// Everything a plan depends on. Equal inputs give equal plans.

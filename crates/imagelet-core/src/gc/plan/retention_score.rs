@@ -13,7 +13,7 @@ use super::PlanInput;
 use crate::{
     image::ImageId,
     inventory::{PullCost, UseHistory},
-    runtime::LayerGraph,
+    ports::LayerGraph,
 };
 
 /// The assumed interval where none is known: an image unused for a working day is rarely used again.
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::{
         image::ByteSize,
-        runtime::{Certainty, LayerFacts},
+        ports::{Certainty, LayerFacts},
     };
 
     const HOUR: Duration = Duration::from_hours(1);

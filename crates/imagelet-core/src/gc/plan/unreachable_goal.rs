@@ -10,7 +10,7 @@ use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, counted},
     inventory::ImageEntry,
-    runtime::{Certainty, Freed},
+    ports::{Certainty, Freed},
 };
 
 /// Holders of the disk space after all planned removals. The parts add up to the used bytes.

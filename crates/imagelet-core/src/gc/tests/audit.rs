@@ -7,9 +7,10 @@ use futures_util::FutureExt as _;
 use super::{Node, at};
 use crate::{
     audit_log::{ActCode, AuditLog},
+    error::RuntimeErrorKind,
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest},
     image::{ByteSize, ImageSpec},
-    runtime::{ImageService as _, RuntimeErrorKind},
+    ports::ImageService as _,
     testing::in_order,
 };
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     image::{Image, ImageUser},
     inventory::WaitingPod,
-    runtime::ContainerState,
+    ports::ContainerState,
 };
 
 /// An idle image with exactly these names.

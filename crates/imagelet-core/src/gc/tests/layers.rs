@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     image::Percent,
-    runtime::{Certainty, Freed},
+    ports::{Certainty, Freed},
 };
 
 /// Three stacked images, oldest first, and one independent: 600 + 20 + 10 and 100 bytes.

@@ -19,9 +19,10 @@ use self::vectors::Scripted;
 use super::*;
 use crate::{
     disks::DiskUse,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     inventory::{ImageEntry, ImageOrigin, ImageUsage, UseTimes},
-    runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
+    ports::{Container, ContainerService, ContainerState, ImageService, Sandbox},
     testing::{FakeRuntime, WaySettings as _, in_order},
 };
 use async_trait::async_trait;

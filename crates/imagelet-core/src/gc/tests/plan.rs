@@ -11,7 +11,7 @@ use crate::{
     },
     image::{Image, ImageId, Percent},
     inventory::{ImageUsage, PullCost, Snapshot},
-    runtime::{LayerFacts, LayerGraph},
+    ports::{LayerFacts, LayerGraph},
     testing::in_order,
 };
 

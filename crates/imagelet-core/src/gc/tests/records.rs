@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
+    ports::{ContainerState, ImageService},
     records::{AccessProof, Guard, ImageAccess, PullRecords, RecordedSecret, RecordsSettings, VerificationPolicy},
-    runtime::{ContainerState, ImageService},
     testing::WaySettings as _,
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 use crate::{
-    runtime::{
+    ports::{
         Certainty, ImageDetails, ImageFilesystems, LayerFacts, LayerGraph, LayerSource, Listing, Progress, PullRequest,
         RemovableNames,
     },

@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 
 use crate::{
     disks::{DiskProbe, DiskUse},
+    error::RuntimeError,
     gc::*,
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
-    runtime::{
+    ports::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, Sandbox,
+        Sandbox,
     },
     testing::{FakeRuntime, WaySettings as _},
 };

@@ -20,7 +20,7 @@ use crate::{
         Inventory,
         usage_history::image_usage::{ImageOrigin, PullCost, UseHistory, UseTimes},
     },
-    runtime::RuntimeManager,
+    ports::RuntimeManager,
     testing::FakeRuntime,
 };
 

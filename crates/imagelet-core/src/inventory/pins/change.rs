@@ -6,7 +6,7 @@ use crate::inventory::{
     Inventory, InventoryError, PinError,
     pins::{PATTERNS_MAX, PinPattern},
 };
-use crate::{image::Image, runtime::Listing};
+use crate::{image::Image, ports::Listing};
 
 impl Inventory {
     pub fn pins(&self) -> Vec<String> {

@@ -80,7 +80,7 @@ mod tests {
     use std::{sync::Arc, time::SystemTime};
 
     use super::*;
-    use crate::{runtime::RuntimeManager, testing::FakeRuntime};
+    use crate::{ports::RuntimeManager, testing::FakeRuntime};
 
     fn pin(reference: &str, owner: &str) -> (String, String) {
         (reference.to_owned(), owner.to_owned())

@@ -20,7 +20,7 @@ use crate::{
     durable::{Disk, StateDir},
     image::{ImageId, ImageKey},
     leases::{LEASES, LeaseFile, LeaseService},
-    runtime::RuntimeManager,
+    ports::RuntimeManager,
 };
 
 /// A disk whose changes are done at once: the model's clock has no other threads.

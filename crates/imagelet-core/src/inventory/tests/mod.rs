@@ -18,7 +18,7 @@ use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
     inventory::pins::PATTERNS_MAX,
     leases::RemovalBlocker,
-    runtime::{
+    ports::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         Sandbox,
     },

@@ -11,7 +11,7 @@ use crate::{
     image::{ImageId, ImageKey},
     inventory::{ImageEntry, Snapshot},
     leases::RemovalBlocker,
-    runtime::{ContainerState, RuntimeManager, Sandbox},
+    ports::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
 

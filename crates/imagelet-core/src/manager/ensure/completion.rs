@@ -11,8 +11,8 @@ use crate::{
     credentials::PullCredentials,
     image::ByteSize,
     manager::{ImageEnd, puller::Pulled},
+    ports::PullProgress,
     records::{Intent, PullRecords},
-    runtime::PullProgress,
     text::{quoted, whole_milliseconds},
 };
 

@@ -7,8 +7,8 @@ use super::Ensuring;
 use crate::{
     credentials::{CredentialSource, HostCredentials, Keyring, KeyringError, PullCredentials, TrackedCredential},
     manager::{Caller, EnsureError, error::Cause},
+    ports::RegistryHost,
     records::{AccessProof, ImageAccess, RecordedSecret},
-    runtime::RegistryHost,
 };
 
 /// Each part is looked up at most once, and only where needed.

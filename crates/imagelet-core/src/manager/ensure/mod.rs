@@ -31,12 +31,13 @@ use super::{
 use crate::{
     audit_log::ActCode,
     credentials::PullCredentials,
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     events::PodIdentity,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::{PullCost, UseReport},
     metrics::Metrics,
+    ports::{PullEstimate, PullRequest, PullWatcher},
     records::{CheckResult, Intent},
-    runtime::{ErrorClass, Fault, PullEstimate, PullRequest, PullWatcher, RuntimeError, RuntimeErrorKind, Stage},
     text::{quoted, whole_milliseconds},
 };
 

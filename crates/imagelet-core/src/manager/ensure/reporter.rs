@@ -1,9 +1,9 @@
 //! Reports the events of one request, and the startup latency of its pod.
 
 use crate::{
+    error::Fault,
     events::{Event, EventCause, EventKind, EventSubject, PodIdentity},
     manager::{EnsureRequest, ImageEnd, ImageManager, ManagerReports},
-    runtime::Fault,
 };
 
 #[derive(Clone)]

@@ -14,10 +14,10 @@ use super::{
     resolved_names::{ResolvedNames, Subject},
 };
 use crate::{
+    error::RuntimeError,
     image::{ImageId, ImageSpec, Platform, Reference},
     manager::{Ensured, ImageEnd, Origin, PullPolicy, meters},
     records::CLOCK_SLACK,
-    runtime::RuntimeError,
     text::{quoted, whole_milliseconds},
 };
 
@@ -132,7 +132,7 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::runtime::RuntimeErrorKind;
+    use crate::error::RuntimeErrorKind;
 
     #[test]
     fn only_always_and_only_an_outage_looks_for_a_present_image() {

@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
+    error::RuntimeErrorKind,
     events::{EventSink, LogEvents, PodIdentity},
     manager::{ManagerParts, ManagerReports, PullSettings},
     node_policy::NodePolicy,
+    ports::{NoContainers, RuntimeManager, unwatched},
     records::PullRecords,
-    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager, unwatched},
     testing::{FakeRuntime, WaySettings as _},
 };
 

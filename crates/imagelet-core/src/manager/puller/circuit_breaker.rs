@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::{
     bounded_map::make_room,
+    error::{ErrorClass, Fault, Party, RuntimeErrorKind, Stage},
     image::counted,
-    runtime::{ErrorClass, Fault, Party, RuntimeErrorKind, Stage},
 };
 
 const OPENS_AFTER: u32 = 3;

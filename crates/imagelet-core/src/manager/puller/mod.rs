@@ -32,13 +32,11 @@ use super::{
     status::{PullState, PullStatus},
 };
 use crate::{
+    error::{ErrorClass, Party, RuntimeError, RuntimeErrorKind},
     events::{Event, EventCause, EventKind, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     node_policy::NodePolicy,
-    runtime::{
-        ErrorClass, Party, Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeError, RuntimeErrorKind,
-        RuntimeManager,
-    },
+    ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.

@@ -23,7 +23,7 @@ use crate::{
     events::PodIdentity,
     image::{ImageSpec, Platform},
     manager::status::PullStatus,
-    runtime::{PullProgress, PullWatcher},
+    ports::{PullProgress, PullWatcher},
 };
 
 type PullFuture = BoxFuture<'static, Outcome>;

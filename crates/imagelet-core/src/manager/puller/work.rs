@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use super::circuit_breaker::CircuitKey;
 use crate::{
     credentials::PullCredentials,
+    error::RuntimeError,
     image::{ByteSize, ImageKey, Reference},
     manager::{Caller, EnsureRequest},
-    runtime::{PullRequest, RuntimeError},
+    ports::PullRequest,
 };
 
 #[derive(Clone, Debug)]

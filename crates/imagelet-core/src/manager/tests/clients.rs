@@ -102,7 +102,7 @@ async fn a_prefetch_waits_for_open_circuits_and_its_failure_holds_no_pod_back() 
     for _ in 0..6 {
         classes.push(node.ensure(&prefetch("reg.test/app:v1")).await.unwrap_err().class());
     }
-    assert!(classes.contains(&crate::runtime::ErrorClass::HeldBack), "the circuit never opened: {classes:?}");
+    assert!(classes.contains(&crate::error::ErrorClass::HeldBack), "the circuit never opened: {classes:?}");
     assert!(node.manager.status().held_back.is_empty(), "only pods are held back");
     runtime.heal();
     runtime.offer("reg.test/app:v1", "app", 10);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::*;
 use crate::{
     image::Digest,
-    runtime::{Listing, LocalStore, PullEstimate},
+    ports::{Listing, LocalStore, PullEstimate},
 };
 
 const MEGABYTE: u64 = 1_000_000;

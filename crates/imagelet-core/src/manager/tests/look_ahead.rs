@@ -1,7 +1,7 @@
 //! Requests for pods that did not ask yet: what they leave to the request of the pod itself.
 
 use super::*;
-use crate::runtime::{Fault, Stage};
+use crate::error::{Fault, Stage};
 
 fn ahead(image: &str) -> EnsureRequest {
     EnsureRequest { caller: Caller::LookAhead, ..request(image) }

@@ -3,9 +3,10 @@
 use super::*;
 use crate::{
     audit_log::PullHost,
+    error::ErrorClass,
     image::Reference,
+    ports::{PullEvent, RegistryHost},
     records::RecordsSettings,
-    runtime::{ErrorClass, PullEvent, RegistryHost},
 };
 
 const IMAGE: &str = "reg.io/team/app:v1";

@@ -24,14 +24,12 @@ use crate::{
     credentials::{
         Credential, CredentialKind, CredentialSource, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret,
     },
+    error::{ErrorClass, RuntimeError, RuntimeErrorKind},
     events::{Event, EventSubject, LogEvents, PodIdentity},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, default_tag},
     metrics::Metrics,
+    ports::{EncodedPod, ImageFilesystems, ImageService, Listing, NoContainers, Progress, PullRequest, unwatched},
     records::{Absent, ImageAccess, RecordedSecret, VerificationPolicy},
-    runtime::{
-        EncodedPod, ErrorClass, ImageFilesystems, ImageService, Listing, NoContainers, Progress, PullRequest,
-        RuntimeError, RuntimeErrorKind, unwatched,
-    },
     testing::{FakeRuntime, WaySettings as _},
 };
 

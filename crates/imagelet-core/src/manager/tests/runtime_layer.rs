@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     image::Reference,
-    runtime::{Container, ContainerState, Sandbox},
+    ports::{Container, ContainerState, Sandbox},
 };
 
 fn named(id: &str, size: u64) -> Image {

@@ -1,7 +1,7 @@
 //! Stories of turns: who waits for whom, who shares, and who goes away.
 
 use super::{link::Link, *};
-use crate::runtime::Stage;
+use crate::error::Stage;
 
 fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode {
     TestNode::new(Arc::new(images), Wanted { settings, ..Wanted::default() })

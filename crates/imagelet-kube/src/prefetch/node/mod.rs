@@ -15,10 +15,11 @@ use std::{
 
 use imagelet_core::{
     backoff::random_share,
+    error::{ErrorClass, Stage},
     hold::CHECK_PERIOD,
     image::{ImageSpec, Platform},
     manager::{Caller, EnsureRequest},
-    runtime::{ErrorClass, PullRequest, Stage},
+    ports::PullRequest,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{

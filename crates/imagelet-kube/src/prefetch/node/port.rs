@@ -4,10 +4,11 @@ use std::{collections::BTreeSet, fmt, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{ErrorClass, Stage},
     events::Event,
     hold::HoldPolicy,
     manager::EnsureRequest,
-    runtime::{ErrorClass, PullWatcher, Stage},
+    ports::PullWatcher,
 };
 
 /// The image manager of a node, as far as prefetch needs it.

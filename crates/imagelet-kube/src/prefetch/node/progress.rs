@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imagelet_core::{
     hold::HoldMeter,
-    runtime::{PullProgress, PullRoute, PullWatcher},
+    ports::{PullProgress, PullRoute, PullWatcher},
 };
 use tokio::time::Instant;
 
@@ -84,7 +84,7 @@ mod tests {
 
     use imagelet_core::{
         image::{ByteSize, Digest},
-        runtime::{ForwardReason, LayerState, PullEvent},
+        ports::{ForwardReason, LayerState, PullEvent},
     };
 
     use super::*;

@@ -11,7 +11,7 @@ use imagelet_core::{
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest},
     image::{ByteSize, counted, shown_name},
     inventory::VANISHED_WAIT,
-    runtime::{MakeRoom, RemovedImage, RoomMade, RoomWanted},
+    ports::{MakeRoom, RemovedImage, RoomMade, RoomWanted},
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
@@ -275,7 +275,7 @@ fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
 mod tests {
     use imagelet_core::{
         gc::{GcOrder, Shortfall},
-        runtime::Freed,
+        ports::Freed,
     };
 
     use crate::config::{Environment, Sources};

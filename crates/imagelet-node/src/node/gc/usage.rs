@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{disks::DiskUse, gc::GcGoal, image::Digest, inventory::Snapshot, runtime::Certainty};
+use imagelet_core::{disks::DiskUse, gc::GcGoal, image::Digest, inventory::Snapshot, ports::Certainty};
 
 use super::{
     Collection,

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::SystemTime};
 use imagelet_core::{
     audit_log::ActCode,
     image::{Image, ImageKey, Platform, Reference, shown_name},
-    runtime::{self, ImportOutcome},
+    ports::{self, ImportOutcome},
 };
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ impl Command for ExportRequest {
         let store = images.store("an export")?;
         let image = images.find(&self.image).await?;
         let path = self.place.path.clone();
-        let request = runtime::ExportRequest { image: stored_name(&self.image, &image), place: self.place };
+        let request = ports::ExportRequest { image: stored_name(&self.image, &image), place: self.place };
         let exported = store.export(&request, &images.credentials().await, &progress(steps)).await?;
         tracing::info!(image = %exported.id, path = %path.display(), "exported an image");
         let (id, digest) = (exported.id.to_string(), exported.digest.to_string());
@@ -120,14 +120,14 @@ fn stored_name(requested: &str, image: &Image) -> String {
     name.unwrap_or_else(|| image.id.to_string())
 }
 
-fn core_request(asked: &ImportRequest) -> Result<runtime::ImportRequest, Failure> {
+fn core_request(asked: &ImportRequest) -> Result<ports::ImportRequest, Failure> {
     let invalid = |why: String| Failure::new("InvalidArgument", why);
     let name = asked.name.as_deref().map(|name| {
         name.parse::<Reference>().map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(name))))
     });
     let platform = asked.platform.as_deref().map(str::parse::<Platform>).transpose();
     let platform = platform.map_err(|error| invalid(error.to_string()))?;
-    Ok(runtime::ImportRequest { place: asked.place.clone(), name: name.transpose()?, platform })
+    Ok(ports::ImportRequest { place: asked.place.clone(), name: name.transpose()?, platform })
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::time::SystemTime;
 
 use imagelet_core::{
     audit_log::ActCode,
+    error::RuntimeErrorKind,
     gc::UsedImages,
     image::{ByteSize, ImageKey, ImageSpec, Reference},
-    runtime::{MountOptions, MountedImage, RuntimeErrorKind},
+    ports::{MountOptions, MountedImage},
 };
 
 use super::{Images, act_now, image_row::details_of, service::KnownSizes};

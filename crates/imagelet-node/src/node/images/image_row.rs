@@ -6,7 +6,7 @@ use imagelet_core::{
     disks::FsStats,
     image::{Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
-    runtime::{ImageDetails, LayerShare, PulledLayer},
+    ports::{ImageDetails, LayerShare, PulledLayer},
     text::file_time,
 };
 use serde::Serialize;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{events::EventKind, image::counted, runtime::ArchivePlace, text::duration_text, trusted_files};
+use imagelet_core::{events::EventKind, image::counted, ports::ArchivePlace, text::duration_text, trusted_files};
 use tokio::time::Instant;
 
 use super::{Images, archives};

@@ -13,7 +13,7 @@ use imagelet_core::{
     events::{Event, EventKind, EventSink as _, EventSubject, LogEvents},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot},
-    runtime::{Certainty, LayerGraph, LocalStore, RuntimeManager},
+    ports::{Certainty, LayerGraph, LocalStore, RuntimeManager},
 };
 
 use tokio::sync::watch;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore},
+    ports::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore},
 };
 
 use super::Images;

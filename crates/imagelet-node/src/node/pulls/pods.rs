@@ -4,12 +4,13 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    error::ErrorClass,
     events::{EventSubject, PodIdentity, RecordedEvent},
     image::ImageSpec,
     manager::{
         EnsureError, EnsureRequest, Origin, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole, PullPolicy,
     },
-    runtime::{ErrorClass, PullRequest, PullWatcher},
+    ports::{PullRequest, PullWatcher},
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 

@@ -7,7 +7,7 @@ use imagelet_core::{
     events::PodIdentity,
     image::{ImageSpec, shown_name},
     manager::{Caller, EnsureRequest, Origin, PullPolicy},
-    runtime,
+    ports,
 };
 
 use super::{Pulls, pods::secrets};
@@ -71,12 +71,12 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     let is_for_a_pod = !(pod.name.is_empty() && pod.uid.is_empty());
     let pod = PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() };
     Ok(EnsureRequest {
-        pull: runtime::PullRequest {
+        pull: ports::PullRequest {
             image: ImageSpec::new(asked.image.clone()),
             credential,
             pod,
             platform,
-            ..runtime::PullRequest::default()
+            ..ports::PullRequest::default()
         },
         policy,
         caller: if is_for_a_pod { Caller::Pod } else { Caller::Command },

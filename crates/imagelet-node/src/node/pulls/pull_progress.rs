@@ -3,7 +3,7 @@
 use imagelet_core::{
     image::shown_name,
     manager::{PullState, PullStatus},
-    runtime::{LayerState, PullEnd, PullProgress, PullRoute},
+    ports::{LayerState, PullEnd, PullProgress, PullRoute},
 };
 use tokio::time::Instant;
 
@@ -85,9 +85,10 @@ mod tests {
     use std::sync::Arc;
 
     use imagelet_core::{
+        error::RuntimeError,
         events::PodIdentity,
         image::{ByteSize, Digest},
-        runtime::{ForwardReason, PullEvent, RemovedImage, RuntimeError},
+        ports::{ForwardReason, PullEvent, RemovedImage},
     };
 
     use super::*;

@@ -164,7 +164,7 @@ impl PullRouteRow {
 mod tests {
     use imagelet_runtime::cri::{RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
 
-    use imagelet_core::runtime::ForwardReason;
+    use imagelet_core::ports::ForwardReason;
 
     use super::*;
 

@@ -9,11 +9,9 @@ use std::{
 use bytes::Bytes;
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, ImageId, Reference},
-    runtime::{
-        Credentials, ExportRequest, ExportedImage, LayerState, Patience, Progress, PullEvent, RuntimeError,
-        RuntimeErrorKind,
-    },
+    ports::{Credentials, ExportRequest, ExportedImage, LayerState, Patience, Progress, PullEvent},
 };
 
 use super::super::{Engine, blocking, confirm::lost, sources::first_source};

@@ -4,9 +4,10 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use futures_util::FutureExt as _;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     hold::HoldMeter,
     image::{ImageId, Platform, Reference, counted},
-    runtime::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress, RuntimeError, RuntimeErrorKind},
+    ports::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress},
 };
 use tokio::time::Instant;
 

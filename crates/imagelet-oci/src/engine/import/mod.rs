@@ -15,9 +15,10 @@ use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId, Platform, Reference},
-    runtime::{Freed, Progress, PullEvent, PullRequest, RegistryHost, RuntimeError, RuntimeErrorKind},
+    ports::{Freed, Progress, PullEvent, PullRequest, RegistryHost},
 };
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;

@@ -68,7 +68,7 @@ fn caller(namespace: &str) -> Arc<LayerCaller> {
         hold: HoldPolicy::default(),
         rate: Box::new(|| None),
         layer: Digest::of(b"layer"),
-        progress: imagelet_core::runtime::no_progress(),
+        progress: imagelet_core::ports::no_progress(),
     })
 }
 

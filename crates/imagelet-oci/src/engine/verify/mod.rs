@@ -13,11 +13,9 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, shown_name},
-    runtime::{
-        BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, RuntimeError, RuntimeErrorKind, VerifyProgress,
-        VerifyReport,
-    },
+    ports::{BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, VerifyProgress, VerifyReport},
 };
 
 use super::{CancelOnDrop, Engine};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{Credentials, LayerState, Patience, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    ports::{Credentials, LayerState, Patience, Progress, PullEvent},
 };
 
 use crate::{

@@ -10,8 +10,9 @@ use std::time::SystemTime;
 use http::{HeaderMap, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     image::ByteSize,
-    runtime::{ErrorClass, Fault, Party, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
+    ports::PullEvent,
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 

@@ -14,8 +14,8 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, StatusCode, header};
+use imagelet_core::error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use imagelet_core::image::ByteSize;
-use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::Instant;
 
 use self::straggler::WindowMeter;

@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::error::RuntimeError;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::Instant,

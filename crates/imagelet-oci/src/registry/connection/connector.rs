@@ -4,7 +4,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use imagelet_core::runtime::Stage;
+use imagelet_core::error::Stage;
 use rustls::{ClientConfig, ProtocolVersion, pki_types::ServerName};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;

@@ -3,7 +3,7 @@
 use std::{future::Future, io, net::SocketAddr, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use imagelet_core::runtime::Stage;
+use imagelet_core::error::Stage;
 use rustix::net::sockopt;
 use tokio::{
     net::TcpStream,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use http::StatusCode;
-use imagelet_core::runtime::{ErrorClass, RuntimeError, Stage};
+use imagelet_core::error::{ErrorClass, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
 use super::{

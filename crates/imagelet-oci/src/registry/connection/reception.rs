@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{ErrorClass, Stage};
+use imagelet_core::error::{ErrorClass, Stage};
 use tokio::time::{Instant, timeout_at};
 
 use crate::registry::{

@@ -14,7 +14,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper_util::client::legacy::connect::capture_connection;
 use imagelet_core::{
     credentials::Secret,
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::time::{Instant, timeout};
 

@@ -15,8 +15,8 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use imagelet_core::{
+    error::RuntimeError,
     image::{DOCKER_HUB, DOCKER_HUB_HOST},
-    runtime::RuntimeError,
     text::GoDuration,
 };
 use indexmap::IndexMap;

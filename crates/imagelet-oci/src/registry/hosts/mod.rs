@@ -22,8 +22,9 @@ use std::{
 use http::HeaderMap;
 use imagelet_core::{
     credentials::Credential,
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, DOCKER_HUB, DOCKER_HUB_HOST, Reference},
-    runtime::{RegistryHost, RuntimeError, RuntimeErrorKind},
+    ports::RegistryHost,
     trusted_files,
 };
 use indexmap::{IndexMap, IndexSet};

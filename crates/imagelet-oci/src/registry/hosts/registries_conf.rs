@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use imagelet_core::{image::Reference, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, image::Reference};
 use serde::{Deserialize, Deserializer};
 
 use super::{Host, check_folder, complaint, parse_toml, read_file, shown};

@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, path::Path};
 use base64::Engine as _;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::RuntimeError,
     image::{ByteSize, DOCKER_HUB, Reference},
-    runtime::RuntimeError,
 };
 use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};

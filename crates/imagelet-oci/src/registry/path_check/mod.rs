@@ -6,8 +6,9 @@ use std::{sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::Credential,
+    error::{ErrorClass, RuntimeError, Stage},
     image::{Platform, Reference},
-    runtime::{ErrorClass, Patience, RegistryHost, RuntimeError, Stage},
+    ports::{Patience, RegistryHost},
 };
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, fmt::Display, future::Future, time::Duration};
 
-use imagelet_core::runtime::{RuntimeError, Stage};
+use imagelet_core::error::{RuntimeError, Stage};
 use tokio::time::Instant;
 
 tokio::task_local! {

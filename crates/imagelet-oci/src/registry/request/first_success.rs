@@ -9,7 +9,7 @@ mod tests;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use imagelet_core::runtime::{PullEvent, RuntimeError};
+use imagelet_core::{error::RuntimeError, ports::PullEvent};
 use tokio::time::{Instant, sleep_until};
 
 use crate::registry::{

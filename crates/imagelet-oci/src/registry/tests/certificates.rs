@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use imagelet_core::runtime::{ErrorClass, Fault, Stage};
+use imagelet_core::error::{ErrorClass, Fault, Stage};
 use rcgen::{BasicConstraints, CertificateParams, CustomExtension, IsCa, date_time_ymd};
 
 use tokio::{

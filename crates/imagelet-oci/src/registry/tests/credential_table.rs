@@ -8,8 +8,8 @@ use std::{path::Path, time::Duration};
 use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::RuntimeError,
     image::Platform,
-    runtime::RuntimeError,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::CertificateDer;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use imagelet_core::{
+    error::{ErrorClass, Party, RuntimeError, RuntimeErrorKind, Stage},
     image::{Digest, Platform},
-    runtime::{ErrorClass, Party, Patience, RuntimeError, RuntimeErrorKind, Stage},
+    ports::Patience,
 };
 use tokio::time::{Instant, sleep};
 

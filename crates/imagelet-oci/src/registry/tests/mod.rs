@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, Patience, RuntimeError, RuntimeErrorKind, Stage},
+    ports::Patience,
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};

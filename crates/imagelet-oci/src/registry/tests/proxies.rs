@@ -7,8 +7,8 @@ use std::{
 
 use imagelet_core::{
     credentials::Secret,
+    error::{ErrorClass, Fault, RuntimeError, Stage},
     image::Reference,
-    runtime::{ErrorClass, Fault, RuntimeError, Stage},
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy_bidirectional},

@@ -4,8 +4,8 @@ use std::{net::SocketAddr, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
+    error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     image::Platform,
-    runtime::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

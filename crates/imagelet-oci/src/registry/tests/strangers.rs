@@ -4,8 +4,8 @@ use std::{path::Path, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
+    error::{ErrorClass, RuntimeError, RuntimeErrorKind},
     image::Platform,
-    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
 };
 
 use super::fake::{FakeRegistry, Guard, RecordedRequest, Trick};

@@ -8,8 +8,8 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     printable::printable,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock},

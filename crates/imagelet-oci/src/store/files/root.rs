@@ -14,8 +14,8 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
-    runtime::{RuntimeError, RuntimeErrorKind},
     trusted_files::{Exposure, folder_exposure},
 };
 use rustix::{

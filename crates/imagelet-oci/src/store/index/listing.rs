@@ -10,7 +10,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names},
-    runtime::{Certainty, LayerFacts, LayerGraph, Listing},
+    ports::{Certainty, LayerFacts, LayerGraph, Listing},
 };
 
 use super::Index;

@@ -8,8 +8,8 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::runtime::Findings;
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::ports::Findings;
+use imagelet_core::{error::RuntimeError, image::Digest};
 use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 

@@ -15,9 +15,10 @@ use std::{
 };
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId, ImageNames, LookupError, look_up},
-    runtime::{Findings, Listing, RuntimeError, RuntimeErrorKind},
+    ports::{Findings, Listing},
 };
 use serde::{Deserialize, Serialize};
 

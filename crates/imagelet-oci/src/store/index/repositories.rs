@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::PulledLayer,
+    ports::PulledLayer,
 };
 
 use super::Index;

@@ -12,7 +12,7 @@ use std::{
 use imagelet_core::{
     failpoint,
     image::{Digest, ImageId},
-    runtime::{PulledLayer, PulledManifest},
+    ports::{PulledLayer, PulledManifest},
 };
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};

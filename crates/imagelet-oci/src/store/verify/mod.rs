@@ -18,7 +18,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, DigestAlgorithm, ImageId},
-    runtime::{Findings, LayerCheck},
+    ports::{Findings, LayerCheck},
 };
 use rustix::{
     fs::{Advice, fadvise},

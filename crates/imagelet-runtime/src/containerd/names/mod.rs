@@ -8,8 +8,9 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, ImageId, ImageSpec, Reference},
-    runtime::{ImageService, RemovableNames, RuntimeError, RuntimeErrorKind},
+    ports::{ImageService, RemovableNames},
 };
 use tokio::time::Instant;
 use tonic::Code;

@@ -5,8 +5,9 @@ use std::fmt;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret, spellings},
+    error::{RuntimeError, RuntimeErrorKind},
     image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference, is_docker_hub},
-    runtime::{PullRequest, RuntimeError, RuntimeErrorKind},
+    ports::PullRequest,
 };
 
 use tonic::Status;

@@ -1,6 +1,6 @@
 //! Rejects a runtime's answers without required fields (`docs/spec/cri.md §3.3`).
 
-use imagelet_core::{runtime::RuntimeError, text::quoted};
+use imagelet_core::{error::RuntimeError, text::quoted};
 
 use crate::cri::v1;
 

@@ -13,12 +13,10 @@ use std::{
 pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
 pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     events::PodIdentity,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    runtime::{
-        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, RuntimeError,
-        RuntimeErrorKind, Sandbox,
-    },
+    ports::{Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, Sandbox},
 };
 use prost::Message as _;
 pub use runtime_handler::Handlers;

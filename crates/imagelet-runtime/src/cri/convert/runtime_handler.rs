@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
 /// containerd's annotation for the handler of a pod's pulls.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";

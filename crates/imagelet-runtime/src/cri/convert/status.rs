@@ -1,7 +1,7 @@
 //! Converts errors to gRPC statuses and back; the only reader of a peer's texts (`docs/spec/cri.md §3.2`, §5.10).
 
 use imagelet_core::{
-    runtime::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},
+    error::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},
     text::split_grpc_error,
 };
 use tonic::{Code, Status, codegen::http::uri::PathAndQuery};

@@ -230,7 +230,7 @@ fn a_pull_comes_back_as_it_was() {
         ..PullRequest::default()
     };
     let back = pull_from_wire(pull_to_wire(&request), &Handlers::Any).unwrap();
-    assert_eq!(back.patience, imagelet_core::runtime::Patience::ONE_RETRY, "a kubelet repeats its request");
+    assert_eq!(back.patience, imagelet_core::ports::Patience::ONE_RETRY, "a kubelet repeats its request");
     assert_eq!((back.image, back.credential), (request.image, request.credential));
     assert_eq!(back.pod, request.pod);
 }

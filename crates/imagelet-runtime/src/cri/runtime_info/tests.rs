@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::*;
-use imagelet_core::{image::ByteSize, runtime::FilesystemUsage};
+use imagelet_core::{image::ByteSize, ports::FilesystemUsage};
 
 /// What containerd 1.6 reports, shortened.
 const CONTAINERD_1_6: &str = r#"{"containerd":{"snapshotter":"overlayfs","defaultRuntimeName":"runc",

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, BufMut, Bytes};
-use imagelet_core::runtime::Listing;
+use imagelet_core::ports::Listing;
 use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, WireType, skip_field},

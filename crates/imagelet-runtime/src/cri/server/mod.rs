@@ -10,8 +10,9 @@ use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, s
 use bytes::Bytes;
 use futures_util::{FutureExt as _, stream};
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::ImageSpec,
-    runtime::{ImageService, Listing, RuntimeError, RuntimeErrorKind, no_progress},
+    ports::{ImageService, Listing, no_progress},
 };
 pub use listen::{ListenError, listen};
 use prost::Message;
@@ -50,7 +51,7 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// of the interface.
 ///
 /// ```no_run
-/// # async fn run(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
+/// # async fn run(images: std::sync::Arc<dyn imagelet_core::ports::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
 /// use imagelet_runtime::cri::{Handlers, RuntimeServer};
 /// use tokio_stream::wrappers::UnixListenerStream;
 ///

@@ -5,7 +5,7 @@
 
 use std::{future::ready, path::Path, sync::Arc, time::Duration};
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::error::RuntimeError;
 use tonic::{
     Status,
     body::Body,

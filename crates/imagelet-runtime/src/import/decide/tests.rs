@@ -5,8 +5,9 @@ use std::{path::PathBuf, time::Duration};
 
 use super::*;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::Platform,
-    runtime::{ForwardReason as R, RuntimeError, RuntimeErrorKind},
+    ports::ForwardReason as R,
 };
 
 fn place(snapshotter: &str) -> SnapshotterPlace {

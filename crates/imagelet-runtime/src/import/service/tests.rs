@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use imagelet_core::{
+    error::{ErrorClass, Fault, Stage},
     image::ByteSize,
-    runtime::{ErrorClass, Fault, Stage, no_progress},
+    ports::no_progress,
     testing::{FakeRuntime, conformance},
 };
 

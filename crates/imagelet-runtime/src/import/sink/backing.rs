@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use async_trait::async_trait;
-use imagelet_core::{
-    image::ImageId,
-    runtime::{ImageBacking, RuntimeError},
-};
+use imagelet_core::{error::RuntimeError, image::ImageId, ports::ImageBacking};
 
 use crate::{
     containerd::{ContainerdClient, client::Answer, v1::content},

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use imagelet_core::{failpoint, image::Digest, runtime::RuntimeError};
+use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
 use tokio::{fs::File, io::AsyncRead};
 use tonic::Code;
 

@@ -4,9 +4,9 @@ use std::{ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use imagelet_core::{
     backoff::random,
+    error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::Digest,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use imagelet_oci::{ImportedImage, StagedTree, Taken};
 use tokio::{

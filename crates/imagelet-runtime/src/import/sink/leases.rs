@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::runtime::{ImageService, RuntimeError};
+use imagelet_core::{error::RuntimeError, ports::ImageService};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 use crate::{

@@ -18,7 +18,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use imagelet_core::runtime::{ForwardReason, ImageService, RuntimeError};
+use imagelet_core::{
+    error::RuntimeError,
+    ports::{ForwardReason, ImageService},
+};
 
 use tokio::sync::watch;
 

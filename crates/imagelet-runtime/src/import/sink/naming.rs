@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     failpoint,
     image::{ImageId, ImageSpec, counted},
-    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use imagelet_oci::{DocumentBytes, ImportError, ImportStage};
 use tokio::time::Instant;

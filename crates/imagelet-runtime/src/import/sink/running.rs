@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::ImageId,
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 use imagelet_oci::{ImportError, ImportStage, ImportedImage, LayerImport, StagedTree, Taken};
 use tokio::task::JoinHandle;

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::runtime::ForwardReason;
+use imagelet_core::ports::ForwardReason;
 
 use crate::cri::SnapshotterPlace;
 

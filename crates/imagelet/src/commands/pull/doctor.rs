@@ -8,8 +8,9 @@ use std::{
 use imagelet_core::{
     credentials::{Credential, Provided, Secret},
     disks::{DiskProbe as _, StatVfs},
+    error::{ErrorClass, RuntimeError, Stage},
     image::{ByteSize, Reference},
-    runtime::{ErrorClass, RegistryHost, RuntimeError, Stage},
+    ports::RegistryHost,
 };
 use imagelet_node::{
     api::{DiskRequest, no_steps},

@@ -15,9 +15,9 @@ const EXACT: [(&str, &str); 31] = [
     ("imagelet-core/src/manager/ensure/completion.rs", "size"),
     ("imagelet-core/src/manager/ensure/mod.rs", ""),
     // For developers.
-    ("imagelet-core/src/runtime/details.rs", ""),
+    ("imagelet-core/src/ports/details.rs", ""),
     ("imagelet-oci/src/layer_sink.rs", ""),
-    ("imagelet-core/src/runtime/pull_request.rs", ""),
+    ("imagelet-core/src/ports/pull_request.rs", ""),
     // Two numbers that differ by little.
     ("imagelet-oci/src/image_archive/mod.rs", "size"),
     ("imagelet-oci/src/store/verify/compare.rs", "is"),

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
+use imagelet_core::{image::ImageSpec, ports::ImageService as _};
 use imagelet_runtime::containerd::{ContainerdClient, LeaseId};
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 

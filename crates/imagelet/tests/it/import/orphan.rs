@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::error::RuntimeError;
 use rustix::process::Signal;
 
 use super::{

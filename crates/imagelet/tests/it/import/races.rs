@@ -11,7 +11,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::ImageService as _,
+    ports::ImageService as _,
 };
 use imagelet_runtime::containerd::{ContainerdClient, LeaseId, v1::snapshots::PrepareSnapshotRequest};
 

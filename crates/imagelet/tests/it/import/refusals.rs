@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use imagelet_core::runtime::RuntimeErrorKind;
+use imagelet_core::error::RuntimeErrorKind;
 
 use super::node::{DEFAULT, IMPORTS, Node, SNAPSHOTTER, import};
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 
 use imagelet_core::{
     image::{ImageId, ImageSpec},
-    runtime::{Certainty, ImageService as _, LayerGraph, LayerSource as _, PullRequest, no_progress},
+    ports::{Certainty, ImageService as _, LayerGraph, LayerSource as _, PullRequest, no_progress},
 };
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use imagelet_runtime::{ContainerdSizes, containerd::ContainerdClient};

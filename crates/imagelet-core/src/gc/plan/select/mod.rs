@@ -24,7 +24,7 @@ use super::{PlanInput, is_idle, retention_score};
 use crate::{
     gc::policy::{GcGoal, GcOrder},
     image::{ByteSize, ImageId},
-    runtime::{Freed, LayerGraph},
+    ports::{Freed, LayerGraph},
 };
 
 #[derive(Clone, Copy, Debug)]

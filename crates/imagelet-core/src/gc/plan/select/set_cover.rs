@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{
     image::{ByteSize, ImageId},
-    runtime::{Freed, LayerGraph},
+    ports::{Freed, LayerGraph},
 };
 
 /// Freed bytes and inodes, wide enough for any sum (`docs/spec/gc.md W21`).

@@ -1,7 +1,7 @@
 //! Tests of the selection against brute force, and against a proven bound for large inputs.
 
 use super::*;
-use crate::runtime::{Certainty, LayerFacts};
+use crate::ports::{Certainty, LayerFacts};
 
 const MIB: u64 = 1 << 20;
 

@@ -22,10 +22,11 @@ use super::{
     },
 };
 use crate::{
+    error::RuntimeError,
     gc::{GcError, GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
     inventory::{Inventory, ModelDisk},
-    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
+    ports::{ImageService as _, PullRequest, RuntimeManager, no_progress},
 };
 
 /// The step of the clock, less than the wait on an untrusted list. A pass begins in each step, and a list is short for one

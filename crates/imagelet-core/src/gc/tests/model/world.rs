@@ -10,11 +10,12 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::step,
-    runtime::{
+    ports::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
+        Sandbox, SandboxImage,
     },
 };
 

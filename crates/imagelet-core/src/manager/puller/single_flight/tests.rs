@@ -6,9 +6,9 @@ use futures_util::future::{self, Either};
 
 use super::*;
 use crate::{
+    error::RuntimeError,
     image::{ByteSize, ImageId, ImageKey},
     manager::{EnsureRequest, PullPolicy, puller::scheduler::Policy},
-    runtime::RuntimeError,
     testing::{
         dice::Dice,
         interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},

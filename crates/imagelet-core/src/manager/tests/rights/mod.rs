@@ -26,10 +26,11 @@ use crate::{
         Credential, CredentialProvider, CredentialQuery, CredentialSource, Keyring, NodeKeyring, ObjectIdentity,
         Provided, PullSecret, PullSecretKind, Secret, TrackedCredential,
     },
+    error::ErrorClass,
     events::PodIdentity,
     image::{ImageId, trim_tag_and_digest},
+    ports::{ImageService, NoContainers, RuntimeManager, unwatched},
     records::{Absent, PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
-    runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, unwatched},
     testing::dice::Dice,
 };
 

@@ -10,9 +10,10 @@ use tokio::task::yield_now;
 
 use crate::{
     credentials::{Credential, CredentialKind},
+    error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference},
+    ports::{ImageFilesystems, ImageService, Listing, Progress, PullRequest},
     records::faults::Faults,
-    runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 
 /// User and password.

@@ -7,7 +7,7 @@ use crate::prefetch::objects::{
     NodeLimit, PLACES, SetScope, SetStatus, WaveStatus,
     testing::{set, set_of},
 };
-use imagelet_core::runtime::{ErrorClass, Stage};
+use imagelet_core::error::{ErrorClass, Stage};
 
 /// The input of a plan that owns its parts.
 struct Case {

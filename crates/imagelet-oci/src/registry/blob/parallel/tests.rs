@@ -3,8 +3,8 @@
 use std::{num::NonZeroUsize, sync::atomic::Ordering, time::Duration};
 
 use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, Platform},
-    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::*;

@@ -2,7 +2,10 @@
 
 use std::sync::Mutex;
 
-use imagelet_core::runtime::{ErrorClass, Patience, Stage};
+use imagelet_core::{
+    error::{ErrorClass, Stage},
+    ports::Patience,
+};
 use tokio::time::sleep;
 
 use super::*;

@@ -5,7 +5,8 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::{ImageService, RuntimeError, RuntimeErrorKind};
+use super::ImageService;
+use crate::error::{RuntimeError, RuntimeErrorKind};
 use crate::image::{Digest, Image, ImageId, ImageSpec};
 
 /// Most names that a message shows.

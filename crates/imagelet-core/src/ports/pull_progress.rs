@@ -9,7 +9,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{PullRoute, RemovedImage, RuntimeError};
+use super::{PullRoute, RemovedImage};
+use crate::error::RuntimeError;
 use crate::{
     audit_log::PullHost,
     hold::PullWait,
@@ -312,7 +313,7 @@ fn push<T>(list: &mut Vec<T>, one: T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{hold::SharedThing, runtime::ForwardReason};
+    use crate::{hold::SharedThing, ports::ForwardReason};
 
     const MEGABYTE: u64 = 1_000_000;
 

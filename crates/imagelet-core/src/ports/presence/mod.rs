@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
-use super::RuntimeError;
+use crate::error::RuntimeError;
 use crate::image::ImageId;
 
 /// An image that is usable is not checked again for this long.

@@ -1,8 +1,8 @@
 //! The way of a pull, imported or forwarded, and the reason for a forward.
 
 use crate::{
+    error::{Fault, RuntimeError, RuntimeErrorKind},
     metrics::{Family, MetricKind},
-    runtime::{Fault, RuntimeError, RuntimeErrorKind},
 };
 
 /// Counted by the caller of both routes.

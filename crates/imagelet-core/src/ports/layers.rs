@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::RuntimeError;
+use crate::error::RuntimeError;
 use crate::image::{ByteSize, ImageId, counted};
 
 /// Reads the layer graph of a runtime whose [`super::ImageService`] has none, as CRI has none.

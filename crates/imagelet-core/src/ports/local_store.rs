@@ -9,7 +9,8 @@ use std::{
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::{LayerGraph, Progress, PullRequest, RuntimeError, VerifyReport};
+use super::{LayerGraph, Progress, PullRequest, VerifyReport};
+use crate::error::RuntimeError;
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},

@@ -2,7 +2,6 @@
 
 mod containers;
 mod details;
-mod error;
 mod image_service;
 mod layers;
 mod listing;
@@ -21,8 +20,6 @@ pub use containers::{
     default_sandbox_image,
 };
 pub use details::{ImageDetails, JsonText, LayerDetails, Members, PulledLayer, PulledManifest, chain_ids};
-pub(crate) use error::error_chain;
-pub use error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage, kind_of_pull_text};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{Freed, ImageDetails, Listing, LocalStore, Progress, PullRequest, RegistryHost, RuntimeError};
+use super::{Freed, ImageDetails, Listing, LocalStore, Progress, PullRequest, RegistryHost};
+use crate::error::RuntimeError;
 use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
 /// An image store: a runtime behind CRI, the embedded engine, or a fake.

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
-    LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, RuntimeError, Sandbox, SandboxImage,
-    UsableImages, removal,
+    LocalStore, Progress, PullEstimate, PullRequest, RegistryHost, RemovableNames, Sandbox, SandboxImage, UsableImages,
+    removal,
 };
+use crate::error::RuntimeError;
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames, Reference},
     metrics::{MetricKind, Metrics, families},
@@ -291,7 +292,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{runtime::ContainerState, testing::FakeRuntime};
+    use crate::{ports::ContainerState, testing::FakeRuntime};
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)

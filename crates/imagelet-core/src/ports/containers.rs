@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{RuntimeError, details::Members};
+use super::details::Members;
+use crate::error::RuntimeError;
 use crate::image::ImageSpec;
 
 /// The id prefix of the store's own uses; no runtime has such ids.
@@ -184,7 +185,7 @@ fn reported_name(info: &BTreeMap<String, String>, key: &str, member: &str) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::RuntimeErrorKind;
+    use crate::error::RuntimeErrorKind;
 
     /// Lists one container, mounts one image into it, or fails.
     #[derive(Debug)]
