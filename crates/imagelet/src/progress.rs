@@ -28,6 +28,7 @@ const LINES_RESERVED: usize = 4;
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
+const ASKING: &str = "asking the registry";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are one.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
@@ -298,14 +299,16 @@ impl PullScreen {
 struct PullLine {
     screen: MultiProgress,
     line: ProgressBar,
+    /// What it waits for.
+    waits: Option<ProgressBar>,
     layers: BTreeMap<String, ProgressBar>,
 }
 
 impl PullLine {
     fn new(screen: &MultiProgress, name: String) -> Self {
-        let line = screen.add(ProgressBar::new(0));
+        let line = screen.add(ProgressBar::new(0).with_style(style("{prefix}")));
         line.set_prefix(name);
-        Self { screen: screen.clone(), line, layers: BTreeMap::new() }
+        Self { screen: screen.clone(), line, waits: None, layers: BTreeMap::new() }
     }
 
     fn draw(&mut self, pull: &PullProgressRow, layers_max: usize) {
@@ -313,7 +316,12 @@ impl PullLine {
         self.line.set_style(style(if has_total { "{prefix} {bar:16} {wide_msg}" } else { "{prefix} {wide_msg}" }));
         self.line.set_length(pull.bytes_total.unwrap_or(0));
         self.line.set_position(pull.bytes_received);
-        self.line.set_message(standing(pull));
+        if layers_max == 0 {
+            self.line.set_message(standing(pull));
+        } else {
+            self.line.set_message(phase(pull));
+            self.draw_waits(pull);
+        }
         for layer in &pull.layers {
             if layer.state != "fetching" {
                 if let Some(bar) = self.layers.remove(&layer.digest) {
@@ -334,8 +342,24 @@ impl PullLine {
     }
 }
 
+impl PullLine {
+    fn draw_waits(&mut self, pull: &PullProgressRow) {
+        let Some(text) = waits(pull) else {
+            if let Some(line) = self.waits.take() {
+                line.finish_and_clear();
+            }
+            return;
+        };
+        let line = self.waits.get_or_insert_with(|| {
+            self.screen.insert_after(&self.line, ProgressBar::new(0).with_style(style("  {wide_msg}")))
+        });
+        line.set_message(text);
+    }
+}
+
 impl Drop for PullLine {
     fn drop(&mut self) {
+        self.waits.iter().for_each(ProgressBar::finish_and_clear);
         self.layers.values().for_each(ProgressBar::finish_and_clear);
         self.line.finish_and_clear();
     }
@@ -355,24 +379,38 @@ fn in_columns(name: &str, columns: usize) -> String {
     format!("…{end}")
 }
 
+/// What a pull does, in one line.
 pub(crate) fn standing(pull: &PullProgressRow) -> String {
-    let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
-    let mut retry = pull.retry.as_ref().map_or_else(String::new, |retry| format!(", {}", retry.text()));
-    if !pull.waits.is_empty() {
-        retry = format!("{retry}, {}", printable(&pull.waits));
-    }
+    let waits = waits(pull).map_or_else(String::new, |waits| format!(", {waits}"));
+    format!("{}{waits}", phase(pull))
+}
+
+/// What it waits for: the next request to a registry, an answer, another pull.
+fn waits(pull: &PullProgressRow) -> Option<String> {
+    let retry = pull.retry.as_ref().map(PullRetry::text);
+    let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits).to_string());
+    let waits: Vec<String> = retry.into_iter().chain(awaited).collect();
+    (!waits.is_empty()).then(|| waits.join(", "))
+}
+
+fn phase(pull: &PullProgressRow) -> String {
+    let name = match pull.phase.as_str() {
+        "pulling" => THROUGH_RUNTIME,
+        "asking" => ASKING,
+        other => other,
+    };
     let Some(total) = pull.bytes_total else {
         let place = pull.position.map_or_else(String::new, |place| format!(" at place {place}"));
         let estimate = pull.bytes_estimated.map_or_else(String::new, |bytes| format!(", about {}", ByteSize(bytes)));
-        let phase = if pull.phase == "pulling" { THROUGH_RUNTIME } else { &pull.phase };
-        return format!("{phase}{place} for {for_so_long}{estimate}{retry}");
+        return format!("{name}{place} for {} s{estimate}", pull.elapsed_ms / 1000);
     };
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
+    let all = pull.layers.len() as u64 + pull.layers_hidden;
+    // First, because a narrow terminal cuts the end.
+    let layers = if all == 0 { String::new() } else { format!(" {over}/{},", counted(all, "layer")) };
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
-    let (received, all) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
-    let layers = if all == 0 { String::new() } else { format!(", {over} of {}", counted(all, "layer")) };
-    format!("{} {received} of {}{speed}{left}{layers}{retry}", pull.phase, ByteSize(total))
+    format!("{name}{layers} {} of {}{speed}{left}", ByteSize(pull.bytes_received), ByteSize(total))
 }
 
 /// How many layers have a line on a terminal of so many lines.
@@ -426,7 +464,7 @@ mod tests {
     fn the_steps_of_a_pull_add_up_to_what_a_daemon_reports_of_it() {
         let (mut known, began) = (KnownSteps::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(standing(&known.row(began)), "asking for 0 s");
+        assert_eq!(standing(&known.row(began)), "asking the registry for 0 s");
         let layer = |name: &str, size| LayerSize { digest: name.into(), size };
         let layers = vec![layer("a", 10_000_000), layer("b", 5_000_000)];
         known.take(Step::Resolved { manifest: "m".into(), layers });
@@ -434,7 +472,7 @@ mod tests {
         known.take(Step::Fetching { digest: "a".into(), received: 1_000_000 });
         known.row(after(1));
         known.take(Step::Fetching { digest: "a".into(), received: 4_000_000 });
-        assert_eq!(standing(&known.row(after(4))), "fetching 4MB of 10MB, 1MB/s, 6 s left, 1 of 2 layers");
+        assert_eq!(standing(&known.row(after(4))), "fetching 1/2 layers, 4MB of 10MB, 1MB/s, 6 s left");
         known.take(Step::Retry(PullRetry { host: "r.test".into(), remaining_ms: 9000, requested: true }));
         assert!(known.row(Instant::now()).retry.is_some() && known.row(after(60)).retry.is_none());
         known.take(Step::Done { digest: "a".into() });
@@ -458,7 +496,7 @@ mod tests {
             layers,
             ..PullProgressRow::default()
         };
-        assert_eq!(standing(&pull), "fetching 1.5MB of 3MB, 500kB/s, 3 s left, 1 of 2 layers");
+        assert_eq!(standing(&pull), "fetching 1/2 layers, 1.5MB of 3MB, 500kB/s, 3 s left");
         let of_runtime = PullProgressRow {
             phase: "pulling".into(),
             elapsed_ms: 4200,
@@ -470,7 +508,7 @@ mod tests {
         assert_eq!(standing(&waits), "waiting at place 3 for 0 s");
         let retry = Some(PullRetry { host: "r.test".into(), remaining_ms: 11_001, requested: true });
         let held = PullProgressRow { phase: "asking".into(), retry, ..PullProgressRow::default() };
-        assert_eq!(standing(&held), "asking for 0 s, r.test limits requests, next try in 12 s");
+        assert_eq!(standing(&held), "asking the registry for 0 s, r.test limits requests, next try in 12 s");
     }
 
     #[test]

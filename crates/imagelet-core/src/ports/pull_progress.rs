@@ -136,7 +136,7 @@ pub struct PullProgress {
     pub waits: BTreeMap<Digest, PullWait>,
     /// Hosts that have not begun their answers, with the number of requests.
     pub unanswered: BTreeMap<String, usize>,
-    pub tokens: Vec<TokenRequest>,
+    pub tokens: Vec<TokenExchange>,
     /// The bytes at some times of the last seconds, for the speed.
     pub samples: VecDeque<(Instant, u64)>,
 }
@@ -170,7 +170,7 @@ pub struct NextRequest {
 }
 
 #[derive(Clone, Debug)]
-pub struct TokenRequest {
+pub struct TokenExchange {
     pub service: String,
     pub began: Instant,
     pub ended: Instant,
@@ -244,7 +244,7 @@ impl PullProgress {
                 self.unanswered.retain(|_, count| *count > 0);
             }
             PullEvent::Token { service, began, is_granted } => {
-                push(&mut self.tokens, TokenRequest { service, began, ended: now, is_granted });
+                push(&mut self.tokens, TokenExchange { service, began, ended: now, is_granted });
             }
         }
     }

@@ -297,7 +297,7 @@ impl Engine {
         let present = async |staged: Option<Arc<StagedLayer>>| {
             Ok::<_, RuntimeError>(if is_in_store() { Some(None) } else { staged.map(Some) })
         };
-        match self.brought(&self.fetching, key, &job, None, progress, present).await? {
+        match self.bring_layer(&self.fetching, key, &job, None, progress, present).await? {
             RaceOutcome::Present(staged) => {
                 report_present(progress, &job.descriptor.digest);
                 Ok(staged)
@@ -312,7 +312,7 @@ impl Engine {
 
     /// A layer that an earlier pull unpacked, or a fetched one, unless `present` finds the layer first. `window` bounds
     /// the fetches.
-    pub(super) async fn brought<T, P, E: From<RuntimeError>, Present>(
+    pub(super) async fn bring_layer<T, P, E: From<RuntimeError>, Present>(
         &self,
         flight: &LayerSingleFlight<T>,
         key: LayerKey,

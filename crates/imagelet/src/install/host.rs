@@ -13,10 +13,9 @@ use imagelet_core::trusted_files;
 use serde_json::{Map, Value};
 
 use super::{
-    CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, SERVICE_UNIT, SOCKET,
-    SOCKET_UNIT,
+    CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, PROGRAM, SERVICE_UNIT,
+    SOCKET, SOCKET_UNIT,
     owned_file::{FileState, mode, of_path},
-    pod::PROGRAM,
 };
 use imagelet_node::failure::Failure;
 

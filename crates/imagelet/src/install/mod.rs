@@ -37,6 +37,8 @@ use imagelet_node::{
 };
 
 /// The service's socket, as the unit and the package have it.
+/// The program that `pod install` copies to the host.
+const PROGRAM: &str = "/opt/imagelet/imagelet";
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SOCKET_FOLDER: &str = "/run/imagelet";
 const CONFIGURATION_FOLDER: &str = "/etc/imagelet";

@@ -26,7 +26,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime;
 
 use super::{
-    SERVICE_UNIT,
+    PROGRAM, SERVICE_UNIT,
     contents::BASE_LENGTH_MAX,
     host::PACKAGED_UNITS,
     owned_file::{new_of, of_path, read_bounded, remove, remove_empty_folder, replace},
@@ -38,7 +38,6 @@ use crate::{
 use imagelet_node::{config::Environment, failure::Failure};
 
 const FOLDER: &str = "/opt/imagelet";
-pub(super) const PROGRAM: &str = "/opt/imagelet/imagelet";
 const BASE_CONFIGURATION: &str = "/opt/imagelet/config.yaml";
 const HTTP_TOKEN: &str = "/opt/imagelet/http-token";
 const PROXY_PASSWORD: &str = "/opt/imagelet/proxy-password";

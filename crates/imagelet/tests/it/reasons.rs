@@ -16,22 +16,30 @@ fn first_column(page: &str) -> BTreeSet<String> {
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
 }
 
-/// The codes in the source of a `fn code`.
-fn codes(path: &str) -> BTreeSet<String> {
+/// The codes in the source of a function that matches each value: `=> "code"`, or `("code", …` of a reason.
+fn codes(path: &str, function: &str) -> BTreeSet<String> {
     let text = fs::read_to_string(repository().join(path)).unwrap();
-    let from = text.find("fn code(").expect("the function is there");
+    let from = text.find(function).expect("the function is there");
     let body = &text[from..from + text[from..].find("\n    }\n").expect("it ends")];
     assert!(without_comments_and_strings(body).contains("match self"), "{path}");
-    body.lines().filter_map(|line| line.split_once("=> \"")?.1.split('"').next()).map(str::to_owned).collect()
+    let code = |line: &str| {
+        let line = line.trim_start();
+        let arm = line.strip_prefix("Self::").and_then(|arm| arm.split_once("=> "));
+        let value = arm.map_or(line, |(_, value)| value);
+        let is_code = arm.is_some() || line.starts_with("(\"");
+        let code = value.trim_start_matches('(').strip_prefix('"').filter(|_| is_code)?;
+        Some(code.split('"').next()?.to_owned())
+    };
+    body.lines().filter_map(code).collect()
 }
 
 #[test]
 fn the_page_of_codes_names_each_code_and_no_other() {
     let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
     let codes_part = page.split("## The codes").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
-    let mut expected = codes("crates/imagelet-core/src/gc/reason.rs");
+    let mut expected = codes("crates/imagelet-core/src/gc/reason.rs", "fn parts(");
     assert!(expected.contains("in_use") && expected.len() >= 16, "{expected:?}");
-    expected.extend(codes("crates/imagelet-core/src/audit_log/record.rs"));
+    expected.extend(codes("crates/imagelet-core/src/audit_log/record.rs", "fn code("));
     assert_eq!(first_column(codes_part), expected);
 }
 

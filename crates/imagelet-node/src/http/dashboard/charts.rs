@@ -14,10 +14,13 @@ use crate::{
 
 /// Images with a tile of their own; smaller ones share one.
 const TILES_MAX: usize = 48;
+/// Gap between tiles, and the space around a label.
 const GAP: f64 = 2.0;
+/// Sizes of a label: of one letter, and of a line.
+const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
-/// A label of a narrower tile tells nothing.
-const LABEL_WIDTH_MIN: f64 = 56.0;
+/// Fewer letters of a name tell nothing.
+const NAME_MIN: usize = 6;
 
 /// Usage over time with both thresholds; empty before there are two samples.
 pub(super) fn usage(disk: &Disk) -> Markup {
@@ -99,13 +102,14 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
                 @let size = ByteSize(weight(row));
                 a href=(image_href(&row.id)) class=(state(row)) aria-label=(format!("{name}, {size}, {}", state(row))) {
                     title { (name) " " (size) }
-                    // `web:v1` of `registry.example/team/web:v1`.
-                    (drawn(tile, name.rsplit('/').next().unwrap_or(&name), size))
+                    (rectangle(tile))
+                    (label(tile, last_part(&name), &size.to_string()))
                 }
             }
             @if let (true, Some(tile)) = (others > 0, laid.last()) {
                 g .other {
-                    (drawn(tile, &format!("{} smaller", small.len()), ByteSize(others)))
+                    (rectangle(tile))
+                    (label(tile, &format!("{} smaller", small.len()), &ByteSize(others).to_string()))
                 }
             }
         }
@@ -121,18 +125,45 @@ pub(super) fn state(row: &ImageRow) -> &'static str {
     }
 }
 
-/// A tile with its name, and below it the size where it has room. Nested, so that a label ends at the edge of its tile.
-fn drawn(tile: &Tile, name: &str, size: ByteSize) -> Markup {
-    let length = |length: f64| format!("{length:.1}");
+fn rectangle(tile: &Tile) -> Markup {
     let (width, height) = ((tile.width - GAP).max(0.5), (tile.height - GAP).max(0.5));
-    let lines = if width < LABEL_WIDTH_MIN { 0.0 } else { (height / LINE).floor() };
     html! {
-        svg x=(length(tile.x + GAP / 2.0)) y=(length(tile.y + GAP / 2.0)) width=(length(width)) height=(length(height)) {
-            rect width="100%" height="100%" rx="2" {}
-            @if lines >= 1.0 { text x="4" y="14" { (name) } }
-            @if lines >= 2.0 { text x="4" y="30" { (size) } }
+        rect x=(format!("{:.1}", tile.x + GAP / 2.0)) y=(format!("{:.1}", tile.y + GAP / 2.0))
+            width=(format!("{width:.1}")) height=(format!("{height:.1}")) rx="2" {}
+    }
+}
+
+/// A name, cut to the width, and below it a size where it fits as a whole.
+fn label(tile: &Tile, name: &str, size: &str) -> Markup {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "letters and lines of a tile")]
+    let (letters, fit) =
+        (((tile.width - 4.0 * GAP) / LETTER).max(0.0) as usize, ((tile.height - 2.0 * GAP) / LINE).max(0.0) as usize);
+    let name = (letters >= NAME_MIN || letters >= name.chars().count()).then(|| cut(name, letters));
+    let size = (letters >= size.chars().count()).then(|| size.to_owned());
+    let shown = name.into_iter().chain(size).take(fit);
+    html! {
+        @for (number, line) in shown.enumerate() {
+            text x=(format!("{:.1}", tile.x + 3.0 * GAP)) y=(format!("{:.1}", tile.y + LINE * (number as f64 + 1.0))) {
+                (line)
+            }
         }
     }
+}
+
+/// A text of so many letters at most. Names of a team's images differ at their ends, so most of the end stays.
+fn cut(text: &str, letters: usize) -> String {
+    let length = text.chars().count();
+    if length <= letters {
+        return text.to_owned();
+    }
+    let kept = letters.saturating_sub(1);
+    let end = kept * 2 / 3;
+    text.chars().take(kept - end).chain(['…']).chain(text.chars().skip(length - end)).collect()
+}
+
+/// `web:v1` of `registry.example/team/web:v1`.
+fn last_part(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
 }
 
 #[cfg(test)]
@@ -141,11 +172,15 @@ mod tests {
     use crate::api::DiskSample;
 
     #[test]
-    fn a_tile_has_the_lines_that_it_has_room_for() {
-        for (width, height, texts) in [(300.0, 100.0, 2), (300.0, 30.0, 1), (300.0, 10.0, 0), (40.0, 100.0, 0)] {
-            let drawn = drawn(&Tile { width, height, ..Tile::default() }, "a:v1", ByteSize(45_100)).into_string();
-            assert_eq!(drawn.matches("<text").count(), texts, "{drawn}");
-        }
+    fn a_size_is_shown_as_a_whole_or_not_at_all() {
+        let shown = |width: f64| {
+            let tile = Tile { width, height: 100.0, ..Tile::default() };
+            label(&tile, "a-long-name:v1", "45.1kB").into_string()
+        };
+        assert!(shown(300.0).contains("a-long-name:v1") && shown(300.0).contains("45.1kB"));
+        let narrow = shown(4.0 * GAP + 8.0 * LETTER);
+        assert!(narrow.contains('…') && narrow.contains("45.1kB"), "{narrow}");
+        assert_eq!(shown(4.0 * GAP + 5.0 * LETTER), "");
     }
 
     #[test]
@@ -165,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_escapes_names_and_joins_small_images() {
+    fn the_map_escapes_names_cuts_labels_and_joins_small_images() {
         let row = |number: u64| ImageRow {
             id: format!("sha256:{number}"),
             names: vec![format!("r.example/<script>alert({number})</script>/a-name-of-quite-some-length:v{number}")],
@@ -176,6 +211,15 @@ mod tests {
         let map = image_map(&(0..60).map(row).collect::<Vec<_>>(), 800.0, 360.0, "wide").into_string();
         assert!(!map.contains("<script>") && map.contains("&lt;script&gt;"), "{map}");
         assert_eq!(map.matches("<a ").count(), TILES_MAX);
-        assert!(map.contains("12 smaller") && map.contains("5kB"), "{map}");
+        assert!(map.contains("12 smaller") && map.contains('…') && map.contains("5kB"), "{map}");
+        for (text, letters, shown) in [
+            ("four", 4, "four"),
+            ("fives", 4, "f…es"),
+            ("a-service-12:v1.12", 13, "a-se…12:v1.12"),
+            ("fives", 1, "…"),
+            ("fives", 0, "…"),
+        ] {
+            assert_eq!(cut(text, letters), shown);
+        }
     }
 }

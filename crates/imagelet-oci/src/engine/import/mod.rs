@@ -307,7 +307,7 @@ impl Attempt<'_> {
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
         let present = async |_| Ok::<_, Ended>(self.import.holds(index).await.map_err(handover)?.then_some(()));
         let (turns, key, window) = (&engine.turns.fetching, (chain.clone(), None), Some(&self.window));
-        Ok(match engine.brought(turns, key, &job, window, self.progress, present).await? {
+        Ok(match engine.bring_layer(turns, key, &job, window, self.progress, present).await? {
             RaceOutcome::Present(()) => None,
             RaceOutcome::Own(layer, guard) => Some((layer, guard)),
         })
