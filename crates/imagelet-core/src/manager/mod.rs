@@ -77,7 +77,7 @@ pub struct ManagerReports {
 }
 
 impl Default for ManagerReports {
-    /// Without events and decision log.
+    /// Events are only logged. There is no decision log.
     fn default() -> Self {
         let (events, decisions) = (Arc::new(LogEvents::new(NonZeroUsize::MIN)), Arc::new(AuditLog::off()));
         Self { events, metrics: Arc::default(), recorder: None, decisions }
@@ -85,7 +85,7 @@ impl Default for ManagerReports {
 }
 
 impl ManagerParts {
-    /// A manager without credentials, events, inventory and decision log.
+    /// A manager without credentials, event sink, inventory and decision log.
     pub fn new(runtime: RuntimeManager, records: Arc<PullRecords>) -> Self {
         Self {
             runtime,

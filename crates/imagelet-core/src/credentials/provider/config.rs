@@ -26,7 +26,7 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
 
-/// The providers of all files as written; only their shape is checked.
+/// The providers of all files, unchanged. Only the types of the fields are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) providers: Vec<ProviderEntry>,
@@ -90,10 +90,10 @@ pub(super) struct TokenAttributes {
 }
 
 impl ProviderConfig {
-    /// Reads a file, or the files of a folder by name. Blocks on the disk.
+    /// Reads a file, or the files of a folder in the order of their names. Blocks on disk I/O.
     ///
     /// # Errors
-    /// In the kubelet's words; shows no value of the configuration but names.
+    /// With the kubelet's text. Contains only names from the configuration, no values.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         if path.as_os_str().is_empty() {
             return Err("credential provider config path is empty".to_owned());

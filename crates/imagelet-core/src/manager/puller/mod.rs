@@ -348,7 +348,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     )
 }
 
-/// One error of all: the only one, or a list in brackets, each text once.
+/// Joins the errors: a single error stays as it is, others become a list in brackets, each text once.
 pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     let mut texts: Vec<String> = Vec::new();
     for failure in &failures {
@@ -367,7 +367,7 @@ pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     // The joined text does not say which party failed.
     let fault = last.fault();
     let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
-    // Where one credential was refused, the registry was there.
+    // If the registry rejected one credential, it was reachable.
     let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {
         Some(hint) => joined.with_hint(hint),
