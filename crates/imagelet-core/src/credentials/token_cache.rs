@@ -20,7 +20,7 @@ const AGE_MAX: Duration = Duration::from_hours(24);
 /// Each check is earlier by a random time below this, in whole seconds, so that tokens issued together are not renewed
 /// together.
 const JITTER_SECONDS: u64 = 10;
-/// The maximum of cached tokens. The kubelet has no limit.
+/// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
 
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;

@@ -14,7 +14,7 @@ use crate::{
     ports::{PullRequest, PullWatcher},
 };
 
-/// The maximum of parallel requests for the images of one pod. Most pods have fewer images.
+/// The maximum number of parallel requests for the images of one pod. Most pods have fewer images.
 const LANES_MAX: usize = 16;
 
 #[derive(Clone, Debug)]

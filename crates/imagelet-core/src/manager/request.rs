@@ -19,7 +19,7 @@ const POLICY_LENGTH_MAX: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// The maximum of parallel pulls; `None`: no limit. With
+    /// The maximum number of parallel pulls; `None`: no limit. With
     /// [`PullRules::prioritized_queue`](crate::node_policy::PullRules::prioritized_queue) a few small pulls run in
     /// addition.
     pub slots: Option<NonZeroUsize>,

@@ -35,7 +35,7 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
         Ok(false)
     }
 
-    /// The image of the sandbox itself. No container has this image.
+    /// The image of the sandbox itself. The containers of the sandbox do not name this image.
     async fn sandbox_image(&self, _sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         Ok(SandboxImage::Unknown)
     }

@@ -10,15 +10,15 @@ use crate::image::{ByteSize, Digest, Image};
 
 /// The maximum length of a stored configuration. The engine reads no longer configuration.
 const CONFIG_BYTES_MAX: usize = 8 << 20;
-/// The maximum of labels that are reported for one image.
+/// The maximum number of labels that are reported for one image.
 const LABELS_MAX: usize = 1000;
-/// The maximum of layers that are reported for one image. The embedded store accepts no image with more layers.
+/// The maximum number of layers that are reported for one image. The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
 
 const INFO: &str = "info";
 /// The maximum length of a JSON text: the longest configuration and the JSON around it.
 const JSON_BYTES_MAX: usize = 9 << 20;
-/// The maximum bytes of the other texts, so that one image cannot fill a message.
+/// The maximum length of the other texts in bytes, so that one image cannot fill a message.
 const REST_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

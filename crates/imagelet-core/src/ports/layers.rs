@@ -1,4 +1,4 @@
-//! The parts of images: which images share each part, and its disk space.
+//! The parts that images share, and the disk space of each part.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

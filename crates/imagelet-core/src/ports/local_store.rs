@@ -30,7 +30,7 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Removes one name. Removes the image with its last name. A missing name is not an error.
+    /// Removes one name. With its last name, the image is removed too. A missing name is not an error.
     async fn untag(&self, _name: &str) -> Result<(), RuntimeError> {
         Err(unsupported())
     }

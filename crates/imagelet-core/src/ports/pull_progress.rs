@@ -18,7 +18,7 @@ use crate::{
 
 /// The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
-/// The maximum of removed images, warnings, waiting hosts and token requests of one pull.
+/// The maximum number of removed images, warnings, waiting hosts and token requests of one pull.
 const NOTES_MAX: usize = 64;
 const SPEED_OVER: Duration = Duration::from_secs(5);
 /// The minimum time between two samples for the speed.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::{Digest, ImageId};
 
-/// The maximum of listed findings. Further findings are only counted.
+/// The maximum number of listed findings. Further findings are only counted.
 const FINDINGS_MAX: usize = 20;
 
 #[derive(Clone, Debug)]

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::image::ImageId;
 
-/// The maximum of files read per folder. A kubelet has one file for each image that it pulled.
+/// The maximum number of files read per folder. A kubelet has one file for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
 /// The pull records of another manager, below its data root.

@@ -16,7 +16,7 @@ use crate::{
     text::file_time,
 };
 
-/// The maximum of images with their own last pull time.
+/// The maximum number of images with their own last pull time.
 const TOUCHED_MAX: usize = 4096;
 
 /// If the image is still missing after this number of checks, one per collection, the interrupted pull is over.

@@ -58,7 +58,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied()
 }
 
-/// The maximum of unrecorded images in the set. Above this limit, every image is treated as unrecorded.
+/// The maximum number of unrecorded images in the set. Above this limit, every image is treated as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
 /// A time may be this far in the future, because the clock may be corrected. Later times are invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);

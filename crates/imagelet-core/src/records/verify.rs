@@ -6,7 +6,7 @@ use super::file::{ImageAccess, PulledRecord, RecordedSecret};
 use crate::text::PlainError;
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
-/// The maximum of recorded secrets for one name of an image.
+/// The maximum number of recorded secrets for one name of an image.
 const SECRETS_MAX: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -48,7 +48,7 @@ use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig,
 use crate::text::PlainError;
 use crate::{metrics::Metrics, trusted_files};
 
-/// The maximum of parallel plugin runs. The kubelet has no limit.
+/// The maximum number of parallel plugin runs. The kubelet has no limit.
 const RUNS_MAX: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -39,10 +39,10 @@ use crate::{
     ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
 };
 
-/// The maximum of credentials that one pull tries. Each costs the registry a round of requests. The kubelet has no
-/// limit.
+/// The maximum number of credentials that one pull tries. Each costs the registry a round of requests. The kubelet has
+/// no limit.
 const CREDENTIALS_MAX: usize = 64;
-/// The maximum of parallel estimates for waiting pulls. Each estimate costs the registry one manifest.
+/// The maximum number of parallel estimates for waiting pulls. Each estimate costs the registry one manifest.
 const ESTIMATES_MAX: usize = 4;
 /// How many ended pulls are listed, so that a poller sees each end.
 const ENDED_MAX: usize = 32;

@@ -25,7 +25,7 @@ use crate::{
 
 /// A longer queue comes from a client that requests in a loop: a node has some hundred pods.
 const WAITING_MAX: usize = 10_000;
-/// The maximum of waiting pulls per namespace, so that no client fills the queue.
+/// The maximum number of waiting pulls per namespace, so that no client fills the queue.
 const WAITING_OF_TENANT_MAX: usize = 1000;
 /// Small pulls that run in addition while all slots are taken. Four small pulls get four fifths of the link beside one
 /// large pull.

@@ -9,7 +9,7 @@ use super::ImageService;
 use crate::error::{RuntimeError, RuntimeErrorKind};
 use crate::image::{Digest, Image, ImageId, ImageSpec};
 
-/// The maximum of names in a message.
+/// The maximum number of names in a message.
 const NAMES_SHOWN_MAX: usize = 3;
 
 /// Changes names in the records of a runtime.
