@@ -48,7 +48,7 @@ pub enum LoginPlace {
     Helper(String),
 }
 
-/// A login was neither written nor removed.
+/// Writing or removing a login failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     #[error("`{0}` names no registry")]

@@ -21,7 +21,7 @@ use crate::{
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 
-/// Credentials by registry and repository. `Debug` shows keys and sources only.
+/// Credentials by registry and repository. `Debug` shows only keys and sources.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     /// In reverse lexical order: the longest keys with the fewest wildcards are first.

@@ -144,7 +144,7 @@ impl From<tokio::task::JoinError> for RuntimeError {
     }
 }
 
-/// An error's message and those of all its causes in one line.
+/// The message of an error and of all its causes, in one line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -129,7 +129,7 @@ impl ImageKey {
         &self.id
     }
 
-    /// The handler; empty means the default one.
+    /// The handler. Empty: the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }

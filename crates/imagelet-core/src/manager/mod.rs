@@ -50,7 +50,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     meters::FAMILIES.iter().copied().chain([&startup_latency::POD_IMAGES])
 }
 
-/// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
+/// The parts of a manager. [`ManagerParts::new`] has defaults for all parts except the first two.
 #[derive(Debug)]
 pub struct ManagerParts {
     pub runtime: RuntimeManager,
@@ -71,7 +71,7 @@ pub struct ManagerParts {
 pub struct ManagerReports {
     pub events: Arc<dyn EventSink>,
     pub metrics: Arc<Metrics>,
-    /// Receives the start of each pull and the result of each image, by pod.
+    /// Receives, per pod, the start of each pull and the result of each image.
     pub recorder: Option<Arc<dyn PullRecorder>>,
     pub decisions: Arc<AuditLog>,
 }

@@ -49,11 +49,11 @@ pub enum ImageEnd {
     Failed,
 }
 
-/// Measures pods by their pulls.
+/// Measures the startup of pods by their pulls.
 #[derive(Debug)]
 pub struct PodStarts {
     metrics: Arc<Metrics>,
-    /// By uid.
+    /// By pod uid.
     pods: Mutex<HashMap<Arc<str>, Starting>>,
 }
 

@@ -11,7 +11,7 @@ use crate::{events::PodIdentity, ports::PullProgress};
 pub struct ManagerStatus {
     /// Running and waiting pulls, oldest first.
     pub pulls: Vec<PullStatus>,
-    /// Images in back-off, the soonest next attempt first.
+    /// Images in back-off. The image with the earliest next attempt is first.
     pub held_back: Vec<HeldBack>,
     pub open_circuits: Vec<OpenCircuit>,
 }

@@ -83,7 +83,7 @@ impl<T: RecordFile> RecordFolder<T> {
         self.path.is_some() && self.disk.takes_time()
     }
 
-    /// Excludes other changes until dropped.
+    /// Blocks other changes until the guard is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -126,7 +126,7 @@ impl Evidence {
 pub enum RecordsError {
     #[error("could not {action} the pull record of `{subject}`")]
     Io { action: &'static str, subject: String, source: io::Error },
-    /// The image has no name to record it under.
+    /// The image has no name under which it can be recorded.
     #[error("`{image}` cannot be recorded")]
     Name { image: String, source: ReferenceError },
 }

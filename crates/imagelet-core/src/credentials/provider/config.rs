@@ -30,7 +30,7 @@ const FILES_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) providers: Vec<ProviderEntry>,
-    /// `sha256:…` over the files.
+    /// The SHA-256 of the files, as `sha256:…`.
     pub(super) hash: String,
 }
 
@@ -154,10 +154,10 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Reads one file. Its environments may hold secrets, so no error repeats a value.
+/// Decodes one file. Its environment variables may be secrets, so no error contains a value.
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     let text = String::from_utf8_lossy(content);
-    // What begins like a JSON object is read as JSON, all else as YAML.
+    // Text that begins like a JSON object is read as JSON, other text as YAML.
     let yaml = if text.trim_start().starts_with('{') {
         serde_json::from_str::<IgnoredAny>(&text)
             .map_err(|error| format!("couldn't get version/kind; json parse error: {}", json_error(&error, &text)))?;

@@ -68,7 +68,7 @@ pub(super) enum RunError {
     TimedOut,
     #[error("standard output is longer than {}", ByteSize(STDOUT_LENGTH_MAX as u64))]
     TooLong,
-    /// Setting up the pipes or the process watch failed.
+    /// The setup of the pipes or of the process watch failed.
     #[error("could not follow the plugin: {}", go_text(.0))]
     System(io::Error),
 }

@@ -199,7 +199,7 @@ impl Provider {
         };
         let (asked, run) = {
             let mut runs = self.runs();
-            // A finished run accepts no further lookup.
+            // A lookup does not join a finished run.
             let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
             let found = runs.by_key.get(&key).and_then(|(asked, run)| Some((asked.clone(), running(run)?)));
             found.unwrap_or_else(|| {
@@ -261,7 +261,7 @@ impl Provider {
 
     /// Caches a response. If this fails, the lookup still succeeds.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
-        // A negative duration counts as zero.
+        // A negative duration is treated as zero.
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => {

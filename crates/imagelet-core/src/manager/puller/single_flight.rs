@@ -61,7 +61,7 @@ struct FlightTable {
 struct Pull {
     /// Distinguishes this pull from a later one under the same key.
     ticket: Ticket,
-    /// The subscriptions own the pull: it ends with the last one, or after a grace.
+    /// The subscriptions own the pull. It ends with the last subscription, or after a grace.
     future: WeakShared<PullFuture>,
     progress: watch::Receiver<PullProgress>,
     /// The pod of its first client.
