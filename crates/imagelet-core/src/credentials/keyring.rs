@@ -163,8 +163,8 @@ impl Keyring {
         self.found(repository, is_default_registry(repository))
     }
 
-    /// Like [`Self::lookup`], for the contacted host. The kubelet takes a host without dot and port for Docker Hub;
-    /// this does not.
+    /// Like [`Self::lookup`], for the contacted host. Unlike in the kubelet, a host without dot and port is not Docker
+    /// Hub.
     pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
         let mut found = self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository));
         // Two files may have the same login, and a registry counts each rejected password.

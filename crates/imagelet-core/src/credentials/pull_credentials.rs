@@ -1,5 +1,5 @@
-//! The credentials of one pull: for its registry, and for each other host that may serve the image (`docs/spec/pull.md
-//! §13.8`).
+//! The credentials of one pull: for its registry, and for each other host that may serve the image
+//! (`docs/spec/pull.md §13.8`).
 
 use super::{Credential, CredentialSource, TrackedCredential};
 

@@ -29,7 +29,7 @@ impl Glob {
         glob_matches(&self.0, text)
     }
 
-    /// Whether the pattern matches the full name or a short form of the name. The name is of an image or repository.
+    /// Whether the pattern matches the full form or a short form of an image or repository name.
     pub(crate) fn matches_name(&self, name: &str) -> bool {
         spellings(name).any(|spelling| self.matches(spelling))
     }

@@ -179,7 +179,7 @@ impl PullRecords {
     /// failures.
     ///
     /// `present` must have every image on the node, also images in use and pinned images, listed after the mark. On
-    /// return the removals are durable, unless there is a failure for it.
+    /// return the removals are durable, unless a failure says otherwise.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
         let (mut removed, mut failures, mut last) = (0, Vec::new(), None);

@@ -1,7 +1,7 @@
 //! Runs a plugin once, and leaves no process behind (`docs/spec/pull.md §7.4`). A plugin gets its own process group.
-//! After each end of a run (response, failure, time limit, dropped future) the whole group is killed. The leader is
-//! reaped after that, so that the kernel does not reuse the group id before. If a process left the group and keeps the
-//! output open, the run does not wait for it.
+//! When a run ends (response, failure, time limit, dropped future), the whole group is killed. Only then the leader is
+//! reaped, so that the kernel cannot reuse the group id earlier. If a process left the group and keeps the output open,
+//! the run does not wait for it.
 
 use crate::image::ByteSize;
 use std::{

@@ -1,5 +1,5 @@
-//! One provider: its match rules, service account tokens, plugin runs and response cache (`docs/spec/pull.md §7.3,
-//! §7.6`).
+//! One provider: its match rules, service account tokens, plugin runs and response cache
+//! (`docs/spec/pull.md §7.3, §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,5 +1,5 @@
-//! Validates the configuration of providers, with the kubelet's error texts in the kubelet's order (`docs/spec/pull.md
-//! §7.2`).
+//! Validates the configuration of providers, with the kubelet's error texts in the kubelet's order
+//! (`docs/spec/pull.md §7.2`).
 
 use std::collections::BTreeSet;
 

@@ -259,7 +259,8 @@ impl<'a> Ensuring<'a> {
         Err(error)
     }
 
-    /// Ends back-offs after a success: of a pod, its own; of a command, those of all pods that wait for the same image.
+    /// A success of a pod ends its own back-off. A success of a command ends the back-off of all pods that wait for the
+    /// same image.
     fn succeeded(&self, key: &BackoffKey) {
         let mut backoff = self.manager.backoff();
         match self.request.caller {
@@ -277,7 +278,8 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Starts or extends back-offs after a failure: of a pod, its own; of a command, those of the waiting pods.
+    /// A failure of a pod starts or extends its own back-off. A failure of a command extends the back-off of the
+    /// waiting pods.
     fn failed(&self, key: BackoffKey, error: &EnsureError) {
         let (mut backoff, now) = (self.manager.backoff(), Instant::now());
         let keys = match self.request.caller {
