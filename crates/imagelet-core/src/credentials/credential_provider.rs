@@ -1,4 +1,4 @@
-//! The port for credentials beyond configuration documents, with its query and result.
+//! The port to credential sources other than configuration documents, with its query and result.
 
 use std::fmt;
 
@@ -14,23 +14,23 @@ pub struct CredentialQuery {
     pub namespace: String,
     pub pod_name: String,
     pub pod_uid: String,
-    /// The name of the pod's service account; `None` where it has none.
+    /// The name of the pod's service account; `None`: the pod has none.
     pub service_account: Option<String>,
 }
 
 /// The result of all providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provided {
-    /// In the order to try them.
+    /// In the order in which they are tried.
     pub credentials: Vec<TrackedCredential>,
-    /// The providers that failed, each with its error, in the order of the configuration. Holds no secret.
+    /// The error of each failed provider, in the order of the configuration. Contains no secret.
     pub failures: Vec<String>,
 }
 
-/// Supplies credentials that no document holds. Never fails as a whole: a pull continues with what is available.
+/// Supplies credentials that are in no document. The call never fails: a pull continues with the credentials it gets.
 #[async_trait]
 pub trait CredentialProvider: fmt::Debug + Send + Sync {
-    /// All credentials for a repository. Dropping the future cancels its work.
+    /// Returns all credentials for a repository. A drop of the future cancels the work.
     async fn provide(&self, query: &CredentialQuery) -> Provided;
 }
 

@@ -17,9 +17,9 @@ use crate::{
     trusted_files,
 };
 
-/// The name of Docker Hub for credential helpers.
+/// The name of Docker Hub in `auths` and for credential helpers.
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
-/// Longest document read; a Kubernetes secret holds at most this much.
+/// The maximum length of a document; a Kubernetes secret cannot be longer.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum PullSecretKind {
 }
 
 impl PullSecretKind {
-    /// The kind for a secret type of the Kubernetes API; `None` for other secrets.
+    /// The kind for a secret type of the Kubernetes API. `None`: another type.
     pub fn from_type(name: &str) -> Option<Self> {
         match name {
             "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
@@ -50,9 +50,9 @@ impl PullSecretKind {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
-    /// Keys as written: hosts, URLs, globs.
+    /// The keys, unchanged: hosts, URLs, globs.
     pub(crate) entries: BTreeMap<String, DockerEntry>,
-    /// Credential helpers. The kubelet reads none.
+    /// Credential helpers. The kubelet ignores them.
     pub(crate) helpers: HelperNames,
 }
 
@@ -60,12 +60,12 @@ pub(crate) struct DockerConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HelperNames {
     store: String,
-    /// Registry host → helper. An empty name turns the helper off for that registry.
+    /// Registry host → helper. With an empty name, the registry has no helper.
     by_host: BTreeMap<String, String>,
 }
 
 impl HelperNames {
-    /// The helper for a repository, and the server name to pass to it, as `docker` does.
+    /// The helper for a repository, and the server name for the helper, as in `docker`.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
         self.helper_of(registry_key(repository))
     }
@@ -82,7 +82,7 @@ impl HelperNames {
     }
 }
 
-/// The key of a registry in `auths`, and its name for helpers.
+/// The name of a registry in `auths` and for helpers.
 pub(super) fn server_of(registry: &str) -> &str {
     if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry }
 }
@@ -92,7 +92,7 @@ pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
     pub(crate) email: String,
-    /// A refresh token in place of the password, as `az acr login` leaves it. The kubelet reads none.
+    /// A refresh token instead of the password, as `az acr login` writes it. The kubelet ignores it.
     pub(crate) identity_token: Option<Secret>,
 }
 
@@ -117,14 +117,14 @@ impl DockerConfig {
         self
     }
 
-    /// Reads a file, and the reason why its helpers must not run: other users may have written it.
+    /// Reads a file. If other users may have written it, also returns the reason why its helpers must not run.
     pub(super) fn read_file(path: &Path, kind: PullSecretKind) -> io::Result<(Self, Option<io::Error>)> {
         let file = File::open(path)?;
         let refused = trusted_files::check(path, &file).err();
         Ok((Self::parse(kind, &read_document(file)?).map_err(io::Error::other)?, refused))
     }
 
-    /// Names match in any case, unknown names are ignored, the last value wins.
+    /// Names match in any case. Unknown names are ignored. The last of several values is used.
     fn read(&mut self, root: Value) -> Result<(), PlainError> {
         for (name, value) in members(root, None, DOCKER_CONFIG_JSON)? {
             if name.eq_ignore_ascii_case("auths") {
@@ -132,7 +132,8 @@ impl DockerConfig {
             } else if name.eq_ignore_ascii_case("credsStore") {
                 value.as_str().unwrap_or_default().clone_into(&mut self.helpers.store);
             } else if name.eq_ignore_ascii_case("credHelpers") {
-                // A wrong value is skipped: the kubelet ignores this field, so it rejects no document.
+                // A wrong value is skipped: the kubelet ignores this field, so a wrong value must not invalidate the
+                // document.
                 let named = members(value, None, "").unwrap_or_default().into_iter();
                 let named = named.filter_map(|(host, name)| Some((host, name.as_str()?.to_owned())));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
@@ -141,7 +142,7 @@ impl DockerConfig {
         Ok(())
     }
 
-    /// `field`: the name in Go's type error, where Go has one.
+    /// `field`: the name in Go's type error, if any.
     fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), PlainError> {
         for (key, value) in members(value, field, DOCKER_CONFIG)? {
             self.entries.insert(key, entry(value, field)?);
@@ -150,7 +151,7 @@ impl DockerConfig {
     }
 }
 
-/// At most one byte over the limit, so that a document that is too long is rejected and not cut.
+/// Reads at most one byte over the limit, so that a longer document is rejected and not cut.
 pub(super) fn read_document(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut document = Zeroizing::new(Vec::new());
     file.take(DOCKER_CONFIG_LENGTH_MAX as u64 + 1).read_to_end(&mut document)?;
@@ -161,7 +162,7 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-/// A registry as written, a user and a password.
+/// A registry, unchanged, a user and a password.
 #[cfg(feature = "fuzzing")]
 pub type PlainLogin = (String, String, String);
 
@@ -193,7 +194,7 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> PlainError {
     PlainError(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
 }
 
-/// The members of an object; none of `null`.
+/// The members of an object. `null` has no members.
 fn members(value: Value, field: Option<&str>, wanted: &str) -> Result<Map<String, Value>, PlainError> {
     match value {
         Value::Null => Ok(Map::new()),
@@ -210,7 +211,7 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, PlainError> {
         match value {
             Value::Null => {}
             Value::String(text) => fields[index] = text,
-            // The kubelet does not read it, so that it rejects no document.
+            // The kubelet ignores this field, so a wrong value must not invalidate the document.
             _ if NAMES[index] == "identitytoken" => {}
             other => {
                 let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
@@ -238,7 +239,7 @@ fn illegal_base64(at: usize) -> PlainError {
     PlainError(format!("illegal base64 data at input byte {at}"))
 }
 
-/// Standard base64 as Go reads it: line ends and stray trailing bits are ignored; an error names the byte.
+/// Decodes standard base64 as Go does. Ignores line ends and stray trailing bits. An error names the byte.
 fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, PlainError> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
@@ -256,7 +257,7 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, PlainError> {
             (Some(_), None) => Some(input.len()),
             (Some(_), Some((at, symbol))) if *symbol != b'=' => Some(*at),
             (Some(_), _) => symbols.get(4 * (number + 1)).map(|(at, _)| *at),
-            // Go points at the start of the incomplete quantum.
+            // Go reports the start of the incomplete quantum.
             (None, None) if filled == 1 || padded => Some(input.len() - filled),
             (None, _) => None,
         };

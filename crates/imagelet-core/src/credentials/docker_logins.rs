@@ -1,4 +1,4 @@
-//! Writes logins into a docker configuration file, or gives them to the credential helper that it names.
+//! Writes logins into a docker configuration file, or passes them to the credential helper that the file names.
 
 use std::{
     fs::{self, File},
@@ -30,7 +30,7 @@ use crate::{
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
-/// A change takes a fraction of a second.
+/// The maximum wait for the lock. A change takes a fraction of a second.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -42,13 +42,13 @@ pub struct DockerLogins {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoginPlace {
-    /// The file itself, not encrypted.
+    /// The file itself, without encryption.
     File(PathBuf),
-    /// The program of this name keeps it.
+    /// The credential helper with this program name.
     Helper(String),
 }
 
-/// A login was neither written nor removed.
+/// Writing or removing a login failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     #[error("`{0}` names no registry")]
@@ -57,7 +57,7 @@ pub enum LoginError {
     User,
     #[error("could not {act} the docker configuration `{path}`")]
     File { act: &'static str, path: PathBuf, source: io::Error },
-    /// The credential helper did not run or failed; the text shows no secret.
+    /// The credential helper did not run or failed. The text contains no secret.
     #[error("{0}")]
     Helper(String),
 }
@@ -68,8 +68,8 @@ impl From<HelperError> for LoginError {
     }
 }
 
-/// The registry that a login names: host and port, in lower case. A scheme and the path of a version are removed; all
-/// names of Docker Hub become `docker.io`.
+/// The registry of a login: host and port, in lower case. Removes a scheme and the path of a version. All names of
+/// Docker Hub become `docker.io`.
 pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -87,12 +87,12 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
 }
 
 impl DockerLogins {
-    /// The logins of a `config.json`. Credential helpers run with these variables, each at most for this time.
+    /// The logins in a `config.json`. Credential helpers run with these variables, each for at most this time.
     pub fn new(path: impl Into<PathBuf>, environment: Variables, limit: Duration) -> Self {
         Self { path: path.into(), helpers: CredentialHelpers::new(environment, limit) }
     }
 
-    /// Keeps a login for a registry, as [`registry_host`] spells it: with its credential helper, else in the file.
+    /// Stores a login for a registry, as [`registry_host`] spells it: in its credential helper, else in the file.
     pub async fn store(&self, registry: &str, user: &str, password: &Secret) -> Result<LoginPlace, LoginError> {
         if user.is_empty() || user.contains(':') {
             return Err(LoginError::User);
@@ -107,7 +107,7 @@ impl DockerLogins {
         };
         let registry = registry.to_owned();
         self.change(move |auths| {
-            // Another form of its name must not keep an older password.
+            // An older password under another spelling of the registry must not stay.
             auths.retain(|key, _| !is_key_of(key, &registry));
             auths.insert(server, entry);
             true
@@ -116,8 +116,8 @@ impl DockerLogins {
         Ok(place)
     }
 
-    /// Removes the login of a registry, from its credential helper, if one is configured, and from the file. `false`: it has
-    /// no helper, and the file has no login; a helper does not report whether it had one.
+    /// Removes the login of a registry from its credential helper, if any, and from the file. `false`: there is no
+    /// helper, and the file has no login. A helper does not report whether it had a login.
     pub async fn erase(&self, registry: &str) -> Result<bool, LoginError> {
         let helper = self.helper(registry)?;
         if let Some((name, server)) = &helper {
@@ -135,7 +135,8 @@ impl DockerLogins {
         Ok(is_changed.await? || helper.is_some())
     }
 
-    /// The helper for a registry and the server's name for it. A helper of a file that other users may change is refused.
+    /// The helper for a registry, and the server name for the helper. Rejects the helper if other users may change the
+    /// file.
     fn helper(&self, registry: &str) -> Result<Option<(String, String)>, LoginError> {
         let failed = |source| self.failed("read", source);
         let (config, refused) = match DockerConfig::read_file(&self.path, PullSecretKind::DockerConfigJson) {
@@ -146,7 +147,8 @@ impl DockerLogins {
         refused.map_or_else(|| Ok(Some((name.to_owned(), server))), |refused| Err(failed(refused)))
     }
 
-    /// Replaces the file where `edit` changes its `auths`; everything else in it stays. Returns whether it did.
+    /// Replaces the file if `edit` changes its `auths`; the rest of the file stays. Returns whether the file was
+    /// replaced.
     async fn change(
         &self,
         edit: impl FnOnce(&mut Map<String, Value>) -> bool + Send + 'static,
@@ -161,14 +163,14 @@ impl DockerLogins {
     }
 }
 
-/// Whether a key of `auths` stands for this registry as a whole. A key with a path is a login of its own.
+/// Whether a key of `auths` is for this whole registry. A key with a path is another login.
 fn is_key_of(key: &str, registry: &str) -> bool {
     registry_host(key).is_ok_and(|host| host == registry)
 }
 
-/// One change at a time; a reader sees the old file or the new one.
+/// Only one change runs at a time. A reader sees the old file or the new file.
 fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<bool> {
-    // A symlink stays: its target is replaced.
+    // A symlink stays; its target is replaced.
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         found => found?,
@@ -204,7 +206,7 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
     Ok(true)
 }
 
-/// Any process that reads the folder may lock it.
+/// Locks the folder. Any process that can read the folder can hold the lock.
 fn lock_exclusively(folder: &File, wait: Duration) -> io::Result<()> {
     let began = Instant::now();
     loop {
@@ -223,7 +225,7 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a JSON object with an object `auths`")
 }
 
-/// The owner of the file before keeps it.
+/// The new file gets the owner of the old file.
 fn write(file: &mut File, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
     if let Some(owner) = owner.filter(|owner| owner.uid() != file.metadata().map_or(owner.uid(), |own| own.uid())) {
         fchown(&*file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;

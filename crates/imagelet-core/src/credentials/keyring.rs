@@ -1,4 +1,4 @@
-//! Which credentials open which repository (`docs/spec/pull.md §6.4`).
+//! Matches credentials to repositories (`docs/spec/pull.md §6.4`).
 
 use std::{
     cmp::Reverse,
@@ -21,28 +21,28 @@ use crate::{
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 
-/// Credentials by registry and repository. `Debug` shows keys and sources only.
+/// Credentials by registry and repository. `Debug` shows only keys and sources.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// Reverse lexical order: longest and most literal keys first.
+    /// In reverse lexical order: the longest keys with the fewest wildcards are first.
     index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
-    /// By the hosts of keys, where `docker` looks no further.
+    /// Credentials by the host of their key, used only if no key in `index` matches, as in `docker`.
     by_host: Vec<(String, TrackedCredential)>,
 }
 
-/// Whose spellings of keys open a registry.
+/// The program whose forms of keys are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeySpelling {
-    /// The kubelet's: host, port and path.
+    /// The kubelet's keys: host, port and path.
     Kubelet,
-    /// Also that of `auth.json`: of a URL the host counts.
+    /// In addition the keys of `auth.json`: of a URL, only the host is compared.
     Containers,
-    /// Also docker's: of any key the host counts.
+    /// In addition docker's keys: of any key, only the host is compared.
     Docker,
 }
 
 impl KeySpelling {
-    /// The host that a key stands for as a whole.
+    /// The host, if the key is for the whole host.
     fn host(self, key: &str) -> Option<String> {
         let (is_url, rest) = key.split_once("://").map_or((false, key), |(_, rest)| (true, rest));
         let counts = self == Self::Docker || (self == Self::Containers && is_url);
@@ -55,13 +55,13 @@ impl KeySpelling {
 pub struct TrackedCredential {
     pub credential: Credential,
     pub source: CredentialSource,
-    /// What identifies it in the pull records (`docs/spec/pull.md §6.6`).
+    /// Identifies the credential in the pull records (`docs/spec/pull.md §6.6`).
     pub hash: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
-    /// The node: every pod may use an image that it opens.
+    /// The node. Every pod may use an image that was pulled with this credential.
     Node,
     Request,
     Secret(ObjectIdentity),
@@ -80,11 +80,11 @@ pub struct ObjectIdentity {
 pub struct PullSecret {
     pub identity: ObjectIdentity,
     pub kind: PullSecretKind,
-    /// An empty one is skipped.
+    /// An empty document is skipped.
     pub document: Secret,
 }
 
-/// A pull secret cannot be read. Its text shows nothing of the secret.
+/// A pull secret cannot be read. The text contains no part of the secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the pull secret `{namespace}/{name}`")]
 pub(crate) struct KeyringError {
@@ -99,8 +99,8 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from the readable pull secrets, in order, and returns the error of each other one. The kubelet
-    /// reads no identity tokens.
+    /// Builds a keyring from the readable pull secrets, in order, and returns the errors of the others. Without
+    /// `with_tokens`, identity tokens are ignored, as in the kubelet.
     pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
         let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, with_tokens).err()).collect();
@@ -119,12 +119,12 @@ impl Keyring {
         Ok(())
     }
 
-    /// Appends a document's entries. An entry whose key is not a URL is skipped.
+    /// Appends the entries of a document. Skips an entry whose key is not a URL.
     pub(crate) fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
         self.add_spelled(KeySpelling::Kubelet, source, document);
     }
 
-    /// As [`Self::add`], with another program's spellings of keys.
+    /// Like [`Self::add`], with the keys of another program.
     pub(crate) fn add_spelled(&mut self, spelling: KeySpelling, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match Location::parse(&with_scheme(&entry_key)) {
@@ -140,7 +140,7 @@ impl Keyring {
                 ("email", &entry.email),
                 ("identitytoken", entry.identity_token.as_ref().map_or("", Secret::expose)),
             ]);
-            // No server address: the runtime would compare it with the registry host, and a key may be a glob.
+            // No server address: the runtime would compare it with the registry's host, but a key may be a glob.
             let credential = Credential::basic("", entry.username, entry.password);
             let credential = match entry.identity_token {
                 Some(token) => Credential { kind: CredentialKind::IdentityToken(token), ..credential },
@@ -158,15 +158,16 @@ impl Keyring {
         self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
 
-    /// All credentials for a repository, in the order to try them, as the kubelet finds them.
+    /// Returns all credentials for a repository, in the order in which they are tried, as the kubelet finds them.
     pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
         self.found(repository, is_default_registry(repository))
     }
 
-    /// As [`Self::lookup`], for the host that is asked: one without dot and port is not Docker Hub, as it is for the kubelet.
+    /// Like [`Self::lookup`], for the contacted host. Unlike in the kubelet, a host without dot and port is not Docker
+    /// Hub.
     pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
         let mut found = self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository));
-        // Two files may have one login: a registry counts each rejected password.
+        // Two files may have the same login, and a registry counts each rejected password.
         let mut seen = HashSet::new();
         found.retain(|tracked| seen.insert((tracked.hash.clone(), tracked.source.clone())));
         found
@@ -185,15 +186,15 @@ impl Keyring {
         found
     }
 
-    /// The keys, in the order they are tried.
+    /// The keys, in the order in which they are tried.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(|Reverse(key)| key.as_str())
     }
 }
 
 impl TrackedCredential {
-    /// Whether the entry has a user or a secret. `docker` leaves entries without beside a credential store, and a
-    /// registry that receives one answers 401 for public images.
+    /// Whether the entry has a user or a secret. With a credential store, `docker` writes entries without both. A
+    /// registry that receives such an entry answers 401, even for public images.
     pub fn is_usable(&self) -> bool {
         match &self.credential.kind {
             CredentialKind::Basic { username, password } => !username.is_empty() || !password.expose().is_empty(),
@@ -208,7 +209,7 @@ impl TrackedCredential {
 }
 
 impl ObjectIdentity {
-    /// The order of objects in a record.
+    /// The sort key of objects in a record.
     pub(crate) fn sorted_by(&self) -> (&str, &str, &str) {
         (&self.namespace, &self.name, &self.uid)
     }
@@ -245,7 +246,7 @@ fn hash_of(credential: &Credential) -> String {
     ])
 }
 
-/// SHA-256 of the fields that are not empty, as the JSON object Go would write.
+/// SHA-256 of the non-empty fields, as the JSON object that Go would write.
 fn credential_hash(fields: &[(&str, &str)]) -> String {
     Digest::of(canonical_json(fields).as_bytes()).hex().to_owned()
 }

@@ -1,4 +1,4 @@
-//! Credentials for registries, and the sources they come from; secrets do not print.
+//! Credentials for registries, and their sources. Secrets are never printed.
 
 mod credential_provider;
 mod docker_config;
@@ -40,7 +40,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     pub kind: CredentialKind,
-    /// The registry it was given for; CRI sends it with every pull.
+    /// The registry that the credential is for. CRI sends it with every pull.
     pub server_address: String,
 }
 
@@ -50,14 +50,14 @@ pub enum CredentialKind {
         username: String,
         password: Secret,
     },
-    /// A refresh token, exchanged at the token service.
+    /// A refresh token, to exchange at the token service.
     IdentityToken(Secret),
     /// A bearer token, sent to the registry unchanged.
     RegistryToken(Secret),
 }
 
 impl Credential {
-    /// Why a registry may reject the credential although it looks right.
+    /// Why a registry may reject a credential that looks correct.
     pub fn line_break_hint(&self) -> Option<&'static str> {
         let ends_badly = |text: &str| text.ends_with(['\n', '\r']);
         let is_broken = match &self.kind {

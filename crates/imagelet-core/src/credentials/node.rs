@@ -1,5 +1,5 @@
-//! The node's own docker configuration: searched as the kubelet does, or the logins of commands; reread periodically
-//! (`docs/spec/pull.md §6.5`).
+//! The node's own docker configuration, found as in the kubelet, or the login files of a command. Read again
+//! periodically (`docs/spec/pull.md §6.5`).
 
 use std::{
     io,
@@ -21,7 +21,7 @@ const CACHED_FOR: Duration = Duration::from_mins(5);
 
 #[derive(Debug)]
 pub struct NodeKeyring {
-    /// Held while the files are read, so that parallel lookups share one read.
+    /// Locked while the files are read, so that parallel lookups share one read.
     state: Mutex<NodeKeyringState>,
     /// `None`: credential helpers do not run.
     helpers: Option<CredentialHelpers>,
@@ -30,19 +30,19 @@ pub struct NodeKeyring {
 #[derive(Debug, Default)]
 struct NodeKeyringState {
     files: Vec<LoginFile>,
-    /// With the kubelet's spellings of keys, and without identity tokens.
+    /// Only the kubelet's spellings of keys, and no identity tokens.
     as_kubelet: bool,
-    /// All files are used; else the first readable one.
+    /// `true`: all files are used. `false`: only the first readable file.
     reads_all: bool,
     cached: Arc<NodeCredentials>,
-    /// `None`: no expiry.
+    /// `None`: the cache does not expire.
     until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct NodeCredentials {
     keyring: Arc<Keyring>,
-    /// By document, with the reason why none of its helpers runs: other users may change it.
+    /// For each document its helpers. If other users may change the document, the reason why its helpers do not run.
     helpers: Vec<(HelperNames, Option<String>)>,
 }
 
@@ -54,9 +54,9 @@ pub enum LoginFile {
     Docker(PathBuf),
     /// The older `.dockercfg`.
     DockerCfg(PathBuf),
-    /// Docker's `config.json` with the kubelet's spellings of keys.
+    /// Docker's `config.json`, with the kubelet's spellings of keys.
     Kubelet(PathBuf),
-    /// The older `.dockercfg`, in the same way.
+    /// The older `.dockercfg`, with the kubelet's spellings of keys.
     KubeletCfg(PathBuf),
 }
 
@@ -78,7 +78,7 @@ impl NodeKeyring {
         Self { state: Mutex::new(NodeKeyringState { cached, ..NodeKeyringState::default() }), helpers: None }
     }
 
-    /// Runs the credential helpers of the node's document with these variables and this time limit.
+    /// Runs the credential helpers of the node's documents with these variables and this time limit.
     #[must_use]
     pub fn running_helpers(self, environment: Variables, limit: Duration) -> Self {
         Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
@@ -88,12 +88,13 @@ impl NodeKeyring {
         Self::from_files(vec![LoginFile::Kubelet(path.into())], false)
     }
 
-    /// Reads all of a user's logins, each file with the spellings of its own program. Of equal keys the first file's is first.
+    /// Reads all login files of a user, each with the key spellings of its program. If files have the same key, the
+    /// first file comes first.
     pub fn from_logins(files: impl IntoIterator<Item = LoginFile>) -> Self {
         Self::from_files(files.into_iter().collect(), true)
     }
 
-    /// Reads what the kubelet reads, and nothing more.
+    /// Reads only what the kubelet reads.
     #[must_use]
     pub fn as_the_kubelet(mut self) -> Self {
         self.state.get_mut().as_kubelet = true;
@@ -122,8 +123,8 @@ impl NodeKeyring {
         Self { state: Mutex::new(state), helpers: None }
     }
 
-    /// The credential of the repository's helper, that of the first file whose helper has one, and the failures where none
-    /// has. Dropping the future ends the helper.
+    /// Asks the helper for the repository, file by file, until a helper has a credential. Returns the failure only if
+    /// no helper has a credential. A drop of the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
@@ -153,8 +154,8 @@ impl NodeKeyring {
         (None, problem)
     }
 
-    /// The current keyring; rereads the files when the cache, also an empty one, expires. While files exist and none is
-    /// readable, the previous keyring stays.
+    /// The current keyring. Reads the files again when the cache expires, also an empty cache. If files exist but none
+    /// is readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
         Arc::clone(&self.read_now().await.keyring)
     }
@@ -173,8 +174,8 @@ impl NodeKeyring {
         Arc::clone(&state.cached)
     }
 
-    /// Takes over the files of another instance; the next call reads them. While they are unreadable, the previous
-    /// keyring stays.
+    /// Takes the files of another instance; the next call reads them. If they are unreadable, the previous keyring
+    /// stays.
     pub async fn replace(&self, by: Self) {
         let (mut state, mut by) = (self.state.lock().await, by.state.into_inner());
         if by.until.is_some() {
@@ -184,7 +185,7 @@ impl NodeKeyring {
     }
 }
 
-/// The first readable file, or all of them; `None`: files exist, and none is readable.
+/// Reads the first readable file, or all files. `None`: files exist, but none is readable.
 fn read_files(files: &[LoginFile], reads_all: bool, as_kubelet: bool) -> Option<NodeCredentials> {
     let (mut keyring, mut helpers, mut is_broken) = (Keyring::new(), Vec::new(), false);
     for (path, kind, spelling) in files.iter().map(LoginFile::parts) {

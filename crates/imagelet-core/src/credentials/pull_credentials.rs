@@ -1,13 +1,14 @@
-//! The credentials of one pull: of its registry, and of each other host that may serve it (`docs/spec/pull.md §13.8`).
+//! The credentials of one pull: for its registry, and for each other host that may serve the image
+//! (`docs/spec/pull.md §13.8`).
 
 use super::{Credential, CredentialSource, TrackedCredential};
 
-/// Each host is shown its own credentials and no other's.
+/// Each host gets only its own credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PullCredentials {
-    /// Of the registry, in the order in which to try them; none: it is asked anonymously.
+    /// For the registry, in the order in which they are tried. Empty: the requests are anonymous.
     pub(crate) registry: Vec<TrackedCredential>,
-    /// Of the other hosts that have any.
+    /// For the other hosts that have credentials.
     pub(crate) hosts: Vec<HostCredentials>,
 }
 
@@ -15,23 +16,24 @@ pub(crate) struct PullCredentials {
 pub(crate) struct HostCredentials {
     /// As in [`crate::ports::RegistryHost::host`].
     pub(crate) host: String,
-    /// In the order in which to try them; at least one.
+    /// In the order in which they are tried; at least one.
     pub(crate) credentials: Vec<TrackedCredential>,
 }
 
 impl PullCredentials {
-    /// How many attempts show each credential once.
+    /// The number of attempts after which each credential was tried.
     pub(crate) fn attempts(&self) -> usize {
         let of_hosts = self.hosts.iter().map(|host| host.credentials.len());
         of_hosts.chain([self.registry.len(), 1]).max().unwrap_or(1)
     }
 
-    /// The registry's credential of an attempt. A host with fewer of them is shown its last one again.
+    /// The registry's credential in an attempt. With fewer credentials than attempts, the last credential is used
+    /// again.
     pub(crate) fn of_registry(&self, attempt: usize) -> Option<&TrackedCredential> {
         at(&self.registry, attempt)
     }
 
-    /// The credentials of an attempt for the other hosts; each names its host.
+    /// The credentials of the other hosts in an attempt. Each names its host.
     pub(crate) fn of_hosts(&self, attempt: usize) -> Vec<Credential> {
         let named = |host: &HostCredentials| {
             let tracked = at(&host.credentials, attempt)?;
@@ -40,7 +42,7 @@ impl PullCredentials {
         self.hosts.iter().filter_map(named).collect()
     }
 
-    /// What identifies them all: with other ones, another client is asked for.
+    /// Identifies the set of credentials. A pull with another set is not shared.
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_host = |host: &HostCredentials| {
             host.credentials.iter().map(|tracked| format!("{} {}", host.host, tracked.hash)).collect::<Vec<_>>()
@@ -52,8 +54,9 @@ impl PullCredentials {
         self.registry.iter().chain(self.hosts.iter().flat_map(|host| &host.credentials))
     }
 
-    /// The credentials that opened the image in an attempt, given the hosts that sent a manifest: those of the hosts' own that
-    /// are not the node's, as the node's open it to every pod; else the registry's, whichever host it was.
+    /// The credentials that opened the image in an attempt. `senders`: the hosts that sent data. If such hosts have
+    /// their own credentials other than the node's, returns these. Else returns the registry's credential. (A node's
+    /// credential permits every pod.)
     pub(crate) fn opened_by(&self, attempt: usize, senders: &[String]) -> Vec<&TrackedCredential> {
         let senders = self.hosts.iter().filter(|host| senders.contains(&host.host));
         let own: Vec<_> = senders.filter_map(|host| at(&host.credentials, attempt)).collect();

@@ -1,4 +1,4 @@
-//! Maps repository names to registries and matches keys with wildcards (`docs/spec/pull.md §6.7`).
+//! Maps repositories to registries, and matches keys with wildcards (`docs/spec/pull.md §6.7`).
 
 use crate::{image::glob_matches, text::quoted};
 
@@ -11,13 +11,13 @@ pub(super) fn is_default_registry(repository: &str) -> bool {
     }
 }
 
-/// Whether the kubelet reads the name of a repository at another registry as one of Docker Hub: the host has neither a dot
-/// nor a port. Docker Hub's credentials are not for it.
+/// Whether the kubelet takes this repository of another registry for a repository of Docker Hub: the host has neither
+/// dot nor port. Credentials of Docker Hub must not be sent to that host.
 pub(super) fn is_read_as_docker_hub(repository: &str) -> bool {
     is_default_registry(repository) && !repository.starts_with("docker.io/")
 }
 
-/// The registry part of a response's cache key: the repository up to its first slash.
+/// The registry in a response's cache key: the repository up to its first slash.
 pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }
@@ -28,16 +28,16 @@ pub(super) struct Location {
     pub(super) path: String,
 }
 
-/// Go's error for an invalid pattern; `None` for a valid one.
+/// Go's error for an invalid pattern. `None`: the pattern is valid.
 pub(super) fn complaint(pattern: &str) -> Option<String> {
     let url = format!("https://{pattern}");
     let error = Location::parse(&url).err()?;
-    // Go has removed the fragment by then.
+    // Go's error shows the URL without its fragment.
     let shown = url.split_once('#').map_or(url.as_str(), |(shown, _)| shown);
     Some(format!("parse {}: {error}", quoted(shown)))
 }
 
-/// Whether a glob matches a repository, both without a scheme; unparsable text matches nothing.
+/// Whether a glob matches a repository, both without a scheme. Invalid text matches nothing.
 pub(super) fn matches(glob: &str, target: &str) -> bool {
     match (Location::parse(&format!("https://{glob}")), Location::parse(&format!("https://{target}"))) {
         (Ok(glob), Ok(target)) => glob.covers(&target),
@@ -46,7 +46,7 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 }
 
 impl Location {
-    /// The error is Go's text.
+    /// An error has Go's text.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
@@ -93,7 +93,7 @@ fn split_port(host: &str) -> (&str, &str) {
 }
 
 fn label_matches(glob: &str, label: &str) -> bool {
-    // Brackets remain only around an address without port; there they act as a character class.
+    // Brackets can only be around an address without port. There they are a character class.
     if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         let mut characters = label.chars();
         return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));
@@ -125,7 +125,7 @@ fn check_host(host: &str) -> Result<(), String> {
         let plain =
             character.is_ascii_alphanumeric() || "-._~!$&'()*+,;=:[]<>\"".contains(character) || !character.is_ascii();
         if character == '%' {
-            // An escape in a host may not hide an ASCII character, except the zone's percent sign.
+            // Except for the percent sign of a zone, an escape in a host must not be an ASCII character.
             let value = escaped(&host.as_bytes()[index..]).ok_or_else(|| escape_error(&host[index..]))?;
             if value < 0x80 && value != b'%' {
                 return Err(escape_error(&host[index..]));

@@ -1,4 +1,4 @@
-//! A secret text: hidden in output, overwritten in memory, and known in the encodings in which other programs repeat it.
+//! A secret text: not printed, overwritten in memory, and found in the encodings that other programs use.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Wraps and overwrites bytes; invalid UTF-8 is replaced.
+    /// Wraps bytes and overwrites them. Invalid UTF-8 is replaced.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self(String::from_utf8_lossy(&bytes).into_owned())
@@ -39,7 +39,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A secret verbatim, URL-encoded and JSON-encoded; longest first, as one may be part of another.
+/// A secret verbatim, URL-encoded and JSON-encoded. Longest first, because a spelling may be part of another.
 pub fn spellings(secret: &str) -> Vec<Secret> {
     if secret.is_empty() {
         return Vec::new();
@@ -58,7 +58,7 @@ pub fn spellings(secret: &str) -> Vec<Secret> {
 }
 
 fn percent_encoded(text: &str, kept: &str) -> String {
-    // An escape takes at most three bytes, so the buffer never moves and leaves no copy of the secret.
+    // An escape takes at most three bytes. So the buffer is never reallocated, which would leave a copy of the secret.
     let mut encoded = String::with_capacity(3 * text.len());
     for byte in text.bytes() {
         let character = char::from(byte);

@@ -15,16 +15,17 @@ use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource};
 use crate::backoff::random;
 use crate::text::PlainError;
 
-/// Tokens with a longer lifetime are renewed after this time too.
+/// A token with a longer lifetime is renewed after this time.
 const AGE_MAX: Duration = Duration::from_hours(24);
-/// Each check is early by less than this, in whole seconds, so that tokens issued together are not renewed together.
+/// Each check is earlier by a random time below this, in whole seconds, so that tokens issued together are not renewed
+/// together.
 const JITTER_SECONDS: u64 = 10;
-/// Most cached tokens; the kubelet has no bound.
+/// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
 
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
-/// Caches a source's tokens for four fifths of their lifetime. Service accounts are not cached.
+/// Caches the tokens of a source for four fifths of their lifetime. Does not cache service accounts.
 pub struct TokenCache {
     source: Arc<dyn TokenSource>,
     clock: Clock,
@@ -85,7 +86,7 @@ impl TokenSource for TokenCache {
     }
 }
 
-/// The renewal error without the token: a rejection may repeat it.
+/// The text of a renewal error without the token, because the error may repeat it.
 fn without_token(error: &PlainError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }

@@ -1,4 +1,4 @@
-//! Service accounts and their tokens: the port to their issuer.
+//! The port to the issuer of service account tokens.
 
 use std::{collections::BTreeMap, fmt, time::SystemTime};
 
@@ -17,7 +17,7 @@ pub struct ServiceAccount {
 pub struct TokenRequest {
     pub namespace: String,
     pub service_account: String,
-    /// The service account's uid: no token is issued for another one.
+    /// The uid of the service account. No token is issued for a service account with another uid.
     pub service_account_uid: String,
     pub audience: String,
     pub pod_name: String,
@@ -31,7 +31,7 @@ pub struct IssuedToken {
     pub expires: SystemTime,
 }
 
-/// The cluster's service account API, uncached.
+/// The service account API of the cluster, without a cache.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError>;
@@ -39,7 +39,7 @@ pub trait TokenSource: fmt::Debug + Send + Sync {
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError>;
 }
 
-/// A node without a cluster: it has no service accounts.
+/// The token source of a node without a cluster. It has no service accounts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standalone;
 

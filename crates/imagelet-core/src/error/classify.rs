@@ -1,4 +1,4 @@
-//! Classifies errors by kind and text, which is all that other runtimes report.
+//! Classifies errors by kind and text, because other runtimes report nothing else.
 
 use std::{error::Error, io};
 
@@ -10,11 +10,11 @@ use super::{
 use ErrorClass as C;
 use RuntimeErrorKind as K;
 
-/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
-/// stage, [`PLACES`] decides. The kind is that of a pull whose code says less; with one, each pattern has a space or a
-/// colon, so that no image name can contain it.
+/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause is before its consequences. Without a
+/// stage, [`PLACES`] decides. The kind is for a failed pull whose gRPC code is less specific. A pattern with a kind
+/// other than `Other` has a space or a colon, so that no image name can contain it.
 const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
-    // The runtime's own socket.
+    // The socket of the runtime.
     (C::RuntimeUnavailable, Some(Stage::Runtime), K::Unavailable, &["dial unix"]),
     // The disk.
     (C::DiskFull, Some(Stage::Disk), K::DiskFull, &["no space left on device", "disk quota exceeded"]),
@@ -22,7 +22,7 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     // Policy.
     (C::SignatureRejected, Some(Stage::Policy), K::Other, &["signaturevalidationfailed", "signature was required"]),
     (C::SignatureRejected, Some(Stage::Policy), K::Other, &["source image rejected"]),
-    // The path to the registry.
+    // The connection to the registry.
     (C::ProxyFailed, Some(Stage::Proxy), K::RegistryUnavailable, &["proxyconnect tcp"]),
     (C::ProxyFailed, Some(Stage::Proxy), K::Other, &["407 proxy authentication required"]),
     (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["no such host", "server misbehaving"]),
@@ -37,7 +37,7 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["host is unreachable", "i/o timeout"]),
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["client.timeout exceeded"]),
     (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer", "broken pipe"]),
-    // The registry's response. A rate limit may come with any status.
+    // The registry's response. A rate limit may have any status code.
     (C::RateLimited, None, K::Other, &["toomanyrequests", "429 too many requests", "answered 429"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no match for platform"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in image index"]),
@@ -65,14 +65,14 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     (C::Cancelled, None, K::Other, &["context canceled"]),
 ];
 
-/// The kind of a failed pull whose code says less than its text.
+/// The kind of a failed pull whose gRPC code is less specific than its text.
 pub fn kind_of_pull_text(text: &str) -> Option<RuntimeErrorKind> {
     let text = text.to_ascii_lowercase();
     let found = TEXTS.iter().find(|(.., parts)| parts.iter().any(|part| text.contains(part)));
     found.map(|(_, _, kind, _)| *kind)
 }
 
-/// Patterns for the stage, where the class does not imply it.
+/// Text patterns for the stage, if the class does not imply the stage.
 const PLACES: [(Stage, &[&str]); 3] = [
     (Stage::Token, &["anonymous token", "oauth token", "failed to authorize", "token service", "bearer token"]),
     (
@@ -93,11 +93,11 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
             if is_disk { (C::DiskFailed, Stage::Disk) } else { (C::RuntimeUnavailable, Stage::Runtime) };
         return Fault::new(class, stage);
     }
-    // A resolver without a response, and not a registry without one.
+    // The resolver did not answer; the registry was not contacted.
     if has("lookup ") && has("i/o timeout") && !has("proxyconnect") {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
-    // An error while unpacking is the layer's; disk errors were matched before.
+    // An error during unpacking is an error of the layer. Disk errors were matched before.
     if let Some((class, stage, ..)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
@@ -110,7 +110,8 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     Fault::new(class, place.unwrap_or(stage))
 }
 
-/// The party that was not reached: for a blob it may be the target of a redirect, and the registry has served the manifest.
+/// The party that was not reached. For a blob this may be the redirect target, because the registry has served the
+/// manifest.
 fn party(stage: Stage, place: Option<Stage>) -> Party {
     match (stage, place) {
         (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Blob)) => Party::RedirectTarget,
@@ -140,7 +141,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
 }
 
 impl RuntimeError {
-    /// The class and stage: as recorded at the origin, else from the cause, else from kind and text.
+    /// The class and stage: as recorded at the origin, else of the cause, else derived from kind and text.
     pub fn fault(&self) -> Fault {
         let mut next: Option<&(dyn Error + 'static)> = Some(self);
         let mut guessed = None;
@@ -156,7 +157,7 @@ impl RuntimeError {
     }
 }
 
-/// Classifies an I/O error below a store's error; network errors are classified at their origin.
+/// Classifies an I/O error that caused a store's error. Network errors are classified at their origin.
 fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
     if kind == RuntimeErrorKind::RegistryUnavailable {
         return None;

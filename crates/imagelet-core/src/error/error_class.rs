@@ -1,4 +1,4 @@
-//! Error classes and stages, in stable words for machines (`docs/errors.md`).
+//! Error classes and stages, in stable words for programs (`docs/errors.md`).
 
 use std::{fmt, time::Duration};
 
@@ -28,7 +28,7 @@ macro_rules! words {
 }
 
 words! {
-    /// The class of an error; `docs/errors.md` says when each is reported.
+    /// The class of an error. `docs/errors.md` describes each class.
     ErrorClass {
         NameInvalid = "name-invalid",
         NotPresent = "not-present",
@@ -67,7 +67,7 @@ words! {
 }
 
 words! {
-    /// The stage of an error; `docs/errors.md` describes each.
+    /// The stage of an error. `docs/errors.md` describes each stage.
     Stage {
         Name = "name",
         Policy = "policy",
@@ -90,13 +90,13 @@ words! {
     }
 }
 
-/// Which party to a pull failed.
+/// The party of a pull that failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Party {
-    /// The registry itself, one of its mirrors, or none of the parties below.
+    /// The registry, or one of its mirrors; also if no party below failed.
     #[default]
     Registry,
-    /// A token service with an origin of its own.
+    /// A token service on another origin than the registry.
     TokenService,
     /// The target of a redirect to another origin.
     RedirectTarget,
@@ -106,7 +106,7 @@ pub enum Party {
 pub struct Fault {
     pub class: ErrorClass,
     pub stage: Stage,
-    /// The time that the registry requests before a retry.
+    /// The wait that the registry requests before a retry.
     pub retry_after: Option<Duration>,
     pub party: Party,
 }
@@ -117,7 +117,8 @@ impl Fault {
         Self { class, stage, retry_after: None, party: Party::Registry }
     }
 
-    /// Whether the party was not reached at all, and so for no repository: by name, connection, TLS or proxy.
+    /// Whether the party was not reached at all, for any repository: a failure of name resolution, connection, TLS or
+    /// proxy.
     pub fn is_unreached(&self) -> bool {
         match self.class {
             ErrorClass::HostNotFound

@@ -1,4 +1,4 @@
-//! Why a store or runtime refused a call, with a class and a stage for machines.
+//! The errors of a store or runtime, with a class and a stage for programs.
 
 mod classify;
 mod error_class;

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use super::error_class::Fault;
 
-/// The kind of an error; each kind exists because a caller handles it differently.
+/// The kind of an error. Callers handle each kind differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RuntimeErrorKind {
@@ -23,7 +23,7 @@ pub enum RuntimeErrorKind {
     /// The image exceeds a limit, or its kind is not supported.
     Unacceptable,
     InUse,
-    /// The image cannot be removed, or it is still there after its removal.
+    /// The image cannot be removed, or is still present after its removal.
     Remains,
     DiskFull,
     /// The store or runtime is unreachable or not writable.
@@ -37,16 +37,16 @@ pub enum RuntimeErrorKind {
     Other,
 }
 
-/// An error of a store or runtime. Prints the action, the subject and the reason; the cause is its source.
+/// An error of a store or runtime. Prints the action, the subject and the reason. The source is the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct RuntimeError {
     kind: RuntimeErrorKind,
     message: String,
     hint: Option<String>,
-    /// The class and stage, where the origin recorded them.
+    /// The class and stage, if the origin recorded them.
     pub(super) fault: Option<Box<Fault>>,
-    /// Set where the error proves more than an outage, whatever its kind.
+    /// Set if the error is not an outage, whatever its kind.
     no_outage: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -56,7 +56,7 @@ impl RuntimeError {
         Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
 
-    /// An error that no caller handles differently.
+    /// An error without a kind that callers handle.
     pub fn other(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Other, message)
     }
@@ -75,7 +75,7 @@ impl RuntimeError {
         self
     }
 
-    /// The same error in a context, which it is the cause in; kind and hint stay.
+    /// Wraps the error as the cause of an error with this message. Kind and hint stay.
     #[must_use]
     pub fn about(self, context: impl Into<String>) -> Self {
         Self { hint: self.hint.clone(), ..Self::new(self.kind, context) }.caused_by(self)
@@ -93,7 +93,7 @@ impl RuntimeError {
         self
     }
 
-    /// Marks that the registry answered or is not the one meant: the error proves no outage.
+    /// Marks that the error is no outage: the registry answered, or the error is of another host.
     #[must_use]
     pub fn not_an_outage(mut self) -> Self {
         self.no_outage = true;
@@ -101,7 +101,7 @@ impl RuntimeError {
     }
 
     /// Whether the registry is unavailable: unreachable, overloaded or broken. A rejection, an untrusted certificate
-    /// and a failure after a tag was resolved are no outage.
+    /// and a failure after the tag was resolved are not outages.
     pub fn is_outage(&self) -> bool {
         let mut is_one = self.kind == RuntimeErrorKind::RegistryUnavailable && !self.no_outage;
         let mut cause = self.source();
@@ -112,7 +112,7 @@ impl RuntimeError {
         is_one
     }
 
-    /// A copy with all causes in its message, for one of several clients of a shared pull.
+    /// A copy with all causes in its message. Each client of a shared pull gets a copy.
     #[must_use]
     pub fn copied(&self) -> Self {
         let fault = self.fault();
@@ -144,7 +144,7 @@ impl From<tokio::task::JoinError> for RuntimeError {
     }
 }
 
-/// An error's message and those of all its causes in one line.
+/// The message of an error and of all its causes, in one line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

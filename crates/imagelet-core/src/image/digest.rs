@@ -1,4 +1,4 @@
-//! A checked content digest; the only form in which registry text reaches a path or a URL.
+//! A checked content digest. Text from a registry reaches a path or a URL only in this form.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -30,7 +30,7 @@ impl DigestAlgorithm {
     }
 }
 
-/// `ALGORITHM:HEX`, lower case, of the right length. Safe as one path component pair.
+/// `ALGORITHM:HEX`, in lower case, with the right length. Both parts are safe as path components.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
     algorithm: DigestAlgorithm,
@@ -41,7 +41,7 @@ pub struct Digest {
 #[error("{0}")]
 pub struct DigestError(&'static str);
 
-/// Not `algorithm:hex` in lower case.
+/// The text is not `algorithm:hex` in lower case.
 const NO_DIGEST: DigestError = DigestError("invalid checksum digest format");
 const UNKNOWN_ALGORITHM: DigestError = DigestError("unsupported digest algorithm");
 const WRONG_LENGTH: DigestError = DigestError("invalid checksum digest length");
@@ -50,7 +50,7 @@ impl Digest {
     /// Wraps raw hash output.
     ///
     /// # Panics
-    /// When the bytes are not as long as the algorithm's output.
+    /// If the length of `hash` is not the algorithm's.
     pub fn from_hash(algorithm: DigestAlgorithm, hash: &[u8]) -> Self {
         use fmt::Write as _;
         assert_eq!(hash.len() * 2, algorithm.hex_length(), "hash output has the algorithm's length");
@@ -83,7 +83,7 @@ impl Digest {
 impl FromStr for Digest {
     type Err = DigestError;
 
-    /// Checks in the order of `docs/spec/pull.md §5.2`: form of the algorithm, its name, length, digits.
+    /// Checks in the order of `docs/spec/pull.md §5.2`: syntax of the algorithm, its name, length, digits.
     fn from_str(text: &str) -> Result<Self, DigestError> {
         let (name, hex) = text.split_once(':').ok_or(NO_DIGEST)?;
         if !is_algorithm_name(name) {

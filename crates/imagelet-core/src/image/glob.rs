@@ -1,8 +1,8 @@
-//! Globs over names: `*` matches any characters, none and slashes too; every other character matches itself.
+//! Globs for names. `*` matches any number of characters, also slashes. Every other character matches itself.
 
 use std::fmt;
 
-/// Longest glob; no image name is longer.
+/// The maximum length of a glob. No image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl Glob {
         glob_matches(&self.0, text)
     }
 
-    /// Whether the pattern matches the name of an image or repository, in full or in its short form.
+    /// Whether the pattern matches the full form or a short form of an image or repository name.
     pub(crate) fn matches_name(&self, name: &str) -> bool {
         spellings(name).any(|spelling| self.matches(spelling))
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Glob {
     }
 }
 
-/// The full and the short forms of a name.
+/// The full form and the short forms of a name.
 fn spellings(name: &str) -> impl Iterator<Item = &str> {
     let hub = name.strip_prefix("docker.io/");
     let library = hub.and_then(|rest| rest.strip_prefix("library/"));
@@ -53,7 +53,7 @@ pub(crate) fn glob_matches(pattern: &str, text: &str) -> bool {
     let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let (middle, last) = behind.rsplit_once('*').unwrap_or(("", behind));
-    // The earliest match of each piece leaves the most text for the later ones.
+    // The earliest match of each piece leaves the most text for the other pieces.
     for piece in middle.split('*').filter(|piece| !piece.is_empty()) {
         let Some(at) = rest.find(piece) else { return false };
         rest = &rest[at + piece.len()..];

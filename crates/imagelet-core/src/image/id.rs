@@ -6,17 +6,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::reference::shown_name;
 
-/// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
+/// The id of an image in its store. In our own store and in containerd's: `sha256:` and the digest of the
+/// configuration.
 ///
-/// Opaque, because other runtimes use other forms. Cheap to clone. Ordered by its bytes.
+/// Opaque, because other runtimes use other forms. Cheap to clone. Ordered by bytes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ImageId(IdText);
 
 /// The length of `sha256:` and 64 digits.
 const INLINE_MAX: usize = 71;
 
-/// A pass over a node's images compares each id several times, so the usual id stands where it is compared. Zeros follow
-/// the inline text, and only longer texts are `Long`, so equal ids are equal values.
+/// A pass over the images of a node compares each id several times, so an id of the usual length is stored inline. The
+/// unused bytes are zero, and only longer texts are `Long`, so equal ids are equal values.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum IdText {
     Inline { length: u8, text: [u8; INLINE_MAX] },
@@ -43,7 +44,7 @@ impl ImageId {
         }
     }
 
-    /// The bytes of [`Self::as_str`], by which ids are compared.
+    /// The bytes of [`Self::as_str`]. Ids are compared by these bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             IdText::Inline { length, text } => &text[..usize::from(*length)],
@@ -51,17 +52,17 @@ impl ImageId {
         }
     }
 
-    /// The id without algorithm, cut to 13 characters, as crictl shows it.
+    /// The id without the algorithm, cut to 13 characters, as crictl prints it.
     pub fn short(&self) -> &str {
         Self::shorten(self.as_str())
     }
 
-    /// What a reader knows an image by: its name, else its id as [`Self::short`].
+    /// The text that a user sees for an image: its name, else its id as in [`Self::short`].
     pub fn shown<'a>(name: Option<&'a String>, id: &'a str) -> Cow<'a, str> {
         name.map_or(Cow::Borrowed(Self::shorten(id)), |name| shown_name(name))
     }
 
-    /// As [`Self::short`], for a text.
+    /// Like [`Self::short`], for a text.
     pub fn shorten(id: &str) -> &str {
         let bare = id.strip_prefix("sha256:").unwrap_or(id);
         bare.get(..13).unwrap_or(bare)
@@ -104,9 +105,9 @@ impl<'de> Deserialize<'de> for ImageId {
     }
 }
 
-/// An image in a handler's store: the inventory's key.
+/// The key of the inventory: an image in the store of a handler.
 ///
-/// Prints as the id alone when the handler is empty, else `ID,HANDLER` (`docs/spec/gc.md §1.3`).
+/// Prints only the id if the handler is empty, else `ID,HANDLER` (`docs/spec/gc.md §1.3`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageKey {
     id: ImageId,
@@ -118,7 +119,7 @@ impl ImageKey {
         Self { id, handler }
     }
 
-    /// Parses the printed form; the handler follows the first comma.
+    /// Parses the printed form. The handler is after the first comma.
     pub fn parse(text: &str) -> Self {
         let (id, handler) = text.split_once(',').unwrap_or((text, ""));
         Self::new(ImageId::new(id), handler.to_owned())
@@ -128,7 +129,7 @@ impl ImageKey {
         &self.id
     }
 
-    /// The handler; empty means the default one.
+    /// The handler. Empty: the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }
@@ -140,7 +141,6 @@ impl fmt::Display for ImageKey {
     }
 }
 
-/// Serialises as printed.
 impl Serialize for ImageKey {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

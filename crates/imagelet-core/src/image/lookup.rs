@@ -1,4 +1,4 @@
-//! Resolves a text to a present image: an id, a name, or an id prefix (`docs/spec/cri.md §5.1`).
+//! Finds the present image for a text: an id, a name, or an id prefix (`docs/spec/cri.md §5.1`).
 
 use super::{
     Digest, ImageId, Reference,
@@ -6,7 +6,7 @@ use super::{
     reference::{Parts, parts_of_full_name},
 };
 
-/// Shortest id prefix, in hex digits.
+/// The minimum length of an id prefix, in hex digits.
 const ID_PREFIX_LENGTH_MIN: usize = 3;
 const ID_LENGTH: usize = 64;
 
@@ -16,24 +16,24 @@ pub trait ImageNames {
     /// The image with this normalised name (`docker.io/library/busybox:latest`, `r.example/a@sha256:…`).
     fn named(&self, name: &str) -> Option<ImageId>;
 
-    /// The first two images whose ids have this prefix, `sha256:` included.
+    /// The first two images whose ids have this prefix. The prefix includes `sha256:`.
     fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2];
 }
 
-/// The text does not identify one image.
+/// The text does not identify exactly one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no image specified")]
     Empty,
-    /// The text is a prefix of several ids.
+    /// Several ids have this prefix.
     #[error("it is the beginning of several image ids")]
     Ambiguous,
 }
 
-/// Resolves a text to an image; `None` where no present image matches.
+/// Finds the image for a text. `None`: no present image matches.
 ///
-/// A whole digest is an id only, so a manifest digest finds nothing. The name is next, normalised by Docker's rules,
-/// its tag dropped where a digest follows; the id prefix is last.
+/// A whole digest is only compared with ids, so a manifest digest finds nothing. Next, the text is compared as a name,
+/// normalised by Docker's rules; if the name has a digest, its tag is ignored. The id prefix is last.
 pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, LookupError> {
     if text.is_empty() {
         return Err(LookupError::Empty);
@@ -55,7 +55,7 @@ pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, L
     }
 }
 
-/// Sorts names into those with a tag and those with a digest; other names are dropped.
+/// Splits names into names with a tag and names with a digest. Drops other names.
 pub fn split_names<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut tags, mut digests) = (Vec::new(), Vec::new());
     for name in names {

@@ -1,4 +1,4 @@
-//! The types of bytes and percents, and a number with its noun.
+//! The types for bytes and percents, and a number with its noun.
 
 use std::{fmt, ops::Add};
 
@@ -30,7 +30,7 @@ impl std::iter::Sum for ByteSize {
     }
 }
 
-/// Decimal units with three significant digits: `742kB`, `1.15MB`.
+/// Prints decimal units with three significant digits: `742kB`, `1.15MB`.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
@@ -52,13 +52,13 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A number with a noun that takes an `s`: `1 image`, `2 images`.
+/// A number with a noun whose plural ends in `s`: `1 image`, `2 images`.
 pub fn counted<N: fmt::Display + PartialEq + From<u8> + Copy>(number: N, noun: &str) -> String {
     let plural = if number == N::from(1) { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }
 
-/// A share of a whole, 0 to 100.
+/// A percentage, 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 

@@ -1,4 +1,4 @@
-//! The nouns of all other rooms: references, ids, keys, sizes, images.
+//! The basic types of all other rooms: references, ids, keys, sizes, images.
 
 mod digest;
 mod docker_hub;
@@ -26,9 +26,9 @@ pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageSpec {
-    /// A reference or an id, depending on the call.
+    /// A reference or an id; the call decides which.
     pub image: String,
-    /// The handler whose store is used; empty means the default one.
+    /// The handler whose store is used. Empty: the default handler.
     pub runtime_handler: String,
     /// Hints to the runtime, sorted by name.
     pub annotations: Vec<(String, String)>,
@@ -46,7 +46,7 @@ pub enum ImageUser {
     #[default]
     Unset,
     Uid(i64),
-    /// A user name, resolved inside the image.
+    /// A user name, which is resolved in the image.
     Name(String),
 }
 
@@ -54,8 +54,8 @@ pub enum ImageUser {
 const USER_LENGTH_MAX: usize = 256;
 
 impl ImageUser {
-    /// Parses `USER`, `UID` or `USER:GROUP`. A number is a uid, in range or not; anything that 64 bits do not hold is a
-    /// name, which a kubelet that must not run root rejects (`docs/spec/cri.md §5.4`).
+    /// Parses `USER`, `UID` or `USER:GROUP`. Every number of 64 bits is a uid, also out of range. Any other text is a
+    /// name. If a pod must not run as root, the kubelet rejects a name (`docs/spec/cri.md §5.4`).
     pub fn of_config(text: &str) -> Self {
         let name = text.split(':').next().unwrap_or_default();
         if name.is_empty() {
@@ -64,31 +64,31 @@ impl ImageUser {
         if let Ok(uid) = name.parse::<i64>() {
             return Self::Uid(uid);
         }
-        // Every image list repeats the name.
+        // Shortened, because every image list repeats the name.
         Self::Name(name[..name.ceil_char_boundary(USER_LENGTH_MAX)].to_owned())
     }
 
-    /// Whether it is a uid outside the range of any system.
+    /// Whether this is a uid that no system permits.
     pub fn is_out_of_range(&self) -> bool {
         matches!(self, Self::Uid(uid) if u32::try_from(*uid).is_err())
     }
 }
 
-/// An image as its store lists it.
+/// An image, as its store lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Unique on the node; the digest of the image's configuration where the store is ours or containerd's.
+    /// Unique on the node. In our own store and in containerd's, the digest of the image's configuration.
     pub id: ImageId,
-    /// Full names with tag.
+    /// Full names with a tag.
     pub tags: Vec<String>,
-    /// Full names with digest.
+    /// Full names with a digest.
     pub digests: Vec<String>,
-    /// The size the store reports; shared layers count in each image.
+    /// The size that the store reports. The size of a shared layer is included in each image.
     pub size: ByteSize,
     pub user: ImageUser,
     /// Annotations and handler of the stored image.
     pub spec: ImageSpec,
-    /// The store excludes the image from collections.
+    /// `true`: the store excludes the image from collections.
     pub pinned: bool,
 }
 
@@ -97,12 +97,12 @@ impl Image {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
     }
 
-    /// The reported names: those with tag, else those with digest.
+    /// The reported names: the names with a tag, else the names with a digest.
     pub fn names(&self) -> &[String] {
         if self.tags.is_empty() { &self.digests } else { &self.tags }
     }
 
-    /// Compares the image's key with another without building it.
+    /// Compares the image's key with another key, without building it.
     pub(crate) fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }

@@ -1,9 +1,9 @@
-//! Names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
+//! The image names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
 
 use super::{Glob, Image, Reference};
 use crate::text::PlainError;
 
-/// Pinned names, whatever image they refer to at the time.
+/// Pinned names. A name pins the image that it currently refers to.
 ///
 /// ```
 /// use imagelet_core::image::PinnedNames;
@@ -19,7 +19,8 @@ pub struct PinnedNames(Vec<Pattern>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     glob: Glob,
-    /// In lower case, for names in any case. Tags of whole names keep their capital letters.
+    /// The pattern is in lower case and matches names in any case. `false`: a whole name, whose tag may have capital
+    /// letters.
     is_caseless: bool,
 }
 
@@ -31,15 +32,15 @@ impl PinnedNames {
         pinned
     }
 
-    /// Adds a pattern, and the full name that it stands for: a name without tag means `latest`.
+    /// Adds a pattern, and the full name of the pattern. A name without a tag means `latest`.
     fn add(&mut self, text: &str, is_caseless: bool) {
         let full = text.parse::<Reference>().ok().map(|name| name.canonical().to_string());
         let globs = [Some(text), full.as_deref()].into_iter().flatten().filter_map(|text| Glob::new(text).ok());
         self.0.extend(globs.map(|glob| Pattern { glob, is_caseless }));
     }
 
-    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. A beginning matches at the start of
-    /// the name, domain included; CRI-O also matches it within.
+    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. `BEGINNING*` matches only at the
+    /// start of the name, domain included. CRI-O also matches it inside the name.
     pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PlainError> {
         let mut pinned = Self::default();
         for text in texts {
@@ -71,7 +72,7 @@ impl PinnedNames {
         self.0.is_empty()
     }
 
-    /// Whether a name, in full and with its tag or digest, is pinned.
+    /// Whether a full name with its tag or digest is pinned.
     pub fn pins(&self, name: &str) -> bool {
         let small = name.to_ascii_lowercase();
         self.0.iter().any(|pattern| pattern.glob.matches(if pattern.is_caseless { &small } else { name }))

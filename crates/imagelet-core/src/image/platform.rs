@@ -2,12 +2,12 @@
 
 use std::{fmt, str::FromStr};
 
-/// `OS/ARCHITECTURE[/VARIANT]` in Go's spelling, as in image indexes.
+/// `OS/ARCHITECTURE[/VARIANT]` in Go's words, as in image indexes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Platform {
     pub os: String,
     pub architecture: String,
-    /// `v8`, …; `None` accepts an entry without variant.
+    /// For example `v8`. `None` accepts an entry without a variant.
     pub variant: Option<String>,
 }
 

@@ -9,13 +9,13 @@ use super::{
 
 const PATH_LENGTH_MAX: usize = 255;
 const TAG_LENGTH_MAX: usize = 128;
-/// The default registry's namespace for names of one component.
+/// The namespace that the default registry uses for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
-/// Where other tools have images, as they write it before a path or name.
+/// Prefixes with which other tools mark a local image, before a path or name.
 const PLACES: [&str; 6] = ["oci", "oci-archive", "docker-archive", "docker-daemon", "containers-storage", "dir"];
 
-/// A normalised name: repository with domain, and a tag, a digest, or both.
+/// A normalised name: the repository with domain, and a tag, a digest, or both.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
     repository: String,
@@ -28,10 +28,10 @@ pub struct Reference {
 pub enum ReferenceError {
     #[error("invalid reference format")]
     Format,
-    /// The text begins with a scheme, which no reference has.
+    /// The text begins with a scheme. No reference has a scheme.
     #[error("invalid reference format")]
     Scheme { hint: String },
-    /// The repository has capital letters, in this part.
+    /// This part of the repository has capital letters.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
     /// As above, from the parser that does not normalise.
@@ -48,13 +48,13 @@ pub enum ReferenceError {
 }
 
 impl ReferenceError {
-    /// What to write instead, where that is known.
+    /// What to write instead, if known.
     pub fn hint(&self) -> Option<&str> {
         if let Self::Scheme { hint } = self { Some(hint) } else { None }
     }
 
-    /// Names the scheme of a text in the wrong format. The rest of the text is shown if it is a reference: it may hold a
-    /// password.
+    /// Adds the scheme to the hint of a format error. The rest of the text is shown only if it is a reference, because
+    /// it may contain a password.
     fn with_scheme(self, text: &str) -> Self {
         let is_scheme = |scheme: &&str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
@@ -74,12 +74,12 @@ impl ReferenceError {
 }
 
 impl Reference {
-    /// Repository with domain: `docker.io/library/busybox`.
+    /// The repository with domain: `docker.io/library/busybox`.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The registry's host and port. Empty for the few names that match as a path only.
+    /// The registry's host and port. Empty for the few names that are only a path.
     pub fn domain(&self) -> &str {
         split_domain(&self.repository).0
     }
@@ -89,7 +89,7 @@ impl Reference {
         split_domain(&self.repository).1
     }
 
-    /// The tag, given or defaulted; `None` with a digest only.
+    /// The tag, given or default. `None`: there is only a digest.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
@@ -98,19 +98,19 @@ impl Reference {
         self.digest.as_ref()
     }
 
-    /// The same repository with another digest, without tag.
+    /// The same repository with another digest and no tag.
     #[must_use]
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
     }
 
-    /// The names of a pulled image with this digest: by tag, unless the request was by digest, and by digest.
+    /// The names of an image that was pulled with this digest: by tag, unless the request has a digest, and by digest.
     pub fn names_of(&self, digest: &Digest) -> (Option<String>, String) {
         let by_digest = self.with_digest(digest.clone()).to_string();
         (self.digest.is_none().then(|| self.to_string()), by_digest)
     }
 
-    /// The stored name: a digest makes the tag irrelevant, so the tag is dropped.
+    /// The stored name. A digest makes the tag irrelevant, so the tag is dropped.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let tag = if self.digest.is_some() { None } else { self.tag.clone() };
@@ -121,7 +121,7 @@ impl Reference {
 impl FromStr for Reference {
     type Err = ReferenceError;
 
-    /// Normalises: expands short names; the tag defaults to `latest` where neither tag nor digest is given.
+    /// Normalises the text: expands short names, and adds the tag `latest` if there is neither tag nor digest.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         let full = full_name(text)?;
         let parts = Parts::parse(&full).map_err(|error| error.with_scheme(text))?;
@@ -142,9 +142,9 @@ impl fmt::Display for Reference {
     }
 }
 
-/// An invalid reference for use in a message: a URL in place of a name may hold a password.
+/// An invalid reference, as a message may show it. A URL instead of a name may contain a password.
 ///
-/// Removes the text before an `@`, unless a digest follows, and a URL's query.
+/// Removes the text before an `@`, unless a digest follows, and the query of a URL.
 pub fn shown_name(text: &str) -> Cow<'_, str> {
     let is_digest = |rest: &str| {
         rest.split_once(':').is_some_and(|(algorithm, hash)| {
@@ -171,16 +171,16 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{scheme}{hidden}{shown}"))
 }
 
-/// The user's spelling, with `:latest` where it has neither tag nor digest: the name passed to a runtime.
+/// The user's spelling, with `:latest` if it has neither tag nor digest. Runtimes get this name.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
-    // A parsed name ends in its last path component; a colon after the last slash starts a tag.
+    // A valid name ends with its last path component. A colon after the last slash starts a tag.
     let last = text.rsplit('/').next().unwrap_or(text);
     let bare = !text.contains('@') && !last.contains(':');
     Ok(if bare { format!("{text}:{DEFAULT_TAG}") } else { text.to_owned() })
 }
 
-/// The user's spelling without tag and digest, by the parser that does not normalise.
+/// The user's spelling without tag and digest. Uses the parser that does not normalise.
 pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     match Parts::parse(text) {
         Ok(parts) => Ok(parts.name),
@@ -190,13 +190,13 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     }
 }
 
-/// The parts of a name with a domain; `None` for other texts. Does not allocate.
+/// The parts of a name with a domain. `None` for other texts. Does not allocate.
 pub(super) fn parts_of_full_name(text: &str) -> Option<Parts<'_>> {
     let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
     Parts::parse(full).ok()
 }
 
-/// The text with its domain, for the grammar. Does not allocate where the domain is present.
+/// The text with its domain, for the grammar. Does not allocate if the text has a domain.
 fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     if text.len() == 64 && text.bytes().all(is_lower_hex) {
         return Err(ReferenceError::LooksLikeId(text.to_owned()));
@@ -220,7 +220,7 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     Ok(Cow::Owned(format!("{domain}/{folder}{remainder}")))
 }
 
-/// The parts of a reference by the grammar; the digest is checked for its form only.
+/// The parts of a reference according to the grammar. Only the syntax of the digest is checked.
 pub(super) struct Parts<'a> {
     name: &'a str,
     pub(super) tag: Option<&'a str>,
@@ -258,7 +258,7 @@ fn is_name(name: &str) -> bool {
     path(name) || name.split_once('/').is_some_and(|(domain, rest)| is_domain(domain) && path(rest))
 }
 
-/// Domain and path of a matched name; the domain is empty where the first component is a path.
+/// The domain and path of a valid name. The domain is empty if the first component belongs to the path.
 fn split_domain(name: &str) -> (&str, &str) {
     match name.split_once('/') {
         Some((domain, path)) if is_domain(domain) => (domain, path),

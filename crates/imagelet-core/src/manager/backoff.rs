@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use crate::bounded_map::make_room;
 
-/// Beyond this the oldest keys are dropped, which only permits an earlier retry. A node has some hundred pods.
+/// Above this limit the oldest keys are dropped; the only effect is an earlier retry. A node has some hundred pods.
 const KEYS_MAX: usize = 16_384;
 
-/// Windows that double with each failure, per key, and are dropped after twice the longest window.
+/// One back-off window per key. Each failure doubles the window. A key expires after twice the longest window.
 #[derive(Debug)]
 pub(crate) struct Backoff<K> {
     first: Duration,
@@ -30,7 +30,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         Self { first, max, keys: HashMap::new() }
     }
 
-    /// The key's failure inside its window; the end of the window is outside.
+    /// The last failure of the key, if `now` is inside the window. The end of the window is outside.
     pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&BackoffEntry> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);

@@ -1,15 +1,15 @@
-//! Whether an image is used, pulled or rejected: the table of `docs/spec/pull.md §2.5`; pure functions.
+//! Decides whether an image is used, pulled or rejected: the table of `docs/spec/pull.md §2.5`; pure functions.
 
 use super::request::PullPolicy;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Not looked up: the policy does not depend on it.
+    /// The image was not looked up, because the policy does not depend on it.
     Unchecked,
     Absent,
-    /// Present, and the client may use it.
+    /// The image is present, and the client may use it.
     Usable,
-    /// Present, and the registry has to decide on the client's access.
+    /// The image is present, but the registry must decide on the client's access.
     Guarded,
 }
 

@@ -1,4 +1,4 @@
-//! The error of a request for an image, in the kubelet's words.
+//! The error of a request for an image, with the kubelet's texts.
 
 use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
@@ -10,8 +10,8 @@ use crate::{
     text::quoted,
 };
 
-/// The error of a request for an image. [`EnsureError::reason`] is the word in the pod status, [`EnsureError::class`]
-/// the one for machines.
+/// The error of a request for an image. [`EnsureError::reason`] is for the pod status, [`EnsureError::class`] is for
+/// programs.
 #[derive(Clone, Debug)]
 pub struct EnsureError {
     image: String,
@@ -24,12 +24,12 @@ pub struct EnsureError {
 pub(super) enum Cause {
     InvalidName(ReferenceError),
     Inspect(Arc<RuntimeError>),
-    /// Absent, or not accessible to this client. The text does not reveal which.
+    /// The image is absent, or the client has no access. The text does not say which of the two.
     NeverPull,
     Credentials(KeyringError),
     /// The pull could not be recorded, so it did not start.
     Intent(Arc<RecordsError>),
-    /// `REASON: MESSAGE` of the last failure; empty during another attempt.
+    /// `REASON: MESSAGE` of the last failure; empty while the next attempt runs.
     HeldBack(String),
     Pull(PullFailure, Arc<RuntimeError>),
 }
@@ -42,7 +42,7 @@ pub(super) enum PullFailure {
 }
 
 impl PullFailure {
-    /// The reason in the pod status, which is also the prefix by which runtimes report it to the kubelet.
+    /// The reason in the pod status. Runtimes report this failure to the kubelet with the same text as a prefix.
     fn reason(self) -> &'static str {
         match self {
             Self::RegistryUnavailable => "RegistryUnavailable",
@@ -95,9 +95,9 @@ impl EnsureError {
         Self::new(image, Cause::NeverPull, true)
     }
 
-    /// Classifies a failed pull: by the store's kind, else by the prefix of a runtime's text.
+    /// Classifies a failed pull by the kind of the store's error, else by the prefix of the runtime's text.
     ///
-    /// The kubelet knows no kinds, and accepts any text with that prefix.
+    /// The kubelet has no kinds, and accepts every text with the prefix.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
         let is = |kind, failure: PullFailure| match text.strip_prefix(failure.reason()) {
@@ -118,8 +118,8 @@ impl EnsureError {
 
     /// The waiting reason in the pod status.
     ///
-    /// For an unreadable pull secret or a failed record the kubelet shows the raw error text. This is `ErrImagePull`
-    /// instead where reasons are stable: one of a few known words.
+    /// For an unreadable pull secret or a failed record, the kubelet's reason is the raw error text. With stable
+    /// reasons, the reason is `ErrImagePull`.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match &self.cause {
             Cause::Credentials(error) if !self.is_stable => return error.source.to_string().into(),
@@ -141,7 +141,7 @@ impl EnsureError {
                 let name = quoted(&shown_name(image));
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
-            // The kubelet prints an empty name here: it quotes the missing result.
+            // The kubelet prints an empty name here, because it quotes the name from the missing result.
             Cause::Inspect(source) if !is_stable => format!("Failed to inspect image \"\": {}", source.chain()),
             Cause::Inspect(source) => format!("Failed to inspect image {name}: {}", source.chain()),
             Cause::NeverPull => format!("Container image {name} is not present with pull policy of Never"),
@@ -182,7 +182,7 @@ impl EnsureError {
         self.fault().stage
     }
 
-    /// Class, stage and the registry's requested wait.
+    /// Class, stage and the wait that the registry requested.
     pub fn fault(&self) -> Fault {
         let (class, stage) = match &self.cause {
             Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),
@@ -192,7 +192,7 @@ impl EnsureError {
             Cause::HeldBack(_) => (ErrorClass::HeldBack, Stage::Queue),
             Cause::Inspect(source) => {
                 let fault = source.fault();
-                // A lookup asks no registry: an unclassified error is the store's own.
+                // A lookup sends no request to a registry, so an unclassified error is an error of the store.
                 return if fault.class == ErrorClass::Other { Fault { stage: Stage::Store, ..fault } } else { fault };
             }
             Cause::Pull(_, source) => return source.fault(),
@@ -204,7 +204,7 @@ impl EnsureError {
         self.runtime_error().map(RuntimeError::kind)
     }
 
-    /// Converts to a store's error, for a caller in a store's place.
+    /// Converts to a store's error, for a caller that expects the error of a store.
     pub fn into_runtime_error(self) -> RuntimeError {
         if let Some(source) = self.runtime_error() {
             return source.copied();

@@ -22,7 +22,7 @@ families! {
     CHECKS = "kubelet_imagemanager_image_mustpull_checks_total",
         "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
         MetricKind::Counter, &["result"];
-    /// Class and stage: a fixed number of series, whatever registries return.
+    /// The labels are class and stage, so registries cannot add series.
     FAILURES = "imagelet_pull_failures_total", "Failed requests for an image, by what went wrong and where.",
         MetricKind::Counter, &["class", "hop"];
     WAITING = "imagelet_pulls_waiting", "Pulls that wait for their turn.", MetricKind::Gauge, &[];
@@ -68,9 +68,9 @@ pub(crate) struct Tally<'a> {
     /// `None`: the request is only estimated.
     pub(crate) metrics: Option<&'a Metrics>,
     pub(crate) policy: &'a PullPolicy,
-    /// Whether the image was present, where it was looked up.
+    /// Whether the image was present. `None`: not looked up.
     pub(crate) present: Option<bool>,
-    /// Whether a pull was required, where that was decided.
+    /// Whether a pull was required. `None`: not decided.
     pub(crate) required: Option<bool>,
 }
 

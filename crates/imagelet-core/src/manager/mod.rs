@@ -50,34 +50,34 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     meters::FAMILIES.iter().copied().chain([&startup_latency::POD_IMAGES])
 }
 
-/// The parts of a manager. [`ManagerParts::new`] fills all but the first two with defaults.
+/// The parts of a manager. [`ManagerParts::new`] has defaults for all parts except the first two.
 #[derive(Debug)]
 pub struct ManagerParts {
     pub runtime: RuntimeManager,
     pub records: Arc<PullRecords>,
     pub settings: PullSettings,
     pub keyring: Arc<NodeKeyring>,
-    /// Further credentials, after the node's.
+    /// Further credentials, tried after the node's.
     pub providers: Arc<dyn CredentialProvider>,
     pub reports: ManagerReports,
     /// Records the use of images, and leases the images of pods until their containers are created.
     pub inventory: Option<Arc<Inventory>>,
-    /// The use of images under `Always` during an outage; `None`: no image is used.
+    /// Permits the use of present images under `Always` during an outage. `None`: not permitted.
     pub stale: Option<StaleUse>,
 }
 
-/// What the requests and pulls of a manager are reported to.
+/// The receivers of a manager's reports about requests and pulls.
 #[derive(Clone, Debug)]
 pub struct ManagerReports {
     pub events: Arc<dyn EventSink>,
     pub metrics: Arc<Metrics>,
-    /// Receives the start of each pull and the result of each image, by pod.
+    /// Receives, per pod, the start of each pull and the result of each image.
     pub recorder: Option<Arc<dyn PullRecorder>>,
     pub decisions: Arc<AuditLog>,
 }
 
 impl Default for ManagerReports {
-    /// Without events and decision log.
+    /// Events are only logged. There is no decision log.
     fn default() -> Self {
         let (events, decisions) = (Arc::new(LogEvents::new(NonZeroUsize::MIN)), Arc::new(AuditLog::off()));
         Self { events, metrics: Arc::default(), recorder: None, decisions }
@@ -85,7 +85,7 @@ impl Default for ManagerReports {
 }
 
 impl ManagerParts {
-    /// A manager without credentials, events, inventory and decision log.
+    /// A manager without credentials, event sink, inventory and decision log.
     pub fn new(runtime: RuntimeManager, records: Arc<PullRecords>) -> Self {
         Self {
             runtime,
@@ -100,7 +100,7 @@ impl ManagerParts {
     }
 }
 
-/// Ensures that images are present. One per node, for any number of parallel callers.
+/// Ensures that images are present. A node has one manager, for any number of parallel callers.
 pub struct ImageManager {
     parts: ManagerParts,
     puller: Arc<Puller>,
@@ -112,7 +112,7 @@ struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
     canonical: Reference,
-    /// The credentials' hashes, so that a changed secret permits an attempt at once. Empty where a back-off is the image's.
+    /// The hashes of the credentials: with a changed secret, no back-off applies. Empty if the back-off is per image.
     credentials: Vec<String>,
 }
 
@@ -134,11 +134,11 @@ impl ImageManager {
         }
     }
 
-    /// Ensures that an image is present and that the client may use it; pulls it where the policy requires that.
+    /// Ensures that an image is present and that the client may use it. Pulls the image if the policy requires a pull.
     ///
-    /// An image returned as present stays present: a concurrent removal restarts the steps. Dropping the future frees
-    /// the queue slot and cancels the pull, unless other clients wait for it. Its intent stays until a check for the
-    /// image.
+    /// If a removal runs in parallel, the steps run again, so a returned image is present. A drop of the future frees
+    /// the queue slot and cancels the pull, unless other clients wait for the pull. The intent of a cancelled pull
+    /// stays until the records check the image.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.parts.inventory.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, watcher).await;
@@ -148,8 +148,8 @@ impl ImageManager {
         inventory.leased(&request.pull.pod.uid, SystemTime::now(), ask, key).await
     }
 
-    /// Estimates the pull of a request with its first credential; fetches manifests only. `None`: the store does not know,
-    /// or a pull would fail before its first layer.
+    /// Estimates the pull of a request with its first credential; fetches only manifests. `None`: the store has no
+    /// estimate, or the pull would fail before its first layer.
     pub async fn estimate(&self, request: &EnsureRequest) -> Option<PullEstimate> {
         Ensuring::new(self, request, None).estimate().await
     }
@@ -175,8 +175,8 @@ impl ImageManager {
         ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
     }
 
-    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
-    /// ended.
+    /// Returns the current version, the waiting and running pulls, and the pulls that ended after `version`. With
+    /// `version` 0, no ended pulls.
     pub fn pulls_since(&self, version: u64) -> (u64, Vec<PullStatus>) {
         self.puller.since(version)
     }

@@ -14,14 +14,14 @@ use crate::{
     ports::{PullRequest, PullWatcher},
 };
 
-/// Most parallel requests for one pod's images; pods have a handful.
+/// The maximum number of parallel requests for the images of one pod. Most pods have fewer images.
 const LANES_MAX: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct PodRequest {
     /// The common part: pod, secrets, annotations, handler. Image, policy and field are per image.
     pub common: EnsureRequest,
-    /// Its images, in any order; results have the same order.
+    /// The images of the pod, in any order. The results have the same order.
     pub images: Vec<PodImage>,
     /// Names of the pod's unreadable pull secrets.
     pub secrets_unread: Vec<String>,
@@ -31,7 +31,7 @@ pub struct PodRequest {
 pub struct PodImage {
     pub role: PodRole,
     pub name: String,
-    /// Its index among those of its role, for use without a name.
+    /// The index among the pod's images of the same role. Identifies an image without a name.
     pub position: usize,
     pub image: String,
     pub policy: PullPolicy,
@@ -80,7 +80,7 @@ impl PodImage {
 pub enum PodOutcome {
     Ensured(Ensured),
     Failed(EnsureError),
-    /// Not requested, as in the kubelet: another image failed before.
+    /// The image was not requested because an earlier image failed, as in the kubelet.
     Blocked {
         by: usize,
     },
@@ -89,14 +89,15 @@ pub enum PodOutcome {
 impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
-    /// All start in parallel, so that later pulls run during an init container. Two spellings of one image run in
-    /// sequence, as the second may find the result of the first; the same spelling and policy is requested once. Without
-    /// [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all run in sequence, and
-    /// images that a failed init container or volume blocks are not requested.
+    /// All requests start in parallel, so that later pulls run during an init container. Two spellings of one image run
+    /// in sequence, because the second may find the result of the first. The same spelling with the same policy is
+    /// requested once. Without [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all
+    /// requests run in sequence. Then images that a failed init container or volume blocks are not requested.
     ///
-    /// `watcher` makes the watcher of an image whose request begins, and `finished` receives each result; neither blocks.
+    /// `watcher` creates the watcher of an image at the start of its request. `finished` receives each result. Neither
+    /// may block.
     ///
-    /// Dropping the future cancels all of them, as with [`ImageManager::ensure`].
+    /// A drop of the future cancels all requests, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(
         &self,
         request: &PodRequest,
@@ -160,7 +161,7 @@ impl ImageManager {
     }
 }
 
-/// The images that share one request, which is made for the first of them.
+/// The images that share one request. The request is for the first image.
 type Step = Vec<usize>;
 
 fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
@@ -185,7 +186,7 @@ fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
     sequences
 }
 
-/// The normalised name; an unparsable text stands for itself.
+/// The normalised name, or the text itself if the name is invalid.
 fn full_name(image: &str) -> String {
     image.parse::<Reference>().map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
 }
@@ -194,10 +195,10 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
     one.image == other.image && one.policy == other.policy
 }
 
-/// The image whose failure blocks this one; a pure function.
+/// Returns the image whose failure blocks this image; a pure function.
 ///
-/// The kubelet requests a container's image at its start: after every init container has run, and with the container's
-/// volumes, of which the last failure is reported.
+/// The kubelet requests the image of a container at the container's start: after all init containers have run, and
+/// together with the container's volumes. Of several failed volumes, the kubelet reports the last.
 fn blocked_by(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize, in_parallel: bool) -> Option<usize> {
     if in_parallel || images[image].role == PodRole::Volume {
         return None;
@@ -214,7 +215,7 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
     matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
 }
 
-/// The failed volumes that a container mounts, in its order.
+/// The failed volumes that a container mounts, in the container's order.
 fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
     let failed = |mount: &String| {
         let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == *mount)?;
@@ -236,7 +237,7 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     };
     if images[settled].role == PodRole::Volume {
         let Some(reason) = reason_of(settled) else { return Vec::new() };
-        // Images without a result check their volumes themselves.
+        // An image without a result reports its failed volumes later, with its own result.
         let mounting = (0..images.len()).filter(|&image| {
             images[image].role != PodRole::Volume
                 && is_started(image)

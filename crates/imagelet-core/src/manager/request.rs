@@ -12,25 +12,27 @@ use crate::{
     ports::PullRequest,
 };
 
-/// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.
+/// The maximum length of a recorded failure text, in bytes. The text comes from a registry or a runtime.
 const REASON_LENGTH_MAX: usize = 2048;
 
 const POLICY_LENGTH_MAX: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// How many run at once; `None`: any number. With [`PullRules::prioritized_queue`](crate::node_policy::PullRules::prioritized_queue) a few small pulls may run beside.
+    /// The maximum number of parallel pulls; `None`: no limit. With
+    /// [`PullRules::prioritized_queue`](crate::node_policy::PullRules::prioritized_queue) a few small pulls run in
+    /// addition.
     pub slots: Option<NonZeroUsize>,
     pub rate: Option<PullRate>,
     pub backoff_first: Duration,
     pub backoff_max: Duration,
-    /// How long a running pull goes on after its last client went away, for another one to join. Zero: it ends at once.
+    /// How long a running pull continues without a client, so that a new client can join. Zero: the pull ends at once.
     pub grace: Duration,
     pub node_policy: NodePolicy,
 }
 
 impl Default for PullSettings {
-    /// Any number at once and at any rate, with the kubelet's back-off (`docs/spec/pull.md §3.1`), and no grace.
+    /// No limit of parallel pulls, no rate, no grace; the kubelet's back-off (`docs/spec/pull.md §3.1`).
     fn default() -> Self {
         Self {
             slots: None,
@@ -49,8 +51,8 @@ pub enum PullPolicy {
     #[default]
     IfNotPresent,
     Never,
-    /// A word that is none of these, cut: it comes from outside and becomes a label. The kubelet pulls without looking, as
-    /// if the image were absent.
+    /// Any other word, shortened, because the text comes from outside and becomes a label. The kubelet pulls without a
+    /// lookup, as if the image were absent.
     Other(Arc<str>),
 }
 
@@ -59,13 +61,13 @@ pub enum PullPolicy {
 pub struct PullPolicyError(String);
 
 impl PullPolicy {
-    /// The policy of an image for which none is given: `Always` for the tag `latest`, written or defaulted.
+    /// The default policy of an image: `Always` for the tag `latest`, written or defaulted, else `IfNotPresent`.
     pub fn default_for(image: &str) -> Result<Self, ReferenceError> {
         let reference: Reference = image.parse()?;
         Ok(if reference.tag() == Some("latest") { Self::Always } else { Self::IfNotPresent })
     }
 
-    /// The policy of a pod spec as it is written, whatever is written there: what the kubelet makes of it.
+    /// Reads the policy of a pod spec. Accepts an unknown word, as the kubelet does.
     pub fn as_written(text: &str) -> Self {
         text.parse().unwrap_or_else(|_| Self::Other(text[..text.floor_char_boundary(POLICY_LENGTH_MAX)].into()))
     }
@@ -97,37 +99,38 @@ impl fmt::Display for PullPolicy {
     }
 }
 
-/// The kind of client, and so which side decides when to ask and how often to retry.
+/// The kind of client. Decides whether imagelet or the client limits the retries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
     #[default]
     Pod,
-    /// The node, for a pod that did not request the image yet. It never is the probe of an open circuit, and its failures
-    /// start no back-off and count for no circuit, unless the registry names a time: the pod's own request is not worse off.
+    /// The node, for a pod that has not requested the image yet. A look-ahead is never the probe of an open circuit.
+    /// Its failures start no back-off. They count in a circuit only if the registry requests a wait, so that the pod's
+    /// own request is not delayed.
     LookAhead,
-    /// A command of an operator, for no pod. Neither a back-off nor an open circuit holds it back: it is attempted at
-    /// once, and its outcome counts for the pods that wait for the same.
+    /// A command of an operator, for no pod. No back-off and no open circuit delays a command. The result also applies
+    /// to the pods that wait for the same image.
     Command,
-    /// A prefetch for an `ImageSet`, for no pod. Open circuits hold it back, and its outcome changes no back-off of a pod. What it
-    /// gets counts as no use of the image.
+    /// A prefetch for an `ImageSet`, for no pod. An open circuit delays a prefetch. Its result changes no back-off of a
+    /// pod. A prefetch is not counted as a use of the image.
     Prefetch {
-        /// Whether the node's own credentials are shown after its pull secrets; else the registry is asked with the secrets, or
-        /// anonymously.
+        /// Whether the node's own credentials are tried after the pull secrets. If not, only the pull secrets are
+        /// tried, or an anonymous request.
         own_credentials: bool,
     },
-    /// A client with policies, records and a back-off of its own, as a kubelet that asks a runtime to pull. Its own failures
-    /// never hold it back, it gets what is here only by a recorded right, and equal requests share a pull.
+    /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. Its own
+    /// failures never delay its requests. The client may use a present image only if a record permits it. Equal
+    /// requests share a pull.
     Client {
-        /// Whether the node's own credentials are shown where it brings none; else the registry is asked anonymously.
+        /// Whether the node's own credentials are used if the client sends none. If not, the request is anonymous.
         own_credentials: bool,
-        /// Whether its pulls wait for the slots and the rate of [`PullSettings`]; else the client has limits of its own, and
-        /// some hundred of its pulls run at once.
+        /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`]. If not, the client has its
+        /// own limits, and some hundred of its pulls run at once.
         is_limited: bool,
     },
 }
 
 impl Caller {
-    /// Whether it decides itself when to ask.
     pub(crate) fn is_client(self) -> bool {
         matches!(self, Self::Client { .. })
     }
@@ -139,18 +142,17 @@ impl Caller {
 
 #[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
-    /// What is pulled and for which pod. A credential in it is the only one that is shown to the registry; without one see
-    /// `secrets`.
+    /// The image and the pod. If it has a credential, the registry gets only that credential; if not, see `secrets`.
     pub pull: PullRequest,
     pub policy: PullPolicy,
     pub caller: Caller,
-    /// The name of the pod's service account; `None` where it has none.
+    /// The name of the pod's service account; `None`: the pod has none.
     pub service_account: Option<String>,
-    /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
+    /// The field of the pod that names the image, for events: `spec.containers{NAME}`.
     pub container: Arc<str>,
-    /// The pod's pull secrets, asked before the node's own credentials.
+    /// The pod's pull secrets, tried before the node's own credentials.
     pub secrets: Vec<PullSecret>,
-    /// The higher goes first where pulls wait. Without effect in a queue by arrival.
+    /// The waiting pull with the highest priority starts first. No effect in a FIFO queue.
     pub priority: i32,
 }
 
@@ -161,7 +163,7 @@ impl EnsureRequest {
         Self { pull, policy, ..Self::default() }
     }
 
-    /// As its client spells it.
+    /// The image as the client spells it.
     pub fn image(&self) -> &str {
         &self.pull.image.image
     }
@@ -174,7 +176,7 @@ impl EnsureRequest {
         EventSubject::Pod { pod: self.pull.pod.clone(), field_path: Arc::clone(&self.container) }
     }
 
-    /// The entry of the decision log for a pull of this request, without an image yet.
+    /// The decision log entry for a pull of this request. The entry has no image id yet.
     pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
         let pod = &self.pull.pod;
         let by = match (pod.name.is_empty(), self.caller.is_client()) {
@@ -206,12 +208,12 @@ impl EnsureRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ensured {
     pub id: ImageId,
-    /// In whose store it is, by what the runtime says of it: many keep one for all handlers, whichever it was pulled for.
+    /// The handler whose store has the image, as the runtime reports it. Many runtimes have one store for all handlers.
     pub handler: String,
-    /// The name the runtime was asked for: the image with its default tag.
+    /// The name in the request to the runtime: the image with its default tag.
     pub reference: String,
     pub origin: Origin,
-    /// What the kubelet says of it; empty after a pull.
+    /// The kubelet's message about the image; empty after a pull.
     pub message: String,
 }
 
@@ -223,17 +225,17 @@ impl Ensured {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was here, and the client may use it.
+    /// The image was present, and the client may use it.
     AlreadyPresent,
-    /// It was here, its registry is away, and the client may use it for as long as that was allowed.
+    /// The image was present, its registry is unavailable, and the permitted time is not over.
     Stale {
-        /// How long ago the registry last named it.
+        /// The time since the registry last resolved the name.
         verified: Duration,
     },
     Pulled {
-        /// How long the pull took, without waiting for its turn.
+        /// How long the pull took, without the wait in the queue.
         took: Duration,
-        /// What the store says it occupies; zero when it does not say.
+        /// The size that the store reports; zero if the store reports none.
         size: ByteSize,
     },
 }

@@ -1,5 +1,5 @@
-//! How long the images of pods take: for each pod from the begin of its first pull to the end of its last one, and how
-//! much of that was pulling (`docs/spec/pull.md §9.4`).
+//! Measures the image pulls of each pod: from the start of the first pull to the end of the last, and the time of each
+//! pull (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,9 +18,9 @@ use crate::{
 
 const PODS_MAX: usize = 1024;
 const SESSIONS_MAX: usize = 1024;
-/// A pod without a pull for this long has all its images.
+/// If a pod has no pull for this time, all its images are present.
 const FINISHED_AFTER: Duration = Duration::from_mins(1);
-/// A pod without a retry after a failed pull for this long is removed; the longest back-off is far shorter.
+/// If a failed pull of a pod is not retried for this time, the pod is removed. The longest back-off is much shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 pub(super) static POD_IMAGES: Family = Family {
@@ -33,7 +33,7 @@ pub(super) static POD_IMAGES: Family = Family {
     labels: &[],
 };
 
-/// Receives the pulls of pods. Must not block, as pulls call it.
+/// Receives the pulls of pods. Pulls call the methods, so the methods must not block.
 pub trait PullRecorder: Send + Sync + fmt::Debug {
     fn pull_started(&self, pod: &PodIdentity);
 
@@ -43,24 +43,24 @@ pub trait PullRecorder: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageEnd {
     Pulled,
-    /// Present before.
+    /// The image was present before the request.
     Present,
     /// The pull failed or was cancelled.
     Failed,
 }
 
-/// Measures pods by their pulls.
+/// Measures the startup of pods by their pulls.
 #[derive(Debug)]
 pub struct PodStarts {
     metrics: Arc<Metrics>,
-    /// By uid.
+    /// By pod uid.
     pods: Mutex<HashMap<Arc<str>, Starting>>,
 }
 
 #[derive(Debug)]
 struct Starting {
     began: (SystemTime, Instant),
-    /// When the last pull brought its image.
+    /// When the last image became present.
     ended: Option<Instant>,
     stirred: Instant,
     running: usize,
@@ -75,7 +75,7 @@ impl PodStarts {
         Self { metrics, pods: Mutex::default() }
     }
 
-    /// From when to when each pull for this pod took; empty where nothing was pulled for it, or long ago.
+    /// The start and end of each pull for a pod. Empty if no pull ran for the pod, or the last pull was long ago.
     pub fn pulls_of(&self, uid: &str) -> Vec<(SystemTime, SystemTime)> {
         let pods = self.counted(Instant::now());
         let Some(Starting { began: (time, began), pulls, .. }) = pods.get(uid) else { return Vec::new() };
@@ -152,7 +152,7 @@ impl Starting {
     }
 }
 
-/// The pulls of one pod. An end closes the oldest open pull, so that waits between failed attempts count.
+/// The pulls of one pod. A success ends the oldest open pull, so the waits between failed attempts are included.
 #[derive(Debug, Default)]
 struct Pulls {
     open: VecDeque<Instant>,

@@ -11,23 +11,23 @@ use crate::{events::PodIdentity, ports::PullProgress};
 pub struct ManagerStatus {
     /// Running and waiting pulls, oldest first.
     pub pulls: Vec<PullStatus>,
-    /// Images in back-off, the soonest next attempt first.
+    /// Images in back-off. The image with the earliest next attempt is first.
     pub held_back: Vec<HeldBack>,
     pub open_circuits: Vec<OpenCircuit>,
 }
 
 #[derive(Clone, Debug)]
 pub struct PullStatus {
-    /// Unique in this process, from one on.
+    /// Unique in this process; numbers start at 1.
     pub number: u64,
     pub image: String,
     /// The pod of its first client.
     pub pod: PodIdentity,
     pub state: PullState,
     pub since: Instant,
-    /// The number of requests for it; zero in its grace.
+    /// The number of requests that share the pull; zero during the grace.
     pub clients: usize,
-    /// Its place in the queue, from one on; `None` once it runs.
+    /// The position in the queue, from 1; `None`: the pull runs.
     pub position: Option<usize>,
     pub priority: i32,
     pub progress: PullProgress,

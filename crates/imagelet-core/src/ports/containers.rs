@@ -1,4 +1,4 @@
-//! The port to whatever runs containers from images: containers, sandboxes and the images they use.
+//! The port to a runtime that starts containers from images: containers, sandboxes and the images in use.
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
@@ -8,16 +8,16 @@ use super::details::Members;
 use crate::error::RuntimeError;
 use crate::image::ImageSpec;
 
-/// The id prefix of the store's own uses; no runtime has such ids.
+/// The id prefix for the mounts of the embedded store. No runtime has such ids.
 const OWN: &str = "mount:";
-/// Longest JSON text read: the runtime's whole configuration, or a sandbox with its OCI specification.
+/// The maximum length of a JSON text: the runtime's whole configuration, or a sandbox with its OCI specification.
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 
-/// The images in use: those of a runtime behind CRI, or the mounts of the embedded store.
+/// The images in use: by a runtime behind CRI, or by the mounts of the embedded store.
 #[async_trait]
 pub trait ContainerService: Send + Sync + fmt::Debug {
-    /// All containers, in any state: an exited one still uses its image.
+    /// All containers, in any state. An exited container still uses its image.
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError>;
 
     /// All sandboxes, in any state.
@@ -25,22 +25,22 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Ids or references of the images mounted into a container as volumes; a missing container has none.
+    /// The ids or references of the images that a container mounts as volumes. Empty for a missing container.
     async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
         Ok(Vec::new())
     }
 
-    /// Whether a container that is no longer listed is certainly removed. False in doubt.
+    /// Whether a container that is no longer listed is definitely removed. Returns false in doubt.
     async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
         Ok(false)
     }
 
-    /// The image of a sandbox itself, which no container names.
+    /// The image of the sandbox itself. The containers of the sandbox do not name this image.
     async fn sandbox_image(&self, _sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         Ok(SandboxImage::Unknown)
     }
 
-    /// Names of the images for new sandboxes, where the runtime reports them.
+    /// The names of the images for new sandboxes, if the runtime reports them.
     async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
         Ok(Vec::new())
     }
@@ -48,7 +48,7 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxImage {
-    /// Its id, or one of its names.
+    /// The id or a name of the image.
     Named(String),
     /// The sandbox exists, and the runtime does not report its image.
     Unknown,
@@ -56,7 +56,7 @@ pub enum SandboxImage {
     Gone,
 }
 
-/// The container service of a store without containers.
+/// The container service for a store without containers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoContainers;
 
@@ -70,18 +70,18 @@ impl ContainerService for NoContainers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     pub id: String,
-    /// The sandbox it belongs to; empty for a mount of the embedded store.
+    /// The sandbox of the container. Empty for a mount of the embedded store.
     pub sandbox_id: String,
     pub name: String,
-    /// The image as its creator spelled it, with its handler.
+    /// The image with its handler, in the spelling of the container's creator.
     pub image: ImageSpec,
-    /// The runtime's id or digest of that image.
+    /// The runtime's id or digest of the image.
     pub image_ref: String,
-    /// The image's id, where the runtime reports it (CRI 1.30).
+    /// The id of the image, if the runtime reports it (CRI 1.30).
     pub image_id: String,
     pub state: ContainerState,
     pub created_at: SystemTime,
-    /// Its labels, with the pod's identity.
+    /// The labels of the container, with the pod's identity.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -89,7 +89,7 @@ pub struct Container {
 pub enum ContainerState {
     Created,
     Running,
-    /// Exited; it uses its image until it is removed.
+    /// The container has exited. It uses its image until it is removed.
     Exited,
     Unknown,
 }
@@ -97,7 +97,7 @@ pub enum ContainerState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub id: String,
-    /// Name, namespace and uid are those of the pod.
+    /// Name, namespace and uid of the pod.
     pub name: String,
     pub namespace: String,
     pub uid: String,
@@ -108,7 +108,8 @@ pub struct Sandbox {
     pub runtime_handler: String,
 }
 
-/// A runtime's containers, and the mounts of the image store that the runtime uses. It fails where either side fails, as the images in use are then unknown.
+/// The containers of a runtime, and the mounts of the image store that the runtime uses. If one of the two fails, the
+/// call fails, because the images in use are then unknown.
 #[derive(Clone, Debug)]
 pub struct CombinedContainers {
     own: Arc<dyn ContainerService>,
@@ -117,7 +118,7 @@ pub struct CombinedContainers {
 }
 
 impl CombinedContainers {
-    /// Combines both; errors name the runtime so.
+    /// Combines both. Error texts name the runtime by `name`.
     pub fn new(own: Arc<dyn ContainerService>, runtime: Arc<dyn ContainerService>, name: impl Into<String>) -> Self {
         Self { own, runtime, name: name.into() }
     }
@@ -164,18 +165,18 @@ impl ContainerService for CombinedContainers {
 }
 
 impl SandboxImage {
-    /// Reads the verbose status of an existing sandbox; containerd and CRI-O use the same key.
+    /// Reads the verbose status of an existing sandbox. containerd and CRI-O use the same key.
     pub fn of_info(info: &BTreeMap<String, String>) -> Self {
         reported_name(info, "info", "image").map_or(Self::Unknown, Self::Named)
     }
 }
 
-/// The image for new sandboxes in a runtime's verbose status; `None` where it is not reported.
+/// The image for new sandboxes in a runtime's verbose status. `None`: not reported.
 pub fn default_sandbox_image(info: &BTreeMap<String, String>) -> Option<String> {
     reported_name(info, "config", "sandboxImage")
 }
 
-/// A name in the JSON text of a key; an invalid or too long text counts as absent.
+/// A name in the JSON text of a key. A text that is invalid or too long is treated as absent.
 fn reported_name(info: &BTreeMap<String, String>, key: &str, member: &str) -> Option<String> {
     let text = info.get(key).filter(|text| text.len() <= JSON_BYTES_MAX)?;
     let name: String = Members::of(text)?.get(member)?;

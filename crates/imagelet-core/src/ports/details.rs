@@ -1,4 +1,4 @@
-//! The details of one image, and their JSON texts in CRI's verbose status, ours and other runtimes'
+//! The details of one image, and their JSON form in CRI's verbose status, ours and that of other runtimes
 //! (`docs/spec/cri.md §5.4`).
 
 use std::{collections::BTreeMap, fmt};
@@ -8,17 +8,17 @@ use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
 
-/// Longest configuration kept; the engine reads none that is longer.
+/// The maximum length of a stored configuration. The engine reads no longer configuration.
 const CONFIG_BYTES_MAX: usize = 8 << 20;
-/// Most labels reported for one image.
+/// The maximum number of labels that are reported for one image.
 const LABELS_MAX: usize = 1000;
-/// Most layers reported for one image; the embedded store accepts no image with more.
+/// The maximum number of layers that are reported for one image. The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
 
 const INFO: &str = "info";
-/// Longest JSON text read: the largest configuration with its surroundings.
+/// The maximum length of a JSON text: the longest configuration and the JSON around it.
 const JSON_BYTES_MAX: usize = 9 << 20;
-/// Most bytes of further texts, so that one image cannot fill a message.
+/// The maximum length of the other texts in bytes, so that one image cannot fill a message.
 const REST_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,30 +27,30 @@ pub struct ImageDetails {
     pub image: Image,
     /// The chain id of the highest layer.
     pub chain_id: Option<Digest>,
-    /// The labels of its configuration.
+    /// The labels of the image's configuration.
     pub labels: BTreeMap<String, String>,
-    /// Its configuration, unchanged.
+    /// The image's configuration, unchanged.
     pub config: Option<JsonText>,
-    /// Its layers, lowest first; empty where the store does not report them.
+    /// The layers of the image, lowest first. Empty if the store does not report them.
     pub layers: Vec<LayerDetails>,
     /// The fetched size: manifest, configuration and compressed layers.
     pub compressed: Option<ByteSize>,
-    /// What was pulled, as the embedded store records it.
+    /// The pulled manifest, as the embedded store records it.
     pub pulled: Option<PulledManifest>,
-    /// Further details of the store: JSON texts by name.
+    /// Other details from the store: JSON texts by name.
     pub info: BTreeMap<String, String>,
 }
 
-/// The manifest that an image was pulled by.
+/// The manifest by which an image was pulled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledManifest {
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
-    /// The type of an artifact; `None`: it is an image.
+    /// The type of an artifact. `None`: the content is an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
-    /// Lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<PulledLayer>,
     /// Time of the pull, in seconds since 1970.
     pub at: u64,
@@ -60,12 +60,14 @@ pub struct PulledManifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PulledLayer {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer; an unknown one is an empty text.
+    /// Digest of a compressed blob that was fetched and unpacked to this layer. In JSON, an unknown digest is an empty
+    /// text.
     #[serde(serialize_with = "text_of", deserialize_with = "digest_of")]
     pub blob: Option<Digest>,
     /// Size of that blob.
     pub size: u64,
-    /// Digest of the uncompressed tar, the key of the layer in the store. Of an artifact's file, the digest of blob and path.
+    /// Digest of the uncompressed tar, which is the key of the layer in the store. For a file of an artifact, the
+    /// digest of its blob and path.
     pub diff_id: Digest,
     /// Media type in the manifest.
     pub media_type: String,
@@ -80,18 +82,17 @@ fn digest_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest
     Ok(String::deserialize(deserializer)?.parse().ok())
 }
 
-/// A layer of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDetails {
-    /// The digest of its uncompressed tar.
+    /// The digest of the layer's uncompressed tar.
     #[serde(rename = "diffID")]
     pub diff_id: Digest,
-    /// Its unpacked size, where the store knows it.
+    /// The unpacked size of the layer, if the store knows it.
     #[serde(default, rename = "size", skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
 }
 
-/// The fields under `info`; containerd has the first and the third, CRI-O the second and the third.
+/// The fields under `info`. containerd has the first and the third field, CRI-O the second and the third.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Info<'a> {
@@ -119,7 +120,7 @@ impl ImageDetails {
         }
     }
 
-    /// Reads labels, layers and chain id from an image's configuration. Invalid fields are ignored, as the image's
+    /// Reads labels, layers and chain id from an image's configuration. Ignores invalid fields, because the image's
     /// author wrote them.
     pub fn of_config(image: Image, config: JsonText) -> Self {
         let said = Members::of(config.as_str()).unwrap_or_default();
@@ -145,12 +146,12 @@ impl ImageDetails {
             compressed_size: self.compressed,
         };
         let mut info: BTreeMap<String, String> = self.info.clone();
-        // A serialisation error leaves an empty object, as the key must be present.
+        // If serialisation fails, the value is an empty object, because the key must be present.
         info.insert(INFO.to_owned(), serde_json::to_string(&said).unwrap_or_else(|_| "{}".to_owned()));
         info
     }
 
-    /// Decodes a runtime's verbose status. A text that is too long or invalid is ignored.
+    /// Decodes the verbose status of a runtime. Ignores a text that is too long or invalid.
     pub fn of_info(image: Image, mut info: BTreeMap<String, String>) -> Self {
         let text = info.remove(INFO).filter(|text| text.len() <= JSON_BYTES_MAX).unwrap_or_default();
         let said = Members::of(&text).unwrap_or_default();
@@ -175,8 +176,8 @@ impl ImageDetails {
     }
 }
 
-/// The chain id of each layer: the diff id of the lowest; for others the digest of the chain id below and the diff id
-/// (OCI image specification, layer ChainID).
+/// The chain id of each layer. For the lowest layer it is the diff id. For the others it is the digest of the chain id
+/// below and the diff id (OCI image specification, layer ChainID).
 pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
     let mut chains: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
@@ -186,12 +187,12 @@ pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Dige
     chains
 }
 
-/// A bounded text that is one JSON object.
+/// A text with one JSON object and a maximum length.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JsonText(String);
 
 impl JsonText {
-    /// Wraps a text; `None` where it is not an object or too long.
+    /// Wraps a text. `None`: the text is too long or not a JSON object.
     pub fn new(text: impl Into<String>) -> Option<Self> {
         let text = text.into();
         let is_one = text.len() <= CONFIG_BYTES_MAX
@@ -205,15 +206,15 @@ impl JsonText {
     }
 }
 
-/// Prints the length only: an environment in it may hold a secret.
+/// Prints only the length, because environment variables in the text may contain a secret.
 impl fmt::Debug for JsonText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JsonText({} bytes)", self.0.len())
     }
 }
 
-/// The members of a JSON object of a verbose report, of which any part may be missing or of another type; each is decoded when it is asked for. Nothing else of the object is copied, as it may hold
-/// passwords.
+/// The members of a JSON object from a verbose status. Any member may be missing or have another type, so each is
+/// decoded only on request. The rest of the object is not copied, because it may contain passwords.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Members<'a>(#[serde(borrow)] BTreeMap<String, &'a RawValue>);
@@ -224,12 +225,12 @@ impl<'a> Members<'a> {
         serde_json::from_str(text).ok()
     }
 
-    /// A member, where it has this type.
+    /// A member, if it has this type.
     pub fn get<T: Deserialize<'a>>(&self, name: &str) -> Option<T> {
         self.0.get(name).and_then(|member| serde_json::from_str(member.get()).ok())
     }
 
-    /// A member that is an object; an empty one in place of anything else.
+    /// A member that is an object. If it is not an object, the result is empty.
     #[must_use]
     pub fn object(&self, name: &str) -> Self {
         self.get(name).unwrap_or_default()

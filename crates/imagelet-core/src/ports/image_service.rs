@@ -10,17 +10,17 @@ use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
 /// An image store: a runtime behind CRI, the embedded engine, or a fake.
 ///
-/// Every implementation keeps these promises, which the conformance suite of `testing` checks: a pulled image is listed
-/// at once, a removed one is not; an image has the same id in every response; a missing image is no error for `status`
-/// and `remove`; a failed or dropped pull leaves no image.
+/// Every implementation guarantees the following, which the conformance suite of `testing` checks. A pulled image is
+/// listed at once, and a removed image is not listed. An image has the same id in every response. For `status` and
+/// `remove`, a missing image is not an error. A failed or dropped pull leaves no image.
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
-    /// Lists images, each once. With a filter: the image that `status` would find for it, or none.
+    /// Lists images, each image once. With a filter: only the image that `status` finds for it, if any.
     ///
-    /// A returned list is immutable: a store with a cached list builds a new one for a change.
+    /// A returned list is immutable. A store with a cached list builds a new list for a change.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
-    /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
+    /// Finds one image by reference, id, or unique id prefix. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
     /// Finds one image as `status` does, with all its details.
@@ -28,25 +28,25 @@ pub trait ImageService: Send + Sync + fmt::Debug {
         Ok(self.status(spec).await?.map(ImageDetails::bare))
     }
 
-    /// Fetches an image, present or not, and returns once it is durable.
+    /// Fetches an image, even if it is present. Returns when the image is durable.
     ///
-    /// Dropping the future cancels the pull and leaves no partial image. Progress may be called from any thread and
+    /// A drop of the future cancels the pull and leaves no partial image. `progress` may be called from any thread, and
     /// must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
 
-    /// The hosts that a pull of an image may ask beside its registry, and that have credentials of their own. None where a
-    /// runtime pulls: it knows them by itself.
+    /// The other hosts, besides the registry, that a pull of an image may contact and that have their own credentials.
+    /// Empty if a runtime pulls, because the runtime knows its hosts.
     async fn registry_hosts(&self, _image: &Reference) -> Vec<RegistryHost> {
         Vec::new()
     }
 
-    /// Removes an image with all its names; a missing image counts as success.
+    /// Removes an image with all its names. A missing image is not an error.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;
 
-    /// The usage of the images and of the containers' writable layers, by file system.
+    /// The disk usage of images and of writable container layers, per file system.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
 
-    /// The further calls of a store in this process. `None`: a runtime behind a socket.
+    /// The further operations of an embedded store. `None`: a runtime behind a socket.
     fn local(&self) -> Option<&dyn LocalStore> {
         None
     }
@@ -55,24 +55,24 @@ pub trait ImageService: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageFilesystems {
     pub images: Vec<FilesystemUsage>,
-    /// The file systems of writable layers; the same entry for a common one.
+    /// The file systems of writable layers. Has the same entry as `images` if both share a file system.
     pub containers: Vec<FilesystemUsage>,
-    /// Disk space that running pulls have reserved and not yet written.
+    /// Disk space that running pulls have reserved but not yet written.
     pub reserved: Freed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {
     pub measured_at: SystemTime,
-    /// A directory on it.
+    /// A directory on the file system.
     pub mountpoint: PathBuf,
-    /// Bytes used by images (or writable layers).
+    /// The bytes that images or writable layers use.
     pub used: ByteSize,
-    /// Inodes used by them, where known.
+    /// The inodes that images or writable layers use, if known.
     pub inodes_used: Option<u64>,
 }
 
-/// A measurement in one store: a layer, a snapshot, or the whole store.
+/// A measurement in one store: of a layer, of a snapshot, or of the whole store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreMeasure {
     pub store: String,
@@ -87,9 +87,9 @@ impl FilesystemUsage {
         Self { measured_at: now, mountpoint, used: ByteSize::ZERO, inodes_used: Some(0) }
     }
 
-    /// One entry per store, the default store first, even if empty: callers read the first entry only.
+    /// One entry per store. The default store is first, even if it is empty, because callers read only the first entry.
     ///
-    /// An entry has the time of its oldest measurement. A time that the wire cannot represent is replaced by now.
+    /// An entry has the time of its oldest measurement. A time that CRI cannot represent is replaced by `now`.
     pub fn by_store(
         default: &str,
         roots: &BTreeMap<String, PathBuf>,

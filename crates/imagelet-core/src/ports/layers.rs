@@ -12,70 +12,69 @@ use async_trait::async_trait;
 use crate::error::RuntimeError;
 use crate::image::{ByteSize, ImageId, counted};
 
-/// Reads the layer graph of a runtime whose [`super::ImageService`] has none, as CRI has none.
+/// Reads the layer graph if the [`super::ImageService`] of the runtime has none, for example over CRI.
 #[async_trait]
 pub trait LayerSource: Send + Sync + fmt::Debug {
-    /// Reads which images share which parts, and the size of each part. `None`: this runtime does not offer them.
+    /// Reads which images share which parts, and the size of each part. `None`: this runtime does not report them.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
 }
 
-/// The parts of each image: a part is removed with the last image that has it.
+/// The parts of each image. A part is removed with its last image.
 ///
-/// A part is whatever is freed as one: an unpacked layer, a kept blob, the documents of one image.
+/// A part is content that is removed as a whole: an unpacked layer, a stored blob, or the documents of one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerGraph {
-    /// The parts; images name them by their place in this list.
+    /// The parts. Images refer to a part by its index.
     pub layers: Vec<LayerFacts>,
-    /// The parts of each image, each once; an image that is not here is not known.
+    /// The parts of each image, each part once. An image that is not in the map is unknown.
     pub images: BTreeMap<ImageId, Vec<u32>>,
     pub certainty: Certainty,
 }
 
-/// One part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerFacts {
     pub id: Arc<str>,
-    /// Allocated bytes that its removal frees.
+    /// The allocated bytes that the part's removal frees.
     pub bytes: ByteSize,
-    /// Inodes that its removal frees; `None`: not known.
+    /// The inodes that the part's removal frees. `None`: unknown.
     pub inodes: Option<u64>,
-    /// Something else than an image keeps it, as a running pull does.
+    /// Something other than an image uses the part, for example a running pull.
     pub held: bool,
-    /// The folder that it lies in, where it may be on another file system than the rest.
+    /// The folder of the part, if it may be on another file system than the others.
     pub folder: Option<Arc<Path>>,
 }
 
-/// How far the sizes in a graph can be trusted.
+/// How reliable the sizes in a graph are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Certainty {
     /// Every block was counted when the parts were written.
     Exact,
-    /// Some parts were counted; the size of the others is not known, and they count as far as it is.
+    /// Some parts were measured. The size of the other parts is unknown, or known in part.
     Partial {
         /// Parts whose size was measured.
         measured: u32,
         /// All parts.
         layers: u32,
     },
-    /// As the runtime reports; it may count packed bytes, or shared ones several times.
+    /// As the runtime reports. The sizes may be compressed, or may include shared bytes several times.
     #[default]
     Claimed,
 }
 
 impl LayerGraph {
-    /// The parts of an image that are in the list; `None`: the image is not known.
+    /// The parts of an image that are in the list. `None`: the image is unknown.
     pub fn parts(&self, image: &ImageId) -> Option<impl Iterator<Item = &LayerFacts>> {
         let parts = self.images.get(image)?;
         Some(parts.iter().filter_map(|part| self.part(*part)))
     }
 
-    /// The disk space that the removal of these images together frees.
+    /// The disk space that is freed if all these images are removed.
     pub fn freed_by<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> Freed {
         let images: Vec<_> = images.into_iter().map(Some).collect();
         self.freed_in_order(&images).into_iter().fold(Freed::default(), Freed::plus)
     }
 
-    /// The disk space that each removal frees after those before it; `None` frees nothing.
+    /// The disk space that each removal frees after the earlier removals. `None` frees nothing.
     pub(crate) fn freed_in_order(&self, images: &[Option<&ImageId>]) -> Vec<Freed> {
         let mut users = self.users();
         let mut removed = BTreeSet::new();
@@ -95,12 +94,13 @@ impl LayerGraph {
         frees
     }
 
-    /// The folders that parts lie in, each once.
+    /// The folders of the parts, each folder once.
     pub(crate) fn folders(&self) -> BTreeSet<Arc<Path>> {
         self.layers.iter().filter_map(|layer| layer.folder.clone()).collect()
     }
 
-    /// The graph of one file system: a part in one of these folders, which lie elsewhere, frees nothing on it.
+    /// The graph of one file system. Parts in the folders of `elsewhere`, which are on other file systems, free
+    /// nothing.
     #[must_use]
     pub(crate) fn without(mut self, elsewhere: &BTreeSet<Arc<Path>>) -> Self {
         let is_elsewhere = |layer: &LayerFacts| layer.folder.as_ref().is_some_and(|folder| elsewhere.contains(folder));
@@ -110,7 +110,7 @@ impl LayerGraph {
         self
     }
 
-    /// The unique and shared bytes of each image, whatever else keeps its parts.
+    /// The unique and shared bytes of each image. Ignores other users of its parts.
     pub fn shares(&self) -> BTreeMap<&ImageId, LayerShare> {
         let users = self.users();
         let share = |parts: &Vec<u32>| {
@@ -124,7 +124,7 @@ impl LayerGraph {
         self.images.iter().map(|(id, parts)| (id, share(parts))).collect()
     }
 
-    /// Bytes of all images, each part once.
+    /// The bytes of all images, each part once.
     pub fn total(&self) -> ByteSize {
         self.layers.iter().zip(self.users()).filter(|(_, users)| *users > 0).map(|(layer, _)| layer.bytes).sum()
     }
@@ -133,7 +133,7 @@ impl LayerGraph {
         self.layers.get(part as usize)
     }
 
-    /// The number of images with each part.
+    /// For each part, the number of images that have it.
     fn users(&self) -> Vec<u32> {
         let mut users = vec![0_u32; self.layers.len()];
         for part in self.images.values().flatten() {
@@ -151,31 +151,30 @@ impl Freed {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes.saturating_add(other.inodes) }
     }
 
-    /// The difference, at least zero.
+    /// The difference, or zero if it is negative.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
     }
 
-    /// The smaller of each.
+    /// The smaller value of each field.
     #[must_use]
     pub(crate) fn at_most(self, other: Self) -> Self {
         Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
     }
 
-    /// Whether this is at least as much of both.
+    /// Whether both fields are at least those of `wanted`.
     pub fn meets(self, wanted: Self) -> bool {
         self.bytes >= wanted.bytes && self.inodes >= wanted.inodes
     }
 
-    /// Whether both are zero.
     pub fn is_none(self) -> bool {
         self == Self::default()
     }
 }
 
 impl LayerFacts {
-    /// Inodes that its removal frees; where not counted, one for each 16 KiB, as file systems are made for.
+    /// The inodes that the part's removal frees. If unknown, one inode per 16 KiB, the usual ratio of file systems.
     pub(crate) fn inodes_expected(&self) -> u64 {
         const BYTES_PER_INODE: u64 = 16 << 10;
         self.inodes.unwrap_or((self.bytes.0 / BYTES_PER_INODE).max(1))
@@ -185,20 +184,20 @@ impl LayerFacts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     pub bytes: ByteSize,
-    /// Inodes, estimated where not counted.
+    /// Inodes, estimated if they were not counted.
     pub inodes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShare {
-    /// Bytes of the parts that no other image has.
+    /// The bytes of the parts that no other image has.
     pub unique: ByteSize,
-    /// Bytes of the parts that other images have as well.
+    /// The bytes of the parts that other images also have.
     pub shared: ByteSize,
 }
 
 impl Certainty {
-    /// The stable word for machines.
+    /// The stable word for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",

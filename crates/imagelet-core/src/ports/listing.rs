@@ -6,12 +6,13 @@ use crate::image::Image;
 
 /// All images of a store. Cheap to clone.
 ///
-/// A store returns the same list, or the same images in it, until a change: a comparison of equal lists is quick.
+/// Until a change, a store returns the same list, or the same images in a new list. So equal lists are compared
+/// quickly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing(#[expect(clippy::rc_buffer, reason = "a sole owner takes the images out")] Arc<Vec<Arc<Image>>>);
 
 impl Listing {
-    /// The images, for changes and reordering. Copies no image, and nothing at all for a sole owner.
+    /// The images, for changes and sorting. Copies no image. For the only owner, the list is not copied either.
     pub fn into_images(self) -> Vec<Arc<Image>> {
         Arc::unwrap_or_clone(self.0)
     }

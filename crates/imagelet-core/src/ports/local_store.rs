@@ -1,4 +1,4 @@
-//! The port to an image store in this process: calls beyond CRI's image service.
+//! The port to an embedded image store: operations that CRI's image service does not have.
 
 use std::{
     fmt,
@@ -16,44 +16,44 @@ use crate::{
     image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},
 };
 
-/// The calls of a store in this process. Reached through [`super::ImageService::local`].
+/// Operations that only an embedded store has. Reached through [`super::ImageService::local`].
 #[async_trait]
 pub trait LocalStore: Send + Sync + fmt::Debug {
-    /// Estimates a pull; fetches manifests only. `None`: not known.
+    /// Estimates a pull; fetches only manifests. `None`: there is no estimate.
     ///
-    /// It leaves nothing behind. The `manifest` is that of a pull at the same moment, and after that pull nothing is
-    /// missing.
+    /// The estimate changes nothing in the store. `manifest` is the manifest that a pull at the same time gets. After
+    /// that pull no bytes are missing.
     ///
     /// # Errors
-    /// Where a pull at the same moment would fail before its first layer, with the same reason.
+    /// If a pull at the same time would fail before its first layer, with the error of that pull.
     async fn estimate(&self, _request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         Ok(None)
     }
 
-    /// Removes one name, and the image with its last name; a missing name counts as success.
+    /// Removes one name. With its last name, the image is removed too. A missing name is not an error.
     async fn untag(&self, _name: &str) -> Result<(), RuntimeError> {
         Err(unsupported())
     }
 
-    /// The parts that images share, and their sizes. `None`: not known.
+    /// The parts that images share, and the size of each part. `None`: unknown.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         Ok(None)
     }
 
-    /// The damaged and therefore unlisted image of a name, an id or an id prefix.
+    /// Finds a damaged image, which is not listed, by a name, an id or an id prefix.
     fn damaged(&self, _image: &str) -> Option<ImageId> {
         None
     }
 
-    /// Removes the content that no name reaches, and with `unfinished` what pulls that broke off left.
+    /// Removes content without a name. `unfinished`: also removes the remains of interrupted pulls.
     async fn sweep(&self, _unfinished: bool) -> Result<(), RuntimeError> {
         Ok(())
     }
 
-    /// Makes earlier pulls durable; for an orderly end.
+    /// Makes earlier pulls durable; called before a normal exit.
     ///
     /// # Errors
-    /// When the disk refuses; content that was not durable is then dropped.
+    /// If the disk fails. Content that was not durable is then dropped.
     async fn flush(&self) -> Result<(), RuntimeError> {
         Ok(())
     }
@@ -67,29 +67,28 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Unmounts, and removes what was written. `force` drops the note of a mount that this mount namespace does not
-    /// show.
+    /// Unmounts, and removes written data. `force` removes the record of a mount that is not in this mount namespace.
     async fn unmount(&self, _directory: &Path, _force: bool) -> Result<MountedImage, RuntimeError> {
         Err(unsupported())
     }
 
-    /// Checks all images or one: every document, layer and kept blob, byte for byte.
+    /// Checks all images or one image: every byte of documents, layers and stored blobs.
     ///
-    /// New damage is marked, except on a read-only file system: the image is not listed, across restarts, until a
-    /// repair or a pull restores it. Dropping the future ends the check.
+    /// Marks new damage, except on a read-only file system. A marked image is not listed, also after a restart, until a
+    /// repair or a pull restores it. A drop of the future ends the check.
     ///
     /// # Errors
-    /// When the image does not exist, or the check itself fails. Damage is not an error.
+    /// If the image does not exist, or the check itself fails. Damage is not an error.
     async fn verify(&self, _image: Option<&str>, _progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
         Err(unsupported())
     }
 
-    /// Fetches the missing parts of a damaged image from the repositories of its names, each in turn, and shows it
-    /// again. Dropping the future changes nothing.
+    /// Fetches the missing parts of a damaged image, and lists the image again. Tries the repositories of its names in
+    /// turn. A drop of the future changes nothing.
     ///
     /// # Errors
-    /// When no repository serves the missing parts (with the error of the last one), when a mount still shows a damaged
-    /// layer, or when the disk refuses.
+    /// If no repository serves the missing parts (the error of the last repository), if a mount still uses a damaged
+    /// layer, or if the disk fails.
     async fn repair(
         &self,
         _id: &ImageId,
@@ -99,11 +98,11 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Writes an image to an archive: an OCI layout with the exact bytes of its documents and compressed layers. What the
-    /// store does not keep comes from the repositories of its names. The archive appears whole or not at all.
+    /// Writes an image to an archive: an OCI layout with the exact bytes of its documents and compressed layers.
+    /// Missing bytes are fetched from the repositories of its names. The archive appears only when it is complete.
     ///
     /// # Errors
-    /// When the image is absent, when neither the store nor a registry has a part of it, or when the disk refuses.
+    /// If the image is absent, if neither the store nor a registry has a part of the image, or if the disk fails.
     async fn export(
         &self,
         _request: &ExportRequest,
@@ -113,16 +112,16 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Reads the images of an archive (OCI layout or `docker save`) into the store, each as a whole or not at all, under
-    /// the rules and limits of a pull. Images and layers that are present are not unpacked again.
+    /// Reads the images of an archive (OCI layout or `docker save`) into the store, each image completely or not at
+    /// all. The rules and limits of a pull apply. Images and layers that are present are not unpacked again.
     ///
     /// # Errors
-    /// When the archive cannot be read. The failure of one image is in its row.
+    /// If the archive cannot be read. The failure of one image is in its [`ImportOutcome`].
     async fn import(&self, _request: &ImportRequest, _progress: &Progress) -> Result<Vec<ImportOutcome>, RuntimeError> {
         Err(unsupported())
     }
 
-    /// Repairs the store's own files: writes the names again, removes damaged blobs.
+    /// Repairs the store's own files: writes the names again, and removes damaged blobs.
     async fn repair_store(&self, _report: &VerifyReport) -> Result<(), RuntimeError> {
         Err(unsupported())
     }
@@ -132,16 +131,16 @@ fn unsupported() -> RuntimeError {
     RuntimeError::unsupported("this store does not support the call")
 }
 
-/// Progress of a check: bytes read, and their approximate total.
+/// The progress of a check: bytes read, and the approximate total.
 pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// The credentials for a repository, in the order of their use.
+/// The credentials for a repository, in the order in which they are tried.
 pub type Credentials<'a> = dyn Fn(&str) -> Vec<Credential> + Send + Sync + 'a;
 
-/// The estimated cost of a pull, from its manifests and the layers in the store.
+/// The estimated cost of a pull, computed from its manifests and the layers in the store.
 ///
-/// Until the pull, a tag may move, and other pulls and collections may add or remove layers. The queue orders small
-/// pulls before large ones by [`Self::bytes_missing`].
+/// Before the pull, a tag may move, and other pulls and collections may add or remove layers. The queue uses
+/// [`Self::bytes_missing`] to start small pulls before large pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullEstimate {
     /// Digest of the manifest chosen for the platform.
@@ -150,18 +149,17 @@ pub struct PullEstimate {
     pub bytes_total: ByteSize,
     /// Compressed bytes of the distinct missing layers.
     pub bytes_missing: ByteSize,
-    /// Expected bytes of the missing layers on the disk, from the compression of each.
+    /// Expected bytes of the missing layers on the disk, computed from the compression of each layer.
     pub bytes_unpacked: ByteSize,
     pub layers_missing: usize,
 }
 
-/// The place of an archive of images.
+/// The location of an archive of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArchivePlace {
     /// The tar file, or the folder with an OCI layout.
     pub path: PathBuf,
-    /// Whether it is a folder.
     pub is_folder: bool,
 }
 
@@ -175,7 +173,7 @@ pub struct ExportRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedImage {
     pub id: ImageId,
-    /// Digest of its index, or of its manifest where there is no index.
+    /// Digest of the image's index, or of its manifest if there is no index.
     pub digest: Digest,
     /// Size of all blobs in the archive.
     pub bytes: ByteSize,
@@ -184,42 +182,40 @@ pub struct ExportedImage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportRequest {
     pub place: ArchivePlace,
-    /// The name of its only image, instead of those in the archive.
+    /// The name for the only image in the archive, instead of the archive's names.
     pub name: Option<Reference>,
-    /// `None`: this machine.
+    /// `None`: the platform of this machine.
     pub platform: Option<Platform>,
 }
 
-/// An image of an archive, after its import.
+/// The result of the import of one image.
 #[derive(Debug)]
 pub struct ImportOutcome {
-    /// Its names in the store, or as far as the archive has valid ones.
+    /// The names of the image in the store. After a failure, the valid names in the archive.
     pub names: Vec<String>,
-    /// Its id, and whether it was present before.
+    /// The id of the image, and whether the image was present before.
     pub outcome: Result<(ImageId, bool), RuntimeError>,
 }
 
-/// Options of a mount. The default is read-only, nosuid and nodev.
+/// The options of a mount. Default: read-only, nosuid and nodev.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Writable; an unmount removes what was written.
+    /// The mount is writable. An unmount removes the written data.
     pub writable: bool,
-    /// Set-id bits and capabilities of the image's files apply.
+    /// Set-id bits and file capabilities of the image take effect.
     pub suid: bool,
-    /// The image's device nodes can be opened.
+    /// Device nodes of the image can be opened.
     pub dev: bool,
 }
 
-/// A mounted image, or one after its unmount.
+/// A mounted image, also after its unmount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountedImage {
-    /// The image's id.
     pub id: String,
-    /// The mount point.
     pub directory: PathBuf,
-    /// Whether it is writable; an unmount removes what was written.
+    /// Whether the mount is writable. An unmount removes the written data.
     pub writable: bool,
-    /// Whether a mount is left; after an unmount, at another place or in another mount namespace.
+    /// Whether there is still a mount. After an unmount: at another path or in another mount namespace.
     pub remains: bool,
 }

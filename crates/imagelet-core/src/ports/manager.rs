@@ -1,4 +1,4 @@
-//! The only caller of the runtime ports: calls them, and assembles pods from the responses (`docs/spec/gc.md §11`).
+//! The only caller of the runtime ports. Builds pods from the responses (`docs/spec/gc.md §11`).
 
 use std::{
     cmp::Reverse,
@@ -32,7 +32,7 @@ families! {
         MetricKind::Counter, &["operation_type"];
     SECONDS = "kubelet_runtime_operations_duration_seconds",
         "Duration in seconds of runtime operations. Broken down by operation type.",
-        // 0.005 and thirteen times 2.5 as much.
+        // 0.005, then thirteen times the factor 2.5.
         MetricKind::Histogram(&[
             0.005, 0.0125, 0.031_25, 0.078_125, 0.195_312_5, 0.488_281_25, 1.220_703_125, 3.051_757_812_5,
             7.629_394_531_25, 19.073_486_328_125, 47.683_715_820_312_5, 119.209_289_550_781_25,
@@ -47,28 +47,28 @@ pub struct RuntimeManager {
     pub images: Arc<dyn ImageService>,
     pub containers: Arc<dyn ContainerService>,
     pub metrics: Option<Arc<Metrics>>,
-    /// Names of pinned images, in addition to those that the store pins.
+    /// Names of pinned images, in addition to the names that the store pins.
     pub pinned: Arc<PinnedNames>,
-    /// Reads the layer graph from another interface of the runtime. `None`: the image store supplies it.
+    /// Reads the layer graph from another interface of the runtime. `None`: the image store has the graph.
     pub layers: Option<Arc<dyn LayerSource>>,
-    /// Whether a listed image has its layers. `None`: the image store lists no other.
+    /// Checks whether a listed image has its layers. `None`: the image store lists only such images.
     pub usable: Option<UsableImages>,
-    /// Makes names removable. `None`: the image store removes any name.
+    /// Makes names removable. `None`: the image store can remove any name.
     pub names: Option<Arc<dyn RemovableNames>>,
 }
 
-/// A pod, identified by its uid.
+/// A pod. The uid identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its uid; empty for containers without a pod.
+    /// The uid of the pod; empty for containers without a pod.
     pub uid: String,
     pub name: String,
     pub namespace: String,
-    /// The creation time of its newest sandbox, or else of its first container.
+    /// The creation time of the newest sandbox; without a sandbox, of the first container.
     pub created_at: SystemTime,
-    /// Its containers in any state; an empty `image_id` is filled from `image_ref`.
+    /// The containers, in any state. An empty `image_id` is filled from `image_ref`.
     pub containers: Vec<Container>,
-    /// Its sandboxes: the last attempt first, within an attempt the newest first.
+    /// The sandboxes: the highest attempt first, then the newest.
     pub sandboxes: Vec<Sandbox>,
 }
 
@@ -97,7 +97,7 @@ impl RuntimeManager {
         Ok(images.into())
     }
 
-    /// Finds one image that containers can start from. One that is listed without its layers is absent.
+    /// Finds one image from which containers can start. An image without its layers is treated as absent.
     pub async fn usable(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(match self.status(spec).await? {
             Some(found) => self.is_usable(&found.id).await.then_some(found),
@@ -105,7 +105,7 @@ impl RuntimeManager {
         })
     }
 
-    /// Finds one image as [`Self::usable`] does, with its details.
+    /// Like [`Self::usable`], with the details of the image.
     pub async fn usable_details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         Ok(match self.details(spec).await? {
             Some(found) => self.is_usable(&found.image.id).await.then_some(found),
@@ -113,7 +113,7 @@ impl RuntimeManager {
         })
     }
 
-    /// Whether containers can start from a listed image; true in doubt.
+    /// Whether containers can start from a listed image. Returns true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
         match &self.usable {
             Some(usable) => usable.is_usable(image).await,
@@ -121,7 +121,7 @@ impl RuntimeManager {
         }
     }
 
-    /// Finds one image, with its layers or without; see [`ImageService::status`].
+    /// Finds one image, even if its layers are missing; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let mut image = self.counted("image_status", self.images.status(spec)).await?;
         if let Some(image) = &mut image {
@@ -163,11 +163,11 @@ impl RuntimeManager {
         self.counted("remove_image", self.images.remove(spec)).await
     }
 
-    /// Replaces the names of an image that its removal would leave. It may take long, so what stands against the removal
-    /// is checked afterwards.
+    /// Replaces the names of an image that its removal would not remove. This may take long, so the caller checks
+    /// afterwards whether the image may still be removed.
     ///
     /// # Errors
-    /// `Remains` where a name prevents the removal.
+    /// `Remains` if a name prevents the removal.
     pub(crate) async fn prepare_removal(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         match &self.names {
             Some(names) => removal::prepare(&*self.images, &**names, spec).await,
@@ -175,10 +175,10 @@ impl RuntimeManager {
         }
     }
 
-    /// Removes a prepared image with all its names, and asks whether it is gone.
+    /// Removes a prepared image with all its names, then checks that the image is gone.
     ///
     /// # Errors
-    /// `Remains` where the image is still there.
+    /// `Remains` if the image is still present.
     pub(crate) async fn remove_and_look(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.remove(spec).await?;
         removal::check(&*self.images, spec).await
@@ -205,7 +205,7 @@ impl RuntimeManager {
         self.counted("container_status", self.containers.mounted_images(container_id)).await
     }
 
-    /// Whether a container is certainly removed; see [`ContainerService::is_gone`].
+    /// Whether a container is definitely removed; see [`ContainerService::is_gone`].
     pub(crate) async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         self.counted("container_status", self.containers.is_gone(container_id)).await
     }
@@ -218,8 +218,8 @@ impl RuntimeManager {
         self.counted("status", self.containers.default_sandbox_images()).await
     }
 
-    /// Counts and measures a finished operation, as the kubelet does (`docs/spec/pull.md §9.1`); a cancelled one is not
-    /// counted.
+    /// Counts and measures a finished operation, as the kubelet does (`docs/spec/pull.md §9.1`). A cancelled operation
+    /// is not counted.
     async fn counted<T>(
         &self,
         operation: &'static str,
@@ -236,7 +236,7 @@ impl RuntimeManager {
         result
     }
 
-    /// All pods with all containers and sandboxes in any state, newest pod first.
+    /// All pods with all their containers and sandboxes, in any state. The newest pod is first.
     pub async fn pods(&self) -> Result<Vec<Pod>, RuntimeError> {
         let sandboxes = self.counted("list_podsandbox", self.containers.sandboxes()).await?;
         let containers = self.counted("list_containers", self.containers.containers()).await?;
@@ -244,7 +244,7 @@ impl RuntimeManager {
     }
 }
 
-/// Groups by pod uid: from a container's labels, else from its sandbox.
+/// Groups by pod uid. The uid comes from the labels of a container, else from its sandbox.
 fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod> {
     let newest_first = |a: &Sandbox, b: &Sandbox| {
         b.attempt.cmp(&a.attempt).then_with(|| b.created_at.cmp(&a.created_at)).then_with(|| a.id.cmp(&b.id))

@@ -1,4 +1,4 @@
-//! The ports to a store of images and to a runtime of containers; [`RuntimeManager`] is their only caller.
+//! The ports to an image store and to a container runtime. [`RuntimeManager`] is their only caller.
 
 mod containers;
 mod details;

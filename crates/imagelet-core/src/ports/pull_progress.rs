@@ -1,5 +1,4 @@
-//! The progress of a pull: the events that a store reports, and the one value that they add up to, which everything that
-//! shows a pull reads.
+//! The progress of a pull: the events that a store reports, and the value that all displays of a pull read.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,10 +18,10 @@ use crate::{
 
 /// The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
-/// Most removed images, warnings, waiting hosts and token requests of one pull.
+/// The maximum number of removed images, warnings, waiting hosts and token requests of one pull.
 const NOTES_MAX: usize = 64;
 const SPEED_OVER: Duration = Duration::from_secs(5);
-/// The least interval of the speed's samples.
+/// The minimum time between two samples for the speed.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
 /// Receives the events of a pull from its store. Must not block.
@@ -32,8 +31,8 @@ pub fn no_progress() -> Progress {
     Arc::new(|_| {})
 }
 
-/// Receives the progress of a pull after each change, for one of its clients; fast changes are reported as one. Must not
-/// block.
+/// Receives the progress of a pull after each change, for one client of the pull. Several fast changes cause one call.
+/// Must not block.
 pub type PullWatcher = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 
 pub fn unwatched() -> PullWatcher {
@@ -42,7 +41,7 @@ pub fn unwatched() -> PullWatcher {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
-    /// The way into a runtime, where there is a choice; sent again where an import becomes a forward.
+    /// The route into a runtime, if there is a choice. Sent again if an import becomes a forward.
     Route(PullRoute),
     /// The manifest is known.
     Resolved {
@@ -57,48 +56,49 @@ pub enum PullEvent {
     },
     /// All layers are present; the store syncs and names the image.
     Committing,
-    /// An image was removed, because the disk had no space for the pull.
+    /// An image was removed to free disk space for the pull.
     Removed(RemovedImage),
-    /// What each host of the registry sent in an attempt that is over, also one that failed.
+    /// The data that each host of the registry sent in an attempt. Sent at the end of an attempt, also of a failed
+    /// attempt.
     Hosts(Vec<PullHost>),
-    /// A request of the pull is sent at a later time; other requests of the pull may go on.
+    /// A request of the pull is sent later. Other requests of the pull may continue.
     Retry {
         /// The host that gets the request.
         host: String,
         at: Instant,
-        /// The host has requested the wait; otherwise it has failed.
+        /// `true`: the host requested the wait. `false`: the host failed.
         is_requested: bool,
     },
-    /// A layer waits for something that other pulls hold, or (`None`) no longer.
+    /// A layer waits for something that another pull has. `None`: the layer no longer waits.
     Waits {
         layer: Digest,
         wait: Option<PullWait>,
     },
-    /// Something that the pull does all the same, and that its caller should know, such as a key without effect.
+    /// A problem that does not stop the pull, for example a key without effect.
     Warning {
         /// The warning, in one line.
         text: String,
     },
-    /// A host has a request of the pull and has not begun its answer for a while, or (`false`) no longer.
+    /// A host got a request of the pull, and for some time has not begun its answer. `false`: the wait is over.
     Head {
         /// Host and port.
         host: String,
-        /// Whether the answer is waited for.
+        /// Whether the pull still waits for the answer.
         is_awaited: bool,
     },
-    /// A request for a token is over.
+    /// A request for a token has ended.
     Token {
         service: String,
-        /// When the request began; it ends with this event.
+        /// The start of the request. It ends with this event.
         began: Instant,
-        /// Whether the service sent a token.
+        /// Whether the token service sent a token.
         is_granted: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
-    /// Present before the pull; nothing is fetched.
+    /// The layer was present before the pull. Nothing is fetched.
     Present,
     /// The download is running.
     Fetching {
@@ -109,35 +109,35 @@ pub enum LayerState {
     Done,
 }
 
-/// The progress of one pull, from its place in the queue to its end.
+/// The progress of one pull, from the queue to its end.
 #[derive(Clone, Debug, Default)]
 pub struct PullProgress {
-    /// `None`: it waits for its turn.
+    /// `None`: the pull waits for its turn.
     pub began: Option<Instant>,
     pub end: Option<(Instant, PullEnd)>,
     pub route: Option<PullRoute>,
-    /// When the manifest was known, and its digest. A pull that starts again, with another credential or as a forward, has
-    /// another one, and none of the layers before.
+    /// When the manifest was known, and its digest. After a restart, with another credential or as a forward, the pull
+    /// has a new manifest and drops the earlier layers.
     pub resolved: Option<(Instant, Digest)>,
     /// Each blob once, in the order of the manifest.
     pub layers: Vec<PulledLayerProgress>,
     pub committing: Option<Instant>,
-    /// Compressed bytes that came over the network; a layer that is fetched again counts once more.
+    /// Compressed bytes received over the network. A layer that is fetched again is counted again.
     pub received: u64,
-    /// What each host has sent, over all attempts.
+    /// The data that each host has sent, over all attempts.
     pub hosts: Vec<PullHost>,
-    /// The same of the last attempt.
+    /// The data that each host has sent in the last attempt.
     pub attempt_hosts: Vec<PullHost>,
-    /// Images removed for the pull, also by an attempt that is over.
+    /// The images removed for the pull, also those of an earlier attempt.
     pub removed: Vec<RemovedImage>,
     pub warnings: Vec<String>,
     pub retry: Option<NextRequest>,
-    /// What its layers wait for.
+    /// What each waiting layer waits for.
     pub waits: BTreeMap<Digest, PullWait>,
-    /// Hosts that have not begun their answers, with the number of requests.
+    /// Hosts that have not begun their answer, with the number of requests.
     pub unanswered: BTreeMap<String, usize>,
     pub tokens: Vec<TokenExchange>,
-    /// The bytes at some times of the last seconds, for the speed.
+    /// The received bytes at some times in the last seconds, for the speed.
     pub samples: VecDeque<(Instant, u64)>,
 }
 
@@ -145,7 +145,7 @@ pub struct PullProgress {
 pub enum PullEnd {
     Pulled,
     Failed(Arc<RuntimeError>),
-    /// Its last client is gone.
+    /// The last client of the pull is gone.
     Cancelled,
 }
 
@@ -154,18 +154,18 @@ pub struct PulledLayerProgress {
     pub digest: Digest,
     /// The compressed size.
     pub size: ByteSize,
-    /// `None`: it waits.
+    /// `None`: the layer waits.
     pub state: Option<LayerState>,
     pub began: Option<Instant>,
     pub ended: Option<Instant>,
 }
 
-/// When which host gets the next request.
+/// The host and the time of the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextRequest {
     pub host: String,
     pub at: Instant,
-    /// The host has requested the wait; otherwise it has failed.
+    /// `true`: the host requested the wait. `false`: the host failed.
     pub is_requested: bool,
 }
 
@@ -178,7 +178,7 @@ pub struct TokenExchange {
 }
 
 impl PulledLayerProgress {
-    /// Of the bytes to fetch.
+    /// The received bytes. Zero for a layer that was present.
     pub fn received(&self) -> u64 {
         match self.state {
             None | Some(LayerState::Present) => 0,
@@ -192,7 +192,7 @@ impl PullProgress {
     pub fn apply(&mut self, event: PullEvent, now: Instant) {
         match event {
             PullEvent::Route(route) => {
-                // What an import reported before is not what the runtime does now.
+                // The reports of an import are not valid for the runtime's own pull.
                 self.restart();
                 self.route = Some(route);
             }
@@ -208,7 +208,7 @@ impl PullProgress {
             }
             PullEvent::Layer { digest, state } => {
                 let mut layers = self.layers.iter_mut();
-                // A present layer is reported once more when it is in place.
+                // A present layer is reported a second time when it is in place.
                 let layer = layers.find(|layer| layer.digest == digest && layer.state != Some(LayerState::Present));
                 if let Some(layer) = layer {
                     let before = layer.received();
@@ -231,7 +231,7 @@ impl PullProgress {
             }
             PullEvent::Waits { layer, wait: Some(wait) } => drop(self.waits.insert(layer, wait)),
             PullEvent::Waits { layer, wait: None } => drop(self.waits.remove(&layer)),
-            // Each attempt of a pull warns anew.
+            // Each attempt of a pull repeats its warnings.
             PullEvent::Warning { text } if self.warnings.contains(&text) => {}
             PullEvent::Warning { text } => push(&mut self.warnings, text),
             PullEvent::Head { host, is_awaited: true } if self.unanswered.len() < NOTES_MAX => {
@@ -261,7 +261,7 @@ impl PullProgress {
         (self.resolved, self.committing, self.retry) = (None, None, None);
     }
 
-    /// Bytes that have come of the missing layers, and all bytes of them.
+    /// The received bytes of the missing layers, and their total size.
     pub fn bytes(&self) -> (u64, u64) {
         let missing = self.layers.iter().filter(|layer| layer.state != Some(LayerState::Present));
         missing.fold((0, 0), |(received, all), layer| {
@@ -269,7 +269,7 @@ impl PullProgress {
         })
     }
 
-    /// What it waits for: a thing that another pull holds, else the answer of a host.
+    /// What the pull waits for: something that another pull has, else the answer of a host.
     pub fn awaited(&self) -> Option<String> {
         let host = || self.unanswered.keys().next().map(|host| format!("waiting for {host}"));
         self.waits.values().next().map(ToString::to_string).or_else(host)
@@ -285,7 +285,7 @@ impl PullProgress {
         }
     }
 
-    /// Bytes per second; `None` before there are two samples.
+    /// Bytes per second. `None`: there are not two samples yet.
     pub fn speed(&self, now: Instant) -> Option<u64> {
         let (since, before) = *self.samples.front()?;
         let (received, all) = self.bytes();

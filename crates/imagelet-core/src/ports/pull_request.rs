@@ -12,48 +12,50 @@ use crate::{
 pub struct PullRequest {
     /// The reference, with its tag or digest.
     pub image: ImageSpec,
-    /// The credential for the registry; `None` means anonymous.
+    /// The credential for the registry. `None`: anonymous.
     pub credential: Option<Credential>,
-    /// The own credentials of other hosts that serve the registry's content; each names its host. A runtime gets none.
+    /// The credentials of other hosts that serve the registry's content. Each names its host. Not sent to a runtime.
     pub host_credentials: Vec<Credential>,
     pub pod: PodIdentity,
-    /// The pod as the client's interface encodes it, for a runtime with the same interface. `None`: another interface.
+    /// The pod as encoded by the client's interface, for a runtime with the same interface. `None`: another interface.
     pub encoded_pod: Option<EncodedPod>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
-    /// How long it retries at a registry that serves nothing.
+    /// How long the pull retries while the registry has served nothing.
     pub patience: Patience,
 }
 
-/// A host that may serve the content of a registry in its place: a mirror, or another location. It is shown its own credential
-/// and none of the registry's.
+/// A host that may serve the content of a registry, for example a mirror. The host gets its own credential, and never
+/// the registry's credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryHost {
     /// As in [`PullHost::host`](crate::audit_log::PullHost::host).
     pub host: String,
-    /// The repository there, as keys of a docker configuration name it; with the default port also in another form.
+    /// The repository on this host, as keys of a docker configuration name it. With the default port, there are two
+    /// forms.
     pub repositories: Vec<String>,
 }
 
-/// How long a pull retries while its registry has served nothing; then it has the whole retry budget of its store.
+/// How long a pull retries while its registry has served nothing. After the first content, only the store's retry
+/// budget limits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Patience {
-    /// An attempt that takes longer is not repeated.
+    /// An attempt that takes longer is not retried.
     pub attempt_max: Duration,
-    /// Over all retries.
+    /// The maximum for all retries.
     pub retries_max: Duration,
-    /// The same where the registry requests a wait; the store's retry budget holds, too.
+    /// The maximum if the registry requests a wait. The store's retry budget also applies.
     pub requested_max: Duration,
 }
 
-/// The first backoff of a store is at most 200 ms, and the first two are at least 450 ms.
+/// The first backoff of a store is at most 200 ms. The first two backoffs are at least 450 ms.
 const ONE_BACKOFF: Duration = Duration::from_millis(250);
 
 impl Patience {
-    /// Of a client that repeats its request by itself, and whose other requests may wait meanwhile, as a kubelet: one retry,
-    /// where the first attempt failed quickly.
+    /// For a client that repeats its request itself, and whose other requests may wait during the retry, for example a
+    /// kubelet: one retry, only if the first attempt failed quickly.
     pub const ONE_RETRY: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
-    /// Of a command: a registry that restarts is back by then; one that is away for longer is reported soon.
+    /// For a command. A registry that restarts is usually back in this time; a longer outage is reported soon.
     pub const FULL: Self =
         Self { attempt_max: Duration::MAX, retries_max: Duration::from_secs(10), requested_max: Duration::MAX };
 }
@@ -64,7 +66,7 @@ impl Default for Patience {
     }
 }
 
-/// A pod's encoded configuration, passed through unread. Prints its length only.
+/// The encoded configuration of a pod, forwarded without decoding. Prints only its length.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EncodedPod(Arc<[u8]>);
 

@@ -1,11 +1,11 @@
-//! The way of a pull, imported or forwarded, and the reason for a forward.
+//! The route of a pull, imported or forwarded, and the reason for a forward.
 
 use crate::{
     error::{Fault, RuntimeError, RuntimeErrorKind},
     metrics::{Family, MetricKind},
 };
 
-/// Counted by the caller of both routes.
+/// The caller of both routes counts the pulls.
 pub static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
     help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
@@ -13,13 +13,13 @@ pub static PULLS: Family = Family {
     labels: &["way", "reason", "outcome"],
 };
 
-/// The way an image entered a runtime.
+/// The route by which an image came into a runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullRoute {
     /// imagelet fetched it into the runtime's own stores.
     #[error("imported into the runtime")]
     Imported,
-    /// The runtime pulled it itself.
+    /// The runtime pulled the image itself.
     #[error("forwarded to the runtime: {0}")]
     Forwarded(ForwardReason),
 }
@@ -40,7 +40,7 @@ pub enum ForwardReason {
     HandlerUnknown(String),
     #[error("the snapshotter of handler `{handler}` is `{snapshotter}`, and import is for `overlayfs`")]
     HandlerSnapshotter { handler: String, snapshotter: String },
-    /// The process is not root, or in a user namespace of its own.
+    /// The process is not root, or is in its own user namespace.
     #[error("{0}")]
     Rights(String),
     #[error("the runtime's folder cannot be reached: {0}")]
@@ -60,13 +60,13 @@ pub enum ForwardReason {
     RegistrySetting { setting: &'static str, registry: String },
     #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
     RegistryPreferred(String),
-    /// The import ended before any image record existed.
+    /// The import failed before there was an image record.
     #[error("the import failed ({} at {}): {text}", fault.class, fault.stage)]
     Failed { fault: Fault, text: String },
 }
 
 impl PullRoute {
-    /// The way of a pull that failed: nothing was imported.
+    /// The route of a failed pull: nothing was imported.
     pub fn of_failed(&self) -> String {
         match self {
             Self::Imported => "import into the runtime".to_owned(),
@@ -74,7 +74,7 @@ impl PullRoute {
         }
     }
 
-    /// The stable word for machines.
+    /// The stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Imported => "imported",
@@ -82,7 +82,7 @@ impl PullRoute {
         }
     }
 
-    /// The reason of a forward, as a stable word.
+    /// The reason for a forward, as a stable word.
     pub fn reason_code(&self) -> Option<&'static str> {
         match self {
             Self::Imported => None,
@@ -92,7 +92,7 @@ impl PullRoute {
 }
 
 impl ForwardReason {
-    /// The stable word for machines.
+    /// The stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::SwitchedOff => "switched-off",
@@ -113,7 +113,8 @@ impl ForwardReason {
         }
     }
 
-    /// Of a failed call to the runtime's own interface: it fails for good only where the runtime does not know it.
+    /// The reason after a failed call of the runtime's own interface. It is permanent only if the runtime does not know
+    /// the interface.
     pub fn of_api(error: &RuntimeError) -> Self {
         match error.kind() {
             RuntimeErrorKind::Unsupported => Self::ApiClosed(error.chain()),
@@ -121,7 +122,7 @@ impl ForwardReason {
         }
     }
 
-    /// Whether the runtime is away or too busy to answer: a later pull may be imported without any change.
+    /// Whether the runtime is unavailable or too busy. A later pull may be imported without any change.
     pub fn is_outage(&self) -> bool {
         matches!(self, Self::RuntimeUnknown(_) | Self::ApiAway(_))
     }

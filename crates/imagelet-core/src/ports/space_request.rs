@@ -1,4 +1,4 @@
-//! The port by which a pull requests disk space before it is rejected.
+//! The port by which a pull requests disk space before the pull is rejected.
 
 use std::fmt;
 
@@ -6,28 +6,29 @@ use async_trait::async_trait;
 
 use crate::image::ByteSize;
 
-/// Frees disk space: the collector, under its usual rules.
+/// Frees disk space. The implementation is the collector, under its usual rules.
 #[async_trait]
 pub trait MakeRoom: Send + Sync + fmt::Debug {
-    /// Frees the space that is needed now; removes nothing where the whole cannot be freed.
+    /// Frees the space that is needed now. Removes nothing if the total cannot be freed.
     ///
-    /// Images that are in use, pinned or leased stay. `None`: no collection for pulls, or a failure, which is logged.
+    /// Images that are in use, pinned or leased stay. `None`: collection for pulls is off, or the collection failed,
+    /// which is logged.
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomWanted {
-    /// With this much more, the whole pull fits. Where that is out of reach, no image is removed for it.
+    /// The additional space for the whole pull. If this much cannot be freed, no image is removed.
     pub whole: ByteSize,
-    /// What the pull needs now; the rest is requested as its bytes arrive.
+    /// The space that the pull needs now. The rest is requested when its bytes arrive.
     pub now: ByteSize,
 }
 
-/// The result of a space request: real sizes where the store knows its shared layers, else the listed sizes.
+/// The result of a space request. The sizes are exact if the store knows its shared layers, else as listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
     pub freed: ByteSize,
-    /// Bytes of further removable images.
+    /// The bytes of other images that could be removed.
     pub could_free: ByteSize,
     pub removed: Vec<RemovedImage>,
 }
@@ -35,8 +36,8 @@ pub struct RoomMade {
 /// An image that was removed for a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedImage {
-    /// Its names, or its id if it has none.
+    /// The names of the image, or its id if it has no name.
     pub names: Vec<String>,
-    /// The bytes that its removal freed.
+    /// The bytes that the image's removal freed.
     pub bytes: ByteSize,
 }

@@ -1,4 +1,4 @@
-//! The result of a store's verification: what differs from what was pulled.
+//! The result of a store's verification: the differences from the pulled content.
 
 use std::io;
 
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::{Digest, ImageId};
 
-/// Listed findings; further ones are only counted.
+/// The maximum number of listed findings. Further findings are only counted.
 const FINDINGS_MAX: usize = 20;
 
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
-    /// Each requested image, unlisted damaged ones included.
+    /// Each requested image, also damaged images that are not listed.
     pub images: Vec<ImageCheck>,
     /// Findings in the store's own files.
     pub store: Findings,
-    /// The kept blobs, if any.
+    /// The stored blobs, if any.
     pub blobs: BlobsCheck,
 }
 
 #[derive(Clone, Debug)]
 pub struct ImageCheck {
     pub id: ImageId,
-    /// Its names, of every kind.
+    /// The names of the image, of every kind.
     pub names: Vec<String>,
-    /// Its record, manifest, configuration and index.
+    /// The record, manifest, configuration and index of the image.
     pub documents: Findings,
-    /// Its layers, lowest first.
+    /// The layers of the image, lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
 
 impl ImageCheck {
-    /// Whether any content differs from what was pulled.
+    /// Whether any content differs from the pulled content.
     pub fn is_damaged(&self) -> bool {
         !self.documents.is_empty() || self.layers.iter().any(|(_, check)| !check.findings.is_empty())
     }
@@ -41,47 +41,47 @@ impl ImageCheck {
 pub struct LayerName {
     /// Digest of the uncompressed tar.
     pub diff_id: Digest,
-    /// Digest of the blob, where the image's record is readable.
+    /// Digest of the blob, if the image's record is readable.
     pub blob: Option<Digest>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerCheck {
     pub findings: Findings,
-    /// Paths checked.
+    /// The number of checked paths.
     pub files: u64,
     pub bytes: u64,
-    /// Files whose content only root can read; their metadata was compared.
+    /// Files that only root can read. Their metadata was compared.
     pub unread: u64,
 }
 
-/// The kept blobs after their check.
+/// The result for the stored blobs.
 #[derive(Clone, Debug, Default)]
 pub struct BlobsCheck {
-    /// Number of hashed blobs.
+    /// The number of hashed blobs.
     pub count: u64,
     pub findings: Findings,
     pub damaged: Vec<Digest>,
 }
 
-/// The deviations in one place. None: every byte is as it was written.
+/// The differences in one place. Empty: every byte is as it was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
     /// The first findings.
     pub first: Vec<Finding>,
-    /// Number of further ones.
+    /// The number of further findings.
     pub more: u64,
 }
 
-/// One deviation from what was written.
+/// One difference from the written content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Path below the folder of the image or layer. Control characters are percent-encoded.
+    /// The path below the folder of the image or layer. Control characters are percent-encoded.
     pub path: String,
     /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
     /// `unreadable`.
     pub what: String,
-    /// Readable text with the values.
+    /// Text for users, with the values.
     pub detail: String,
 }
 
@@ -92,7 +92,7 @@ impl Findings {
         findings
     }
 
-    /// Appends a finding, or only counts it.
+    /// Appends a finding. Above the maximum, only counts it.
     pub fn add(&mut self, path: String, what: &str, detail: String) {
         if self.first.len() < FINDINGS_MAX {
             self.first.push(Finding { path, what: what.to_owned(), detail });

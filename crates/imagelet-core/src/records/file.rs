@@ -23,7 +23,7 @@ const KIND_RECORD: &str = "ImagePulledRecord";
 pub(crate) struct PulledRecord {
     pub(crate) image_ref: String,
     pub(crate) updated: Option<SystemTime>,
-    /// Name without tag and digest, as the user spelled it → access recorded for it.
+    /// Image name without tag and digest, in the user's spelling → the access recorded for the name.
     pub(crate) mapping: BTreeMap<String, ImageAccess>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct ImageAccess {
     pub(crate) kubernetes_secrets: Vec<RecordedSecret>,
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub(crate) kubernetes_service_accounts: Vec<ObjectIdentity>,
-    /// Anonymous access or node credentials opened the image: each pod may use it.
+    /// Anonymous access or a node's credential opened the image, so every pod may use it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) node_pods_accessible: bool,
 }
@@ -61,7 +61,7 @@ pub(crate) struct DecodeError(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullIntent {
     pub(super) image: String,
-    /// `None` where the spelling is not a reference, such as an image id.
+    /// `None`: the spelling is not a reference, for example an image id.
     pub(super) reference: Option<Reference>,
 }
 
@@ -75,7 +75,7 @@ impl PullIntent {
 pub(super) trait RecordFile: Sized {
     fn key(&self) -> &str;
     fn encode(&self) -> Vec<u8>;
-    /// The content, and whether its version is an older one.
+    /// Returns the content, and whether the file has an older version.
     fn decode(bytes: &[u8]) -> Result<(Self, bool), DecodeError>;
 }
 
@@ -121,19 +121,19 @@ impl RecordFile for PulledRecord {
     }
 }
 
-/// A pull record, written again, for fuzz targets.
+/// A pull record, decoded and encoded again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_record(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(PulledRecord::decode(bytes).ok()?.0.encode())
 }
 
-/// The intent of a pull, written again, for fuzz targets.
+/// A pull intent, decoded and encoded again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_intent(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(PullIntent::decode(bytes).ok()?.0.encode())
 }
 
-/// Decodes JSON, or YAML, which the kubelet accepts and never writes. Errors use the kubelet's words.
+/// Decodes JSON or YAML. The kubelet accepts YAML, but never writes it. Errors have the kubelet's text.
 fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;
     let header: Header = parse(text)?;
@@ -163,7 +163,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, DecodeError> {
         Err(_) if text.trim().is_empty() => return Err(DecodeError(format!("Object 'Kind' is missing in '{text}'"))),
         Err(error) => match serde_saphyr::from_str(text) {
             Ok(file) => return Ok(file),
-            // Report what looks like JSON as JSON.
+            // Text that looks like JSON gets the error of the JSON parser.
             Err(_) if text.trim_start().starts_with('{') => error.to_string(),
             Err(error) => error.to_string(),
         },
@@ -237,7 +237,7 @@ impl<'de> Deserialize<'de> for WireTime {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(Self(None)) };
         let timestamp: Timestamp = text.parse().map_err(|error| match text.get(..4) {
             Some(year) if year.bytes().all(|byte| byte.is_ascii_digit()) => D::Error::custom(error),
-            // Go's error text; its parser expects a year there.
+            // Go's error text: its parser expects a year at this position.
             _ => D::Error::custom(format!(
                 "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
             )),

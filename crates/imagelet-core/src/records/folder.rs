@@ -1,4 +1,4 @@
-//! One kind of record in its folder, in the kubelet's format, with all of it in memory.
+//! One folder of records of the same kind, in the kubelet's format. All records are also in memory.
 
 use std::{
     collections::HashMap,
@@ -15,30 +15,30 @@ use crate::{
     failpoint,
 };
 
-/// A full record has some hundred entries of some hundred bytes.
+/// A full record has some hundred entries of some hundred bytes each.
 pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
 pub(super) const PREFIX: &str = "sha256-";
 pub(super) const UNFINISHED: &str = ".tmp";
-/// A write takes milliseconds; an unfinished file older than this is the remains of a crash.
+/// A write takes milliseconds. An older unfinished file remained after a crash.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
 type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
 
-/// The records of one folder. A change reaches the disk first; a lookup reads no disk.
+/// The records of one folder. A change is written to disk before memory. A lookup does not read the disk.
 #[derive(Debug)]
 pub(super) struct RecordFolder<T> {
-    /// `None`: the records end with the process.
+    /// `None`: the records are only in memory.
     path: Option<PathBuf>,
-    /// Changes end with the process: nothing is written.
+    /// `true`: changes are only in memory.
     is_read_only: bool,
     disk: Arc<dyn Disk>,
-    /// Held over each change with the decision that leads to it.
+    /// Locked during each change and the decision that leads to it.
     turn: Mutex<()>,
-    /// By file name; an error: the file cannot be read. Locked for moments, never during disk I/O.
+    /// By file name. An error: the file cannot be read. Locked for moments, never during disk I/O.
     files: Mutex<Files<T>>,
 }
 
-/// A file exists, or may exist, and cannot be read.
+/// A file exists, or may exist, but cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error(transparent)]
@@ -48,8 +48,8 @@ pub(super) enum Unreadable {
 }
 
 impl<T: RecordFile> RecordFolder<T> {
-    /// Reads a folder and rewrites files of an older version. Unless it is read-only, it is created with owner-only access,
-    /// and files left by crashes are removed.
+    /// Reads a folder, and rewrites the files of an older version. Unless it is read-only, creates it with owner-only
+    /// access, and removes the files that a crash left.
     pub(super) fn open(path: PathBuf, is_read_only: bool, disk: Arc<dyn Disk>) -> io::Result<Self> {
         if !is_read_only {
             create_folder(&path)?;
@@ -83,14 +83,14 @@ impl<T: RecordFile> RecordFolder<T> {
         self.path.is_some() && self.disk.takes_time()
     }
 
-    /// Excludes other changes until dropped.
+    /// Blocks other changes until the guard is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
         let found = self.files().get(&file_name(key)).cloned().transpose()?;
-        // A file with another key's content says nothing about this key.
+        // A file with the content of another key says nothing about this key.
         Ok(found.filter(|found| found.key() == key))
     }
 
@@ -98,8 +98,8 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().values().flatten().any(|record| wanted(record))
     }
 
-    /// All records, and why files cannot be read, one error for each. An unreadable file is read again: it may be repaired
-    /// or deleted, or its disk failed for a moment.
+    /// Returns all records, and an error for each unreadable file. Reads unreadable files again: a file may be repaired
+    /// or deleted, or its disk failed only for a moment.
     pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
         let broken = |(name, file): (&String, &Result<_, _>)| file.is_err().then(|| name.clone());
         let broken: Vec<String> = self.files().iter().filter_map(broken).collect();
@@ -111,7 +111,7 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().len()
     }
 
-    /// After a crash the file is the old or the new one.
+    /// After a crash, the file has the old content or the new content.
     pub(super) fn write(&self, record: T) -> io::Result<()> {
         let name = file_name(record.key());
         if let Some(path) = self.writable() {
@@ -122,7 +122,7 @@ impl<T: RecordFile> RecordFolder<T> {
         Ok(())
     }
 
-    /// A power cut may restore the file until [`Self::sync_removals`]. Without an error it is absent.
+    /// A power failure may restore the file until [`Self::sync_removals`]. After success the file is absent.
     pub(super) fn remove(&self, key: &str) -> io::Result<()> {
         let name = file_name(key);
         if let Some(path) = self.writable() {
@@ -139,7 +139,7 @@ impl<T: RecordFile> RecordFolder<T> {
         Ok(())
     }
 
-    /// Makes the removals until now durable, by one sync of the folder.
+    /// Makes all removals so far durable, with one sync of the folder.
     pub(super) fn sync_removals(&self) -> io::Result<()> {
         self.writable().map_or(Ok(()), |path| sync_folder_on(&*self.disk, path))
     }
@@ -166,7 +166,7 @@ impl<T: RecordFile> RecordFolder<T> {
         }
     }
 
-    /// Writes nothing; a change meanwhile counts more than what was read.
+    /// Does not write. If a change ran in parallel, the change is used and not the file's content.
     fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
         let file = match self.read(name) {
             Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,

@@ -1,18 +1,18 @@
-//! Whether an open intent may have pulled an image that is present; pure functions.
+//! Decides whether an open intent may have pulled a present image; pure functions.
 
 use std::collections::BTreeSet;
 
 use super::file::PullIntent;
 use crate::image::{Image, Reference};
 
-/// All names a present image may have been pulled under.
+/// All names under which a present image may have been pulled.
 #[derive(Debug)]
 pub(super) struct PullNames<'a> {
     id: &'a str,
-    /// The requested name; empty where there is no request.
+    /// The requested name; empty: there is no request.
     asked: &'a str,
     references: Vec<Reference>,
-    /// Repositories with a digest and no tag: the tag has moved to a newer image.
+    /// Repositories of the image with a digest but no tag. The tag has moved to a newer image.
     tag_lost: BTreeSet<String>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> PullNames<'a> {
         Self { id: image.id.as_str(), asked, references, tag_lost }
     }
 
-    /// Whether this intent may have pulled the image; true in doubt.
+    /// Whether this intent may have pulled the image. Returns true in doubt.
     pub(super) fn include(&self, begun: &PullIntent) -> bool {
         if begun.image == self.asked || begun.image == self.id {
             return true;

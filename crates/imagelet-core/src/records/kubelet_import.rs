@@ -1,8 +1,8 @@
-//! What the kubelet of the node has recorded: read, and never changed.
+//! Reads the pull records of the node's kubelet, and never changes them.
 //!
-//! A plain file named by an image id proves that the kubelet pulled the image, also in a later format or cut off by a
-//! crash. Only a readable record says since when. A record about another image and anything but a plain file is
-//! skipped, as the kubelet skips it.
+//! A plain file with the name of an image id proves that the kubelet pulled the image. This includes a file in a later
+//! format, and a file cut off by a crash. Only a readable record has the time. A record about another image, and a file
+//! that is not a plain file, are skipped, as in the kubelet.
 
 use std::{
     fs::{self, OpenOptions},
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::image::ImageId;
 
-/// Most files read per folder; a kubelet has one for each image that it pulled.
+/// The maximum number of files read per folder. A kubelet has one file for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
-/// Another manager's pull records, below its data root.
+/// The pull records of another manager, below its data root.
 #[derive(Clone, Debug)]
 pub struct KubeletRecords {
     pulled: PathBuf,
@@ -34,12 +34,12 @@ pub struct KubeletRecords {
 pub struct KubeletRecordList {
     /// The pulled images, each with the time of its record.
     pub dated: Vec<(ImageId, SystemTime)>,
-    /// Unreadable records and records about another image: file and reason.
+    /// Unreadable records, and records about another image: the file and the reason.
     pub passed_over: Vec<(String, io::Error)>,
 }
 
 impl KubeletRecords {
-    /// The records below this data root, which may be missing.
+    /// The records below this data root. The data root may be missing.
     pub fn below(root: &Path) -> Self {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
@@ -50,7 +50,7 @@ impl KubeletRecords {
         Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
     }
 
-    /// Reads all records; unreadable ones are listed with their reason.
+    /// Reads all records. Lists each unreadable record with the reason.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
         let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
@@ -77,9 +77,9 @@ impl KubeletRecords {
         Ok(list)
     }
 
-    /// `None` where there is no plain file of this name.
+    /// `None`: there is no plain file with this name.
     fn read(&self, name: &str) -> io::Result<Option<PulledRecord>> {
-        // A pipe must not block the open, and a symlink does not prove its origin.
+        // A pipe must not block the open. A symlink does not prove that the kubelet wrote the file.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(self.pulled.join(name)) {
             Err(error) if is_absent(&error) => return Ok(None),
@@ -92,7 +92,7 @@ impl KubeletRecords {
     }
 }
 
-/// Missing, or a symlink.
+/// Whether the file is missing or a symlink.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())

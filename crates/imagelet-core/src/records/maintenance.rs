@@ -1,4 +1,4 @@
-//! Periodic maintenance: interrupted pulls, records of removed images, failed writes.
+//! Periodic maintenance of the records: interrupted pulls, removed images, failed writes.
 
 use std::{
     borrow::Borrow,
@@ -16,32 +16,32 @@ use crate::{
     text::file_time,
 };
 
-/// Most images whose last pull time is tracked individually.
+/// The maximum number of images with their own last pull time.
 const TOUCHED_MAX: usize = 4096;
 
-/// An interrupted pull is over when its image is still missing after this many checks, one collection apart.
+/// If the image is still missing after this number of checks, one per collection, the interrupted pull is over.
 const LOOKS_MAX: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Pulls that had finished unrecorded; their images now require credentials.
+    /// Pulls that had finished without a record. Their images now require credentials.
     pub finished: usize,
     pub unfinished: usize,
 }
 
-/// A moment before the images were listed. Pruning with it keeps records that are newer.
+/// A time before the images were listed. Pruning with this mark keeps newer records.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
     sequence: u64,
 }
 
-/// The sequence number of each image's last pull; independent of the wall clock.
+/// The sequence number of each image's last pull. Does not depend on the wall clock.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     sequence: u64,
     by_id: HashMap<ImageId, u64>,
-    /// Up to this number any image may have been pulled.
+    /// Any image may have been pulled up to this sequence number.
     forgotten: u64,
 }
 
@@ -60,28 +60,28 @@ impl Touched {
     }
 }
 
-/// What happens to an intent whose image is not present.
+/// What is done with an intent if its image is not present.
 #[derive(Clone, Copy, Debug)]
 pub enum Absent {
     /// The intent stays: the image may still arrive.
     Stays,
-    /// The intent is removed after the image was absent in more than one check.
+    /// The intent is removed if the image was absent in more than one check.
     RemovedAfterChecks,
-    /// The intent is removed: this process is the store's only owner.
+    /// The intent is removed, because only this process writes to the store.
     Removed,
 }
 
 impl PullRecords {
-    /// Whether there are intents without a running pull, or images without their record.
+    /// Whether there are intents without a running pull, or images whose record could not be written.
     pub fn has_open_intents(&self) -> bool {
         let state = self.state();
         self.intents.count() > state.running.len() || !state.unrecorded.is_empty()
     }
 
-    /// Resolves the intents without a running pull: a pull whose image is present did finish.
+    /// Resolves the intents without a running pull. If the image is present, the pull had finished.
     ///
-    /// Such an image gets a record without a client, so each client has to present credentials.
-    /// An intent that cannot be closed stays, and all others are closed.
+    /// Such an image gets a record without credentials, so each client must present credentials. If an intent cannot be
+    /// closed, it stays, and the others are still closed.
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],
@@ -146,11 +146,11 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Records that a pull brought these images, for an unknown client.
+    /// Records that a pull fetched these images for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         ids.iter().try_for_each(|id| self.close_record(id, now))?;
         let _turn = self.intents.turn();
-        // A new pull of the same spelling uses the same intent.
+        // A new pull of the same spelling uses this intent.
         if self.is_running(&begun.image) {
             self.state().left.remove(&begun.image);
             return Ok(());
@@ -158,8 +158,8 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// Writes a record that permits no client, unless one exists. An unreadable record also rejects every client, and a
-    /// repair may restore it.
+    /// Writes a record that permits no client, unless a record exists. An unreadable record also rejects every client,
+    /// and it may be repaired.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
         let _turn = self.records.turn();
         if matches!(self.records.find(id.as_str()), Ok(None)) {
@@ -170,15 +170,16 @@ impl PullRecords {
         Ok(())
     }
 
-    /// A mark for pruning, taken before the images are listed.
+    /// Returns a mark for pruning. Must be called before the images are listed.
     pub fn mark(&self, now: SystemTime) -> PruneMark {
         PruneMark { until: now, sequence: self.state().touched.sequence }
     }
 
-    /// Removes records of missing images that are older than a mark. Returns the number removed and the failures.
+    /// Removes records of missing images that are older than the mark. Returns the number of removed records and the
+    /// failures.
     ///
-    /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark. The removals are
-    /// durable on return, unless a failure says otherwise.
+    /// `present` must have every image on the node, also images in use and pinned images, listed after the mark. On
+    /// return the removals are durable, unless a failure says otherwise.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
         let (mut removed, mut failures, mut last) = (0, Vec::new(), None);
@@ -188,7 +189,7 @@ impl PullRecords {
             failures.extend(unreadable.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
             for record in records {
                 let id = ImageId::new(&record.image_ref);
-                // As the file has it, and as a restart reads it.
+                // In whole seconds, as in the file and after a restart.
                 let updated = record.updated.and_then(whole_seconds);
                 let is_younger = updated.is_some_and(|updated| updated >= mark.until)
                     || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
@@ -204,7 +205,7 @@ impl PullRecords {
                 }
             }
         }
-        // One sync for all of them, after the turn: pulls do not wait for it.
+        // One sync for all removals, after the lock, so that pulls do not wait for the sync.
         if let Some(last) = last
             && let Err(source) = self.records.sync_removals()
         {
@@ -219,7 +220,7 @@ impl PullRecords {
         (removed, failures)
     }
 
-    /// Rejects every client of an image whose record could not be written, until a later record.
+    /// The record of an image could not be written. Rejects every client of the image until a later record.
     pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str) {
         self.leave(image);
         {
@@ -230,7 +231,7 @@ impl PullRecords {
                 state.unrecorded_overflow = true;
             }
         }
-        // A name may move to another image before the next start; an id cannot.
+        // Before the next start, a name may move to another image, but an id cannot.
         if self.guards_images() {
             let _turn = self.intents.turn();
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {

@@ -1,9 +1,9 @@
-//! Merges one more pull into a record (`docs/spec/pull.md §8.5`); pure functions.
+//! Merges the access of one more pull into a record (`docs/spec/pull.md §8.5`); pure functions.
 
 use super::file::{ImageAccess, PulledRecord, RecordedSecret};
 use crate::credentials::ObjectIdentity;
 
-/// Adds the credentials that opened the image under a name. Returns whether the record changed.
+/// Adds the credentials that opened the image under a name. Returns whether this changed the record.
 pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess) -> bool {
     if *access == ImageAccess::default() {
         return false;
@@ -27,7 +27,7 @@ pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess)
     }
 }
 
-/// Replaces or adds items of a sorted list, by their objects. Returns whether it changed.
+/// Replaces or adds items in a sorted list; `object` is the sort key. Returns whether this changed the list.
 fn merge_sorted<T: Clone + PartialEq>(known: &mut Vec<T>, items: &[T], object: fn(&T) -> (&str, &str, &str)) -> bool {
     if items.iter().all(|item| known.contains(item)) {
         return false;

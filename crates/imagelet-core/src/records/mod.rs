@@ -1,14 +1,14 @@
-//! What was pulled, for whom.
+//! Pull records: which images were pulled, and with which credentials.
 //!
 //! ```text
-//! ROOT/image_manager/pulling/sha256-…   one file per pull that was begun: ImagePullIntent
-//! ROOT/image_manager/pulled/sha256-…    one file per image that was pulled: ImagePulledRecord
+//! ROOT/image_manager/pulling/sha256-…   one file per started pull: ImagePullIntent
+//! ROOT/image_manager/pulled/sha256-…    one file per pulled image: ImagePulledRecord
 //! ```
 //!
-//! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
-//! file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
-//! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
-//! process owns the folder; memory mirrors it, so a lookup reads no disk.
+//! Folders, file names and contents are the kubelet's, so a node can change between the kubelet and imagelet in place.
+//! The file name is the SHA-256 of the subject. Files are written by temporary file, sync and rename. An image without
+//! a record is treated as preloaded, so all files may be deleted. An unreadable record stays and rejects every client.
+//! Only one process uses the folder. All records are also in memory, so a lookup does not read the disk.
 
 mod file;
 mod folder;
@@ -58,12 +58,12 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied()
 }
 
-/// Most unrecorded images that are tracked individually; beyond that, every image counts as unrecorded.
+/// The maximum number of unrecorded images in the set. Above this limit, every image is treated as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
-/// A time this far ahead is a corrected clock; later times are invalid.
+/// A time may be this far in the future, because the clock may be corrected. Later times are invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
-/// The recorded pulls, and the access of clients that follows from them.
+/// The recorded pulls. They decide which clients may use a present image.
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
@@ -76,13 +76,13 @@ pub struct PullRecords {
 
 #[derive(Debug, Default)]
 struct RecordsState {
-    /// Spelling → number of running pulls that share its intent.
+    /// Spelling → number of running pulls that share the intent.
     running: HashMap<String, usize>,
     /// Spelling of an intent without a running pull → number of checks for its image.
     left: HashMap<String, u8>,
     /// Pulled images whose record could not be written.
     unrecorded: HashSet<ImageId>,
-    /// More images are unrecorded than the set can hold.
+    /// There are more unrecorded images than [`UNRECORDED_MAX`].
     unrecorded_overflow: bool,
     touched: Touched,
 }
@@ -98,19 +98,19 @@ impl RecordsState {
     }
 }
 
-/// What is recorded about a present image. Looked up before [`PullRecords::judge`].
+/// What the records contain about a present image. The input of [`PullRecords::judge`].
 #[derive(Clone, Debug)]
 pub(crate) enum Evidence {
-    /// The image has no id, so it is not present.
+    /// The image has no id, so it is treated as absent.
     Absent,
     Unreadable,
     Record(Arc<PulledRecord>),
-    /// No record; true where an open intent may have pulled the image.
+    /// There is no record. `true`: an open intent may have pulled the image.
     Begun(bool),
 }
 
 impl Evidence {
-    /// Whether a service account may open the image, which only a credential provider can supply.
+    /// Whether a service account may open the image. Only a credential provider can supply that credential.
     pub(crate) fn names_service_accounts(&self) -> bool {
         match self {
             Evidence::Record(record) => {
@@ -126,19 +126,19 @@ impl Evidence {
 pub enum RecordsError {
     #[error("could not {action} the pull record of `{subject}`")]
     Io { action: &'static str, subject: String, source: io::Error },
-    /// The image has no name to record it under.
+    /// The image has no name under which it can be recorded.
     #[error("`{image}` cannot be recorded")]
     Name { image: String, source: ReferenceError },
 }
 
 impl PullRecords {
-    /// Opens or makes the folders below a data root, and reads them.
+    /// Creates the folders below a data root, if missing, and reads them.
     pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), false)
     }
 
-    /// Reads the records below a read-only data root. Changes end with the process.
-    /// An unreadable folder is an error: without its records every client could use the present images.
+    /// Reads the records below a read-only data root. Changes are only in memory. An unreadable folder is an error,
+    /// because without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), true)
     }
@@ -159,7 +159,7 @@ impl PullRecords {
         })
     }
 
-    /// Records that end with the process; an image it did not pull counts as preloaded.
+    /// Records that are only in memory. An image without a record is treated as preloaded.
     pub fn in_memory() -> Self {
         Self::in_memory_with(VerificationPolicy::NeverVerifyPreloadedImages)
     }
@@ -174,7 +174,7 @@ impl PullRecords {
         }
     }
 
-    /// Turns recording off: every client may use the present images.
+    /// Turns recording off. Every client may use the present images.
     pub fn off() -> Self {
         Self { settings: None, ..Self::in_memory() }
     }
@@ -183,7 +183,7 @@ impl PullRecords {
         self.settings.is_some()
     }
 
-    /// Runs blocking disk work off the async threads. Dropping the future does not cancel the work.
+    /// Runs blocking disk work outside the async threads. A drop of the future does not cancel the work.
     pub(crate) async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Self>) -> T + Send + 'static,
@@ -217,12 +217,13 @@ impl PullRecords {
             return Ok(intent);
         }
         let turn = self.intents.turn();
-        // An interrupted pull left this intent and may have brought an image; the end of this pull does not resolve it.
+        // This intent is from an interrupted pull, which may have fetched an image. The end of the new pull does not
+        // resolve it.
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
         }
         if let Err(source) = self.intents.write(PullIntent::new(image)) {
-            // The failed write may have reached the disk nevertheless, and no pull started.
+            // The failed write may have reached the disk, but no pull started.
             if !self.is_running(image) && !self.state().left.contains_key(image) {
                 let _ = self.intents.remove(image);
             }
@@ -235,7 +236,7 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// Looks up what is recorded about a present image. Reads no disk, and waits for no pull that writes its record.
+    /// Looks up what is recorded about a present image. Does not read the disk, and waits for no pull.
     pub(crate) fn evidence(&self, image: &str, found: &Image) -> Evidence {
         self.look_up(image, found).unwrap_or_else(|error| {
             let id = found.id.as_str();
@@ -258,11 +259,11 @@ impl PullRecords {
         if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
             return Ok(Evidence::Begun(true));
         }
-        // A pull that ended meanwhile had written its record before it removed its intent.
+        // A pull that ended in the meantime wrote its record before it removed its intent.
         Ok(self.records.find(id)?.map_or(Evidence::Begun(false), Evidence::Record))
     }
 
-    /// Decides from the evidence of [`Self::evidence`] whether a client may use a present image.
+    /// Decides from the result of [`Self::evidence`] whether a client may use a present image.
     pub(crate) fn judge<E>(
         &self,
         image: &str,
@@ -281,7 +282,7 @@ impl PullRecords {
         verify::judge(&settings.policy, image, record, begun, proof).map(Some)
     }
 
-    /// Adds the credentials that opened an image; creates a missing record. Durable on return.
+    /// Adds the credentials that opened an image to its record. Creates a missing record. Durable on return.
     pub(crate) fn learn(
         &self,
         image: &str,
@@ -327,7 +328,7 @@ impl PullRecords {
         if !self.guards_images() {
             return Ok(false);
         }
-        // An unreadable intent is known by its file name alone.
+        // Of an unreadable intent only the file name is known.
         for name in found.tags.iter().chain(&found.digests) {
             if is_begun(name)? {
                 return Ok(true);
@@ -358,7 +359,7 @@ impl PullRecords {
         state.unrecorded_overflow || state.unrecorded.contains(id)
     }
 
-    /// Ends one pull of an image; the last one removes the intent, unless another was interrupted.
+    /// Ends one pull of an image. The last pull removes the intent, unless an interrupted pull also left it.
     fn release(&self, image: &str) -> Result<(), RecordsError> {
         let turn = self.intents.turn();
         if self.is_last(image) {
@@ -375,7 +376,7 @@ impl PullRecords {
         state.running.get(image).is_none_or(|running| *running == 1 && !state.left.contains_key(image))
     }
 
-    /// Ends one pull of an image that may have brought it: the intent stays until a check.
+    /// Ends one pull that may have fetched the image. The intent stays until a check.
     fn leave(&self, image: &str) {
         let mut state = self.state();
         state.left.insert(image.to_owned(), 0);
@@ -394,7 +395,7 @@ impl PullRecords {
     }
 }
 
-/// Without the records, which hold hashes of credentials.
+/// Does not print the records, which have hashes of credentials.
 impl fmt::Debug for PullRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PullRecords").field("settings", &self.settings).finish_non_exhaustive()
@@ -403,7 +404,7 @@ impl fmt::Debug for PullRecords {
 
 /// The recorded intent of a pull.
 ///
-/// A drop means an interrupted pull, whose image may be present or arrive later. The intent then stays until
+/// A drop means that the pull was interrupted. The image may be present, or may arrive later. The intent stays until
 /// [`PullRecords::resolve_open_intents`] checks it.
 #[derive(Debug)]
 #[must_use = "dropping an intent says that the end of the pull is unknown"]
@@ -414,8 +415,8 @@ pub(crate) struct Intent {
 }
 
 impl Intent {
-    /// Records a successful pull and its credentials. Durable on return.
-    /// After an error the intent stays, and the image counts as pulled under all its names: a full disk opens no image.
+    /// Records a successful pull and its credentials. Durable on return. After an error the intent stays, and the image
+    /// is treated as pulled under all its names. So a full disk opens no image.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -429,8 +430,8 @@ impl Intent {
         self.records.release(&self.image)
     }
 
-    /// Withdraws the intent of a failed pull that brought no image.
-    /// After an error the image still counts as being pulled.
+    /// Removes the intent of a failed pull that fetched no image. After an error the image is still treated as being
+    /// pulled.
     pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -448,7 +449,7 @@ impl Drop for Intent {
     }
 }
 
-/// A record without a client: each client has to present credentials.
+/// A record without credentials: each client must present credentials.
 fn empty(id: &ImageId) -> PulledRecord {
     PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }

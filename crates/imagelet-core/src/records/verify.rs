@@ -1,4 +1,4 @@
-//! Whether a client may use a present image (`docs/spec/pull.md §8.3, §8.4`); pure functions.
+//! Decides whether a client may use a present image (`docs/spec/pull.md §8.3, §8.4`); pure functions.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use super::file::{ImageAccess, PulledRecord, RecordedSecret};
 use crate::text::PlainError;
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
-/// Most secrets recorded for one name of an image.
+/// The maximum number of recorded secrets for one name of an image.
 const SECRETS_MAX: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordsSettings {
     pub policy: VerificationPolicy,
     pub guard: Guard,
-    /// A record without a pull for this long expires; `None`: never.
+    /// A record expires if it was not updated for this time. `None`: never.
     pub age_max: Option<Duration>,
 }
 
-/// What an open intent protects.
+/// Which names of an image an open intent protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// Only the spelling it was recorded under, as in the kubelet. Every other spelling of the image stays open to all
-    /// clients, after a crash permanently; whole seconds identify a record that is older than a collection.
+    /// Only the recorded spelling, as in the kubelet. After a crash, all clients may use the image under every other
+    /// spelling, permanently. Pruning compares only whole seconds.
     Spelling,
-    /// The image, under each of its names.
+    /// All names of the image.
     Image,
 }
 
@@ -39,18 +39,18 @@ impl From<VerificationPolicy> for RecordsSettings {
     }
 }
 
-/// The present images for which a client has to present credentials.
+/// The present images for which a client must present credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerificationPolicy {
     NeverVerify,
-    /// Pulled images, and not preloaded ones.
+    /// Pulled images, but not preloaded images.
     NeverVerifyPreloadedImages,
-    /// All images but these.
+    /// All images except these.
     NeverVerifyAllowlistedImages(Allowlist),
     AlwaysVerify,
 }
 
-/// Image names that every client may use: exact names, and prefixes that end in `/*`.
+/// The image names that every client may use: exact names, and prefixes that end in `/*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowlist {
     exact: Vec<String>,
@@ -134,7 +134,7 @@ impl CheckResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) allowed: bool,
-    /// `None`: the check is not counted.
+    /// `None`: the check does not change a metric.
     pub(crate) result: Option<CheckResult>,
     pub(crate) learned: Option<ImageAccess>,
 }
@@ -144,7 +144,7 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether the record grants access, from an earlier answer of the registry.
+    /// Whether a record grants the access. The record comes from an earlier answer of the registry.
     pub(crate) fn is_by_record(&self) -> bool {
         self.result == Some(CheckResult::RecordFound)
     }
@@ -157,8 +157,8 @@ impl Verdict {
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 
-/// Decides access. `record`: the record of the image id; `intended`: there is an open intent for this spelling.
-/// `proof` is called only where its result matters.
+/// Decides on access. `record`: the record of the image id. `intended`: there is an open intent for this spelling.
+/// `proof` is called only if its result is needed.
 pub(super) fn judge<E>(
     policy: &VerificationPolicy,
     image: &str,

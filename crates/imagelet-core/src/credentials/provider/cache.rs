@@ -1,4 +1,4 @@
-//! The response cache of one plugin (`docs/spec/pull.md §7.5`); takes the time as an argument.
+//! The response cache of one plugin (`docs/spec/pull.md §7.5`). The caller passes the time.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,7 @@ use crate::{
 
 const GLOBAL: &str = "<global>";
 const SWEPT_EVERY: Duration = Duration::from_mins(15);
-/// Most responses of one plugin; the kubelet has no bound.
+/// The maximum number of cached responses of one plugin. The kubelet has no limit.
 const ENTRIES_MAX: usize = 10_000;
 
 /// A service account as sent to a plugin. `Debug` hides the token.
@@ -27,14 +27,14 @@ pub(super) struct PluginAccount {
     /// The annotations that the provider requests.
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) token: Secret,
-    /// A response holds for this token alone.
+    /// A response is valid only for this token.
     pub(super) is_per_token: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CacheKey(Vec<u8>);
 
-/// A part of a key is longer than its length field can express.
+/// A part of the key is longer than its length field permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
@@ -144,7 +144,7 @@ impl Cache {
             self.sweep(now);
         }
         make_room(&mut self.entries, &key, ENTRIES_MAX, |entry| entry.expires);
-        // Beyond the range of the clock: one year.
+        // If the clock cannot represent the time: one year.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
         self.entries.insert(key, CachedAnswer { auth, expires });
     }

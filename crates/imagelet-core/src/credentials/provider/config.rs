@@ -26,11 +26,11 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
 
-/// The providers of all files as written; only their shape is checked.
+/// The providers of all files, unchanged. Only the types of the fields are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) providers: Vec<ProviderEntry>,
-    /// `sha256:…` over the files.
+    /// The SHA-256 of the files, as `sha256:…`.
     pub(super) hash: String,
 }
 
@@ -90,10 +90,10 @@ pub(super) struct TokenAttributes {
 }
 
 impl ProviderConfig {
-    /// Reads a file, or the files of a folder by name. Blocks on the disk.
+    /// Reads a file, or the files of a folder in the order of their names. Blocks on disk I/O.
     ///
     /// # Errors
-    /// In the kubelet's words; shows no value of the configuration but names.
+    /// With the kubelet's text. Contains only names from the configuration, no values.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         if path.as_os_str().is_empty() {
             return Err("credential provider config path is empty".to_owned());
@@ -154,10 +154,10 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Reads one file. Its environments may hold secrets, so no error repeats a value.
+/// Decodes one file. Its environment variables may be secrets, so no error contains a value.
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     let text = String::from_utf8_lossy(content);
-    // What begins like a JSON object is read as JSON, all else as YAML.
+    // Text that begins like a JSON object is read as JSON, other text as YAML.
     let yaml = if text.trim_start().starts_with('{') {
         serde_json::from_str::<IgnoredAny>(&text)
             .map_err(|error| format!("couldn't get version/kind; json parse error: {}", json_error(&error, &text)))?;

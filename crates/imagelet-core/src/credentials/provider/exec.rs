@@ -1,7 +1,7 @@
-//! Runs a plugin once: question in, answer out, and nothing of it left behind (`docs/spec/pull.md §7.4`).
-//! A plugin gets its own process group. However a run ends (response, failure, time limit, dropped future), the whole
-//! group is killed before its leader is reaped, so that the group id cannot be reused by then. A process that left the
-//! group and holds the output open is not waited for.
+//! Runs a plugin once, and leaves no process behind (`docs/spec/pull.md §7.4`). A plugin gets its own process group.
+//! When a run ends (response, failure, time limit, dropped future), the whole group is killed. Only then the leader is
+//! reaped, so that the kernel cannot reuse the group id earlier. If a process left the group and keeps the output open,
+//! the run does not wait for it.
 
 use crate::image::ByteSize;
 use std::{
@@ -28,12 +28,12 @@ use super::{
 
 /// A longer response is rejected.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
-/// The part of stderr that is kept; the rest is read and dropped.
+/// The maximum length of the stored stderr. The rest is read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 const CHUNK_LENGTH: usize = 8 << 10;
-/// Grace after exit while another process holds the output open: the plugin's own output is complete by then.
+/// The wait after the exit if another process keeps the output open. By then the plugin's own output is complete.
 const FINISHED_AFTER: Duration = Duration::from_millis(100);
-/// A process that survives SIGKILL for this long is stuck in the kernel; it is reaped later.
+/// A process that survives SIGKILL for this time is stuck in the kernel; it is reaped later.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
 /// Retries of `ETXTBSY` while a plugin is being replaced.
 const BUSY_TRIES: u32 = 5;
@@ -47,7 +47,7 @@ pub(super) struct Plugin {
     pub(super) limit: Duration,
 }
 
-/// Environment variables; the last value of a name wins. `Debug` shows their number.
+/// Environment variables. If a name is repeated, the last value is used. `Debug` shows their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Variables(pub Vec<(OsString, OsString)>);
 
@@ -57,7 +57,7 @@ pub(super) struct Output {
     pub(super) result: Result<(), RunError>,
 }
 
-/// A plugin did not run or did not succeed. Its text shows no output.
+/// A plugin did not run or did not succeed. The text contains no output.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
     #[error("fork/exec {}: {}", .path.display(), go_text(.source))]
@@ -68,7 +68,7 @@ pub(super) enum RunError {
     TimedOut,
     #[error("standard output is longer than {}", ByteSize(STDOUT_LENGTH_MAX as u64))]
     TooLong,
-    /// Setting up the pipes or the process watch failed.
+    /// The setup of the pipes or of the process watch failed.
     #[error("could not follow the plugin: {}", go_text(.0))]
     System(io::Error),
 }
@@ -106,7 +106,7 @@ impl Drop for Group {
 }
 
 impl Plugin {
-    /// Runs the plugin once. Dropping the future kills its process group.
+    /// Runs the plugin once. A drop of the future kills its process group.
     pub(super) async fn run(&self, question: &[u8]) -> Output {
         let mut output = Output { stdout: Vec::new(), stderr: Vec::new(), result: Ok(()) };
         output.result = self.run_into(question, &mut output).await;
@@ -116,7 +116,7 @@ impl Plugin {
     async fn run_into(&self, question: &[u8], output: &mut Output) -> Result<(), RunError> {
         let deadline = Instant::now() + self.limit;
         let mut child = self.start().await?;
-        // Declared after the child, so that it is dropped first, while the unreaped leader still reserves the group id.
+        // Declared after the child, so that it is dropped first. Until then the unreaped leader reserves the group id.
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         let ended = follow(&mut child, group.0, question, output, deadline).await;
         group.end();
@@ -152,7 +152,7 @@ impl Plugin {
     }
 }
 
-/// Feeds and reads until the plugin has exited and its output is complete. Does not reap it.
+/// Writes the request and reads the output, until the plugin has exited and its output is complete. Does not reap it.
 async fn follow(
     child: &mut Child,
     leader: Option<Pid>,
@@ -173,7 +173,7 @@ async fn follow(
     let mut settled: Option<Instant> = None;
     while stdout_open || stderr_open || settled.is_none() {
         let is_over = settled.is_some_and(|settled| Instant::now() >= settled);
-        // Later output of another process cannot improve this response.
+        // Later output of another process does not change this response.
         if is_over && (!stdout_open || Response::is_whole(stdout) || has_failed(leader)) {
             return Ok(());
         }
@@ -209,7 +209,7 @@ fn has_failed(leader: Pid) -> bool {
     matches!(waitid(WaitId::Pid(leader), options), Ok(Some(status)) if status.exit_status() != Some(0))
 }
 
-/// Writes the request; a plugin may close its input unread.
+/// Writes the request. A plugin may close its input without reading it.
 async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     if let Err(error) = stdin.write_all(question).await {
         tracing::debug!(%error, "a credential provider did not read its request");
@@ -217,9 +217,9 @@ async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     drop(stdin);
 }
 
-/// Reads once and keeps what fits; false at the end of the stream.
+/// Reads once and stores what fits. Returns false at the end of the stream.
 async fn keep(from: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>, length_max: usize) -> io::Result<bool> {
-    // On the heap, because futures are moved.
+    // On the heap, so that the future stays small.
     let mut chunk = vec![0; CHUNK_LENGTH];
     let count = from.read(&mut chunk).await?;
     kept.extend(&chunk[..count.min(length_max.saturating_sub(kept.len()))]);

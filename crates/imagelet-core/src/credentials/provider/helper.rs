@@ -1,6 +1,7 @@
-//! Credential helpers of docker configurations: `docker-credential-NAME get`, `store` and `erase`, run as plugins are.
+//! Credential helpers of docker configurations: `docker-credential-NAME get`, `store` and `erase`, run like plugins.
 //!
-//! Only the node's own configuration can name a helper. A pull secret's helper never runs: a pod chooses no program.
+//! Only the node's own configuration can name a helper. The helper of a pull secret never runs, because a pod must not
+//! choose a program.
 
 use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
@@ -19,9 +20,9 @@ use crate::{
 
 const RUNS_MAX: usize = 8;
 const NAME_LENGTH_MAX: usize = 64;
-/// The output of a helper without a credential for a registry, in all helpers made with Docker's library.
+/// A helper prints this if it has no credential for a registry; all helpers made with Docker's library do.
 const NOT_FOUND: &str = "credentials not found in native keychain";
-/// The user of a response whose secret is an identity token.
+/// The user name in a response whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct CredentialHelpers {
     permits: Semaphore,
 }
 
-/// A helper failed. Its text shows no secret.
+/// A helper failed. The text contains no secret.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelperError {
     #[error("the credential helper `{program}` is in no folder of the PATH of imagelet (`{path}`)")]
@@ -41,12 +42,12 @@ pub(crate) enum HelperError {
 }
 
 impl CredentialHelpers {
-    /// Helpers run with these variables only, each at most for this time.
+    /// Helpers run with only these variables, each for at most this time.
     pub(crate) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
 
-    /// The helper's credential for a server; `None` where it has none. Dropping the future ends the helper.
+    /// Returns the helper's credential for a server, if any. A drop of the future ends the helper.
     pub(crate) async fn ask(&self, name: &str, server: &str) -> Result<Option<Credential>, HelperError> {
         let (program, answer) = self.run(name, "get", server.as_bytes(), None).await?;
         credential(&program, answer)
@@ -64,12 +65,12 @@ impl CredentialHelpers {
         self.run(name, "store", &document, Some(password)).await.map(drop)
     }
 
-    /// Removes what the helper keeps for a server; success where it keeps nothing.
+    /// Removes the helper's credential for a server. Succeeds if there is none.
     pub(crate) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
         self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }
 
-    /// The program of a helper, and its answer. `secret`: a part of the input that no error may show.
+    /// Runs a helper. Returns its program and response. `secret`: a part of the input that no error may show.
     async fn run(
         &self,
         name: &str,
@@ -105,7 +106,8 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// The first program of this name in a `PATH` that only root and this user may change. Relative folders are skipped.
+/// The first program with this name in `PATH`. Only root and this user may be able to change it. Relative folders are
+/// skipped.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {
@@ -131,7 +133,7 @@ struct Entrusted<'a> {
 
 type Answer = Zeroizing<Vec<u8>>;
 
-/// The end of a run: its answer, or `None` from a helper that knows no credential for the server.
+/// The result of a run: the response, or `None` if the helper has no credential for the server.
 fn finish(
     program: &str,
     limit: Duration,
@@ -177,7 +179,7 @@ fn credential(program: &str, answer: Option<Answer>) -> Result<Option<Credential
     })
 }
 
-/// What a helper answered, or why it failed, for fuzz targets.
+/// The response of a helper, or why it failed, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn helper_answer(stdout: &[u8], stderr: &[u8], succeeds: bool) -> Result<Option<Credential>, String> {
     let result = if succeeds { Ok(()) } else { Err(RunError::TooLong) };

@@ -1,15 +1,15 @@
-//! Programs that know credentials: the kubelet's credential provider plugins (`docs/spec/pull.md §7`).
+//! Credential provider plugins, as the kubelet runs them (`docs/spec/pull.md §7`).
 //!
 //! ```text
-//! config    the file or folder that says which there are      validate  its rules
-//! plugin    one provider: when it is asked, and for whom      cache     what it said, as long as that is good
-//! plugin_protocol  question and answer                        exec      one run, which leaves nothing behind
-//! redact    what of its complaints may be shown               meters    what is counted
-//! helper    programs that a docker configuration names, run the same way
+//! config    the file or folder with the list of providers     validate  its rules
+//! plugin    one provider: when it runs, and for which image   cache     its responses, until they expire
+//! plugin_protocol  request and response                       exec      one run, which leaves no process behind
+//! redact    removes secrets from its output                   meters    metrics
+//! helper    credential helpers of a docker configuration, run the same way
 //! ```
 //!
-//! Nothing is kept on disk. A plugin receives the image and, on request, a service account token on its standard input
-//! only.
+//! Nothing is written to disk. A plugin receives the image and, on request, a service account token only on its
+//! standard input.
 
 mod cache;
 mod config;
@@ -48,7 +48,7 @@ use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig,
 use crate::text::PlainError;
 use crate::{metrics::Metrics, trusted_files};
 
-/// Most parallel plugin runs; the kubelet has no bound.
+/// The maximum number of parallel plugin runs. The kubelet has no limit.
 const RUNS_MAX: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -56,11 +56,11 @@ pub struct ProviderOptions {
     pub config: PathBuf,
     pub binaries: PathBuf,
     pub limit: Duration,
-    /// The variables of each plugin, beside those of its configuration.
+    /// The variables of each plugin, in addition to those of its configuration.
     pub environment: Variables,
 }
 
-/// The node's providers. Any number of parallel lookups; reconfigurable while in use.
+/// The node's providers. Serves parallel lookups, and can be reconfigured while in use.
 #[derive(Debug)]
 pub struct Providers {
     tokens: Arc<dyn TokenSource>,
@@ -76,7 +76,7 @@ struct ProviderSet {
 }
 
 impl Providers {
-    /// Starts without providers.
+    /// Creates a set without providers.
     pub fn new(tokens: Arc<dyn TokenSource>, metrics: Arc<Metrics>) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS_MAX));
         for family in meters::FAMILIES {
@@ -85,10 +85,10 @@ impl Providers {
         Self { tokens, metrics, permits, set: RwLock::default() }
     }
 
-    /// Reads the configuration and uses it from the next lookup on; `None` removes all providers. Blocks on the disk.
+    /// Reads the configuration; the next lookup uses it. `None` removes all providers. Blocks on disk I/O.
     ///
-    /// Running lookups keep the old providers. An unchanged configuration keeps its cache.
-    /// After an error the active providers stay.
+    /// Running lookups finish with the old providers. An unchanged configuration keeps its cache. After an error the
+    /// old providers stay.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), PlainError> {
         let set = match options {
             None => ProviderSet::default(),
@@ -142,7 +142,7 @@ impl Providers {
     }
 }
 
-/// Checks that every executable exists and only root and this user may change it.
+/// Checks that every executable exists, and that only root and this user may change it.
 fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), PlainError> {
     let folder = &options.binaries;
     let failed = |what: &str, path: &Path, error: &io::Error| {
@@ -167,7 +167,7 @@ impl CredentialProvider for Providers {
         if set.providers.is_empty() {
             return Provided::default();
         }
-        // In parallel; results keep the order of the configuration.
+        // Runs in parallel; the results have the order of the configuration.
         let answers = join_all(set.providers.iter().map(|provider| provider.ask(query))).await;
         self.collect(query, set.providers.iter().zip(answers))
     }

@@ -1,4 +1,5 @@
-//! One provider: its match rules, service account tokens, runs and response cache (`docs/spec/pull.md §7.3, §7.6`).
+//! One provider: its match rules, service account tokens, plugin runs and response cache
+//! (`docs/spec/pull.md §7.3, §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -29,7 +30,7 @@ use crate::{
     text::PlainError,
 };
 
-/// The part of an invalid cache key type or version that is shown.
+/// How many characters of an invalid cache key type or version an error shows.
 const KEY_TYPE_SHOWN_MAX: usize = 64;
 const VERSION_SHOWN_MAX: usize = 128;
 
@@ -44,7 +45,7 @@ pub(super) struct Provider {
     pub(super) runs: Mutex<Runs>,
 }
 
-/// A provider does not apply or failed, in the kubelet's words. Its text shows no secret.
+/// A provider does not apply or failed, with the kubelet's text. The text contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProviderError {
     #[error("no pattern matches")]
@@ -74,7 +75,7 @@ pub(super) enum ProviderError {
 }
 
 impl ProviderError {
-    /// The metric label of a failure; `None`: the provider does not apply.
+    /// The metric label of a failure. `None`: the provider does not apply.
     pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Self::NotForImage | Self::NoServiceAccount | Self::AnnotationMissing(_) => None,
@@ -94,12 +95,12 @@ struct CheckedAnswer {
 
 type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 
-/// Running executions. Equal parallel lookups share one; it ends when the last of them is dropped.
+/// Running plugins. Equal parallel lookups share a run. A run ends when its last lookup is dropped.
 #[derive(Default)]
 pub(super) struct Runs {
-    /// Each with the repository that it asks for.
+    /// Each run, with the repository in its request.
     by_key: HashMap<CacheKey, (String, WeakShared<Run>)>,
-    /// The scope of the last response; a guess for the next one.
+    /// The cache key type of the last response; a guess for the next response.
     learned: Option<CacheKeyType>,
 }
 
@@ -124,7 +125,7 @@ impl Provider {
         Ok((auth, source))
     }
 
-    /// The service account with its token; `None` where the plugin needs none.
+    /// The service account with its token. `None`: the plugin needs no service account.
     async fn service_account(
         &self,
         rules: &TokenAttributes,
@@ -171,7 +172,7 @@ impl Provider {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).find(&keys, Instant::now())
     }
 
-    /// A new response: from its own run, or from a shared run whose response covers this image.
+    /// A new response: from a shared run if its response covers this image, else from a run for this image.
     async fn given(
         self: &Arc<Self>,
         repository: &str,
@@ -181,7 +182,7 @@ impl Provider {
         match self.join(guess, repository, account).await {
             (asked, Ok(given)) if given.key_type.base(&asked) == given.key_type.base(repository) => Ok(given.auth),
             (asked, Err(error)) if asked == repository => Err(error),
-            // The guess was wrong, or a failure for another image does not apply to this one.
+            // The guess was wrong, or a run for another image failed, which says nothing about this image.
             _ => self.join(CacheKeyType::Image, repository, account).await.1.map(|given| given.auth),
         }
     }
@@ -198,14 +199,14 @@ impl Provider {
         };
         let (asked, run) = {
             let mut runs = self.runs();
-            // A finished run accepts no further lookup.
+            // A lookup does not join a finished run.
             let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
             let found = runs.by_key.get(&key).and_then(|(asked, run)| Some((asked.clone(), running(run)?)));
             found.unwrap_or_else(|| {
                 let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
                 let run = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
                 let weak = run.downgrade().expect("a future that was not polled is not done");
-                // Runs whose callers were all dropped.
+                // Removes runs whose lookups were all dropped.
                 runs.by_key.retain(|_, (_, run)| run.upgrade().is_some());
                 runs.by_key.insert(key, (repository.to_owned(), weak));
                 (repository.to_owned(), run)
@@ -249,7 +250,7 @@ impl Provider {
             return Err(ProviderError::TokenReturned);
         }
         let Some(key_type) = CacheKeyType::from_name(&response.cache_key_type) else {
-            // Redact before cutting: a cut secret would not match.
+            // Secrets are removed before the text is shortened, because a shortened secret would not match.
             let shown = self.without_secrets(response.cache_key_type.as_bytes(), account, response.passwords());
             return Err(ProviderError::CacheKeyType(shown.chars().take(KEY_TYPE_SHOWN_MAX).collect()));
         };
@@ -258,9 +259,9 @@ impl Provider {
         Ok(CheckedAnswer { key_type, auth: response.auth })
     }
 
-    /// Caches a response; a failure to cache does not fail the lookup.
+    /// Caches a response. If this fails, the lookup still succeeds.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
-        // A negative duration counts as zero.
+        // A negative duration is treated as zero.
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => {
@@ -288,7 +289,7 @@ impl Provider {
         }
     }
 
-    /// The plugin's text without these secrets, its input, and whatever looks like a secret.
+    /// The plugin's text without these secrets, its input, and text that looks like a secret.
     fn without_secrets<'a>(
         &'a self,
         said: &[u8],

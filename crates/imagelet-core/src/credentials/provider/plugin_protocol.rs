@@ -40,7 +40,7 @@ pub(super) struct Response {
     pub(super) auth: DockerConfig,
 }
 
-/// The output is not a response. Shows at most one character of it, and its version field.
+/// The output is not a response. The text has at most one character of the output, and its version field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]
@@ -50,13 +50,13 @@ pub(super) enum ResponseError {
          apiVersion:{actual}"
     )]
     ApiVersion { expected: String, actual: String },
-    /// Without detail, which may show secrets.
+    /// Without the cause, which may contain secrets.
     #[error("error decoding credential provider plugin response from stdout")]
     Decode,
 }
 
 impl Request<'_> {
-    /// One line.
+    /// Encodes the request as one line.
     pub(super) fn encode(&self) -> Zeroizing<String> {
         let annotations = self.annotations.filter(|annotations| !annotations.is_empty());
         let request = Self { annotations, ..*self };
@@ -114,7 +114,7 @@ impl Response {
     }
 }
 
-/// The credentials in an answer, for fuzz targets.
+/// The credentials in a response, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn plugin_answer(output: &[u8], api_version: &str) -> Result<Vec<super::super::PlainLogin>, String> {
     let response = Response::decode(output, api_version).map_err(|error| error.to_string())?;

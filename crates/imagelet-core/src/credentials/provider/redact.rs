@@ -1,7 +1,7 @@
 //! Removes possible secrets from plugin output.
 //!
-//! A failing plugin prints anything, and its output reaches logs and messages. Known secrets are removed everywhere;
-//! of the rest, whatever looks like a credential or a response is removed.
+//! A failed plugin may print anything, and its output reaches logs and messages. Known secrets are removed everywhere.
+//! In the rest, text that looks like a credential or a response is removed.
 
 use std::fmt::Write as _;
 
@@ -10,22 +10,22 @@ use zeroize::Zeroizing;
 use crate::credentials::{Secret, spellings};
 
 const REDACTED: &str = "[redacted]";
-/// Removing shorter texts everywhere would only make the output unreadable.
+/// A shorter text is not removed everywhere: the output would be unreadable.
 const KNOWN_LENGTH_MIN: usize = 6;
-/// A run of so many letters of both cases and digits is not a word.
+/// A run of this many letters of both cases and digits is not a word.
 const RUN_LENGTH_MIN: usize = 24;
 const SHOWN_MAX: usize = 4096;
-/// The word after these, in any case, is a secret.
+/// The word after a marker, in any case, is a secret.
 const MARKERS: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
 
-/// Most texts of an unreadable response that are treated as secrets.
+/// How many texts of an unreadable response are treated as secrets.
 const TEXTS_MAX: usize = 1000;
 
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::from_utf8_lossy(complaint).into_owned();
     let known: Vec<Secret> = known.into_iter().flat_map(spellings).collect();
-    // Longest first: one may be part of another.
+    // Longest first, because a secret may be part of another.
     let mut known: Vec<&str> = known
         .iter()
         .map(Secret::expose)
@@ -40,7 +40,7 @@ pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a s
     cut(shown.concat())
 }
 
-/// The texts of an unreadable response, except names and fields that are never secret.
+/// The texts in an unreadable response, except names and fields that are never secret.
 pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
     const PUBLIC: [&str; 2] = ["CredentialProviderResponse", "credentialprovider.kubelet.k8s.io/"];
     let answer = Zeroizing::new(String::from_utf8_lossy(answer).into_owned());
@@ -99,7 +99,7 @@ fn redact_marked(line: &str) -> String {
         }
         let value = &rest[gap..];
         let length = value.find(|c: char| c.is_whitespace() || "\"',;&)}]\\".contains(c)).unwrap_or(value.len());
-        // A marker after a marker (`Authorization: Bearer x`) is processed itself.
+        // A marker after a marker (`Authorization: Bearer x`) is processed in its own iteration.
         if MARKERS.contains(&value[..length].to_ascii_lowercase().as_str()) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Validates the providers' configuration, in the kubelet's words and order (`docs/spec/pull.md §7.2`).
+//! Validates the configuration of providers, with the kubelet's error texts in the kubelet's order
+//! (`docs/spec/pull.md §7.2`).
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ const API_VERSIONS: [&str; 3] =
 const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
-/// Checks every rule. `with_tokens`: the gate `KubeletServiceAccountTokenForCredentialProviders`.
+/// Checks every rule. `with_tokens`: the feature gate `KubeletServiceAccountTokenForCredentialProviders`.
 pub(super) fn check(config: &ProviderConfig, with_tokens: bool) -> Result<(), String> {
     let mut findings = Vec::new();
     if config.providers.is_empty() {

@@ -16,7 +16,7 @@ use crate::{
     text::{quoted, whole_milliseconds},
 };
 
-/// A started pull. A drop before its end reports a cancelled pull; its intent stays until a check for the image.
+/// A started pull. A drop before the end reports a cancelled pull. The intent stays until the records check the image.
 pub(super) struct Completion {
     /// `None` after the end.
     pub(super) intent: Option<Intent>,
@@ -31,7 +31,8 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Records success before the client receives the result. A failure leaves the intent, which rejects every pod.
+    /// Writes the record before the client receives the result. If the write fails, the intent stays and rejects every
+    /// pod.
     pub(super) async fn fulfil(mut self, pulled: &Pulled) {
         let Some(intent) = self.intent.take() else { return };
         let access = access_of(&self.credentials.opened_by(pulled.attempt, &pulled.senders));
@@ -46,7 +47,7 @@ impl Completion {
         self.intent.take()
     }
 
-    /// As [`Self::fulfil`], for a pull that ended after its last client was dropped.
+    /// Like [`Self::fulfil`], for a pull that ended after its last client was dropped.
     pub(super) fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
         async move {
             let (image, took) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
@@ -67,7 +68,8 @@ impl Completion {
     }
 }
 
-/// The decision log entry of a pull; its bytes are those that came over the network, or its size where the store does not say.
+/// The decision log entry of a pull. `bytes` is the size received over the network, or the image size if the store does
+/// not report it.
 pub(super) fn act_of(pulled: &Pulled, progress: &PullProgress, act: Act) -> Act {
     let bytes = Some(fetched(pulled, progress).0).filter(|size| *size > 0);
     let details = ActDetails { bytes, hosts: progress.hosts.clone(), ..act.details };

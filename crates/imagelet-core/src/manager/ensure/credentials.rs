@@ -1,5 +1,6 @@
 //! The credentials of one request: its own or its pull secrets', then the node's, then the providers'; and the access
-//! records made of them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each other host that may serve the image has its own.
+//! recorded from them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each other host that may serve the image has its own
+//! credentials.
 
 use std::sync::OnceLock;
 
@@ -11,7 +12,7 @@ use crate::{
     records::{AccessProof, ImageAccess, RecordedSecret},
 };
 
-/// Each part is looked up at most once, and only where needed.
+/// Each list is looked up at most once, and only if needed.
 #[derive(Debug, Default)]
 pub(super) struct RequestCredentials {
     own: OnceLock<Result<FoundCredentials, KeyringError>>,
@@ -35,7 +36,7 @@ impl Ensuring<'_> {
         found.as_ref().map_err(|error| self.error(Cause::Credentials(error.clone())))
     }
 
-    /// The proof by the client's own credentials, which takes no wait.
+    /// The proof from the client's own credentials. Needs no wait.
     pub(super) fn own_proof(&self) -> Result<AccessProof, EnsureError> {
         let own = self.own_credentials().as_ref();
         let own = own.map_err(|error| self.error(Cause::Credentials(error.clone())))?;
@@ -56,7 +57,7 @@ impl Ensuring<'_> {
             self.add_of_node(&names, of_files, &mut found.credentials.registry, &mut found.missing).await;
             self.drop_unusable(&mut found.credentials.registry);
         }
-        // What a client brings is for the registry; other hosts are shown the node's own.
+        // A client's own credential is for the registry only. Other hosts get pull secrets and the node's credentials.
         let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
         let (secrets, _) = self.keyring_of_secrets();
         for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(reference).await {
@@ -73,7 +74,8 @@ impl Ensuring<'_> {
         Ok(found)
     }
 
-    /// Adds the node's own credentials for a repository of some names: of its helper, of its files, of the providers.
+    /// Adds the node's own credentials for a repository with these names: from its helper, its files, then the
+    /// providers.
     async fn add_of_node(
         &self,
         names: &[String],
@@ -144,7 +146,8 @@ impl Ensuring<'_> {
     }
 }
 
-/// Those of a keyring for a repository of some names at a host that is not its registry.
+/// The credentials in a keyring for a repository at a host that is not its registry. `names`: the names of the
+/// repository.
 fn at_host(keyring: &Keyring, names: &[String]) -> Vec<TrackedCredential> {
     let mut found: Vec<TrackedCredential> = Vec::new();
     for tracked in names.iter().flat_map(|name| keyring.lookup_at(name)) {
@@ -167,7 +170,8 @@ pub(super) fn proof_of<'a>(credentials: impl Iterator<Item = &'a TrackedCredenti
     proof
 }
 
-/// The access that credentials opened; anonymous access, or one of the node's, opens the image to all.
+/// The access to record for used credentials. After an anonymous pull, or with a node's credential, every pod may use
+/// the image.
 pub(super) fn access_of(used: &[&TrackedCredential]) -> ImageAccess {
     let mut access = ImageAccess::default();
     for TrackedCredential { source, hash, .. } in used {
@@ -179,7 +183,8 @@ pub(super) fn access_of(used: &[&TrackedCredential]) -> ImageAccess {
                 name: object.name.clone(),
                 credential_hash: hash.clone(),
             }),
-            // Its owner is unknown. The hash is its own identity, so that only a client with the same credential matches.
+            // The owner of the credential is unknown. The hash is the uid, so only a client with the same credential
+            // matches.
             CredentialSource::Request => access.kubernetes_secrets.push(RecordedSecret {
                 uid: format!("credential:{hash}"),
                 credential_hash: hash.clone(),

@@ -44,7 +44,7 @@ use crate::{
 pub(super) struct Ensuring<'a> {
     manager: &'a ImageManager,
     request: &'a EnsureRequest,
-    /// Its name; the presence of an image is looked up before an invalid one is refused.
+    /// The parsed name. An invalid name is rejected only after the lookup of the image.
     reference: Result<Reference, ReferenceError>,
     reporter: Reporter,
     tally: Tally<'a>,
@@ -52,7 +52,7 @@ pub(super) struct Ensuring<'a> {
 }
 
 impl<'a> Ensuring<'a> {
-    /// `metrics`: `None` for a request that is only estimated, and counts as none.
+    /// `metrics`: `None` for a request that is only estimated and not counted.
     pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest, metrics: Option<&'a Metrics>) -> Self {
         Self {
             manager,
@@ -78,7 +78,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// The estimate of its pull, with the first credential.
+    /// Estimates the pull with the first credential.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
         let (spec, reference) = (self.spec().ok()?, self.reference.clone().ok()?);
         let credentials = self.credentials().await.ok()?.credentials.clone();
@@ -121,8 +121,9 @@ impl<'a> Ensuring<'a> {
         let records = &self.manager.parts.records;
         let evidence = records.evidence(self.request.image(), found);
         let now = SystemTime::now();
-        // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
-        // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.
+        // The records are first compared with the pod's secrets, which needs no wait. Only a negative result needs the
+        // other credentials: those of the node and the providers (one may belong to the pod's service account), and
+        // those for mirrors.
         let mut judged = records.judge(self.request.image(), &evidence, now, || self.own_proof());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed)
             && (evidence.names_service_accounts() || self.has_secret_for_host().await)
@@ -143,7 +144,7 @@ impl<'a> Ensuring<'a> {
         if let Some(result) = verdict.result {
             meters::checked(&self.manager.parts.reports.metrics, result);
         }
-        // A client's pull lets the registry decide: only access from a record counts here.
+        // For a client only access by a record is accepted. Otherwise the client's pull lets the registry decide.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
             let (image, id) = (self.request.image().to_owned(), found.id.clone());
@@ -157,7 +158,7 @@ impl<'a> Ensuring<'a> {
 
     fn present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
         let suffix = if self.manager.parts.records.is_on() { " and can be accessed by the pod" } else { "" };
-        // Fewer steps than `format!`: this is the message of every ensure that pulls nothing.
+        // Faster than `format!`. Every request without a pull builds this message.
         let name = quoted(self.request.image());
         let message = ["Container image ", &name, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
@@ -180,10 +181,10 @@ impl<'a> Ensuring<'a> {
             credentials: if policy.pulls.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
         let work = self.work(spec.clone(), reference, credentials.clone());
-        // An image in back-off costs no disk write; the kubelet writes and withdraws its intent nevertheless.
+        // An image in back-off causes no disk write. The kubelet writes its intent and withdraws it.
         let intended = if policy.access.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
-            // A look-ahead that is held back delays no container.
+            // No container waits for a look-ahead, so there is no event.
             if self.request.caller != Caller::LookAhead {
                 self.reporter.normal("BackOff", format!("Back-off pulling image {}", quoted(image)));
             }
@@ -258,7 +259,8 @@ impl<'a> Ensuring<'a> {
         Err(error)
     }
 
-    /// Ends the back-off after a success: a pod's own; after a command, that of all pods waiting for the same image.
+    /// A success of a pod ends its own back-off. A success of a command ends the back-off of all pods that wait for the
+    /// same image.
     fn succeeded(&self, key: &BackoffKey) {
         let mut backoff = self.manager.backoff();
         match self.request.caller {
@@ -276,7 +278,8 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Starts or extends the back-off after a failure: a pod's own; after a command, that of the waiting pods.
+    /// A failure of a pod starts or extends its own back-off. A failure of a command extends the back-off of the
+    /// waiting pods.
     fn failed(&self, key: BackoffKey, error: &EnsureError) {
         let (mut backoff, now) = (self.manager.backoff(), Instant::now());
         let keys = match self.request.caller {
@@ -294,7 +297,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Whether the registry may be asked now, by the pod's back-off and then by the circuits.
+    /// Whether the registry may be contacted now. Checks the pod's back-off, then the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         if matches!(self.request.caller, Caller::Pod | Caller::LookAhead)
             && let Some(held) = self.manager.backoff().held(key, Instant::now())
@@ -305,7 +308,7 @@ impl<'a> Ensuring<'a> {
             if !self.request.caller.is_client() {
                 return self.error(Cause::HeldBack(open.to_string()));
             }
-            // A client's interface has unavailable registries, and no circuits.
+            // The client's interface has no error for an open circuit, so the client gets an error of the registry.
             let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
             EnsureError::from_pull(self.request.image(), Arc::new(refused), self.manager.policy().pods.stable_reasons)
@@ -330,7 +333,7 @@ impl<'a> Ensuring<'a> {
 
     fn pulled(&self, pulled: &Pulled, fetched: ByteSize, spec: ImageSpec, waited: Duration) -> Ensured {
         self.reporter.finished(ImageEnd::Pulled);
-        // For a pull that ran before this request joined it, only the request's own time counts.
+        // If the request joined a running pull, the message has only the request's own time.
         let took = pulled.took.min(waited);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",

@@ -4,9 +4,9 @@
 //! FILE    [{"name", "platform", "handler", "image", "verifiedAt"}]
 //! ```
 //!
-//! One file, replaced by temporary file, sync and rename. A missing or unreadable file is empty: no image is used
-//! during an outage before its registry has answered again. Times on disk lag behind memory by a small share of the
-//! bound, which saves writes; a restart makes images older, never younger.
+//! One file, replaced by temporary file, sync and rename. If the file is missing or unreadable, no image is used during
+//! an outage until its registry answers again. Times on disk are older than in memory by a small share of the bound,
+//! which saves writes. So a restart makes answers older, never younger.
 
 use std::{
     collections::HashMap,
@@ -26,9 +26,9 @@ use crate::{
     text::file_time,
 };
 
-/// Beyond this the names with the oldest answer are dropped.
+/// Above this limit the names with the oldest answers are dropped.
 const NAMES_MAX: usize = 2048;
-/// So many names of a kilobyte each.
+/// Enough for [`NAMES_MAX`] names of one kilobyte each.
 const FILE_LENGTH_MAX: u64 = 4 << 20;
 /// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
@@ -42,7 +42,7 @@ pub(crate) struct Subject {
     pub(crate) handler: String,
 }
 
-/// A name in the file.
+/// One element of the array in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct NameLine {
@@ -58,15 +58,15 @@ pub(crate) struct ResolvedNames {
     path: Option<PathBuf>,
     lag_max: Duration,
     names: Mutex<KnownNames>,
-    /// Keeps an older file from replacing a newer one.
+    /// Locked during a write, so that an older list does not replace a newer list.
     writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct KnownNames {
-    /// The image and when its registry named it.
+    /// For each name the image, and the time of the registry's answer.
     by_subject: HashMap<Subject, (ImageId, SystemTime)>,
-    /// When the file was written; `None`: another image was named since.
+    /// When the file was written. `None`: a name has resolved to another image since.
     written_at: Option<SystemTime>,
 }
 
@@ -96,7 +96,7 @@ impl ResolvedNames {
         if before.is_none_or(|(before, _)| before != *image) {
             names.written_at = None;
         }
-        // A clock that was set back invalidates the file's times.
+        // If the clock was set back, the times in the file are invalid.
         let is_old = names.written_at.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
         is_old && self.path.is_some()
     }

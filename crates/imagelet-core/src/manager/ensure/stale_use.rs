@@ -1,7 +1,7 @@
-//! Whether a recently resolved image may be used under `Always` during an outage of its registry.
+//! Decides whether `Always` may use a recently resolved image during an outage of its registry.
 //!
-//! Off by default. Only an outage counts: a rejection (401, 403, 404), a digest mismatch and a moved tag are errors of
-//! the pull. The records decide on access, as under `IfNotPresent`.
+//! Off by default. A rejection (401, 403, 404), a digest mismatch and a moved tag are errors of the pull, not an
+//! outage. The records decide on access, as under `IfNotPresent`.
 
 use std::{
     path::PathBuf,
@@ -30,8 +30,8 @@ pub struct StaleUse {
 }
 
 impl StaleUse {
-    /// Permits use up to this long after the registry's last answer, which is stored in a file or in memory. Reads the
-    /// file.
+    /// Permits use for `age_max` after the registry's last answer. `file` stores the answers; `None`: only memory does.
+    /// Reads the file.
     pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
         Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
     }
@@ -51,7 +51,7 @@ impl Ensuring<'_> {
         }
     }
 
-    /// The present image in place of a failed pull. `None`: the error of the pull stands.
+    /// Returns the present image instead of a failed pull. `None`: the pull fails with its own error.
     pub(super) async fn use_stale(
         &self,
         reference: &Reference,
@@ -108,7 +108,7 @@ fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
     *policy == PullPolicy::Always && failure.is_outage()
 }
 
-/// How long ago the registry named the present image, or why it is not used.
+/// How long ago the registry resolved the name to the present image, or why the image is not used.
 fn age(
     verified: Option<&(ImageId, SystemTime)>,
     present: Option<&ImageId>,

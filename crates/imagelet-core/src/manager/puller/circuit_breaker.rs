@@ -1,9 +1,9 @@
 //! The circuit breaker of registries: rejects pulls for a while after failures; pure functions.
 //!
-//! A thousand pods that need images of a failed registry send it one probe at a time. A circuit is kept per registry
-//! and failure scope; scopes that depend on repository, credentials or image have a circuit for each, so that no client
-//! suffers for another. It opens after [`OPENS_AFTER`] failures in a row, or at once where the registry names a time. After its
-//! window one pull is the probe; the others wait until it succeeds, or for [`PROBE_MAX`].
+//! If a registry fails, a thousand pods that need its images send one probe at a time. Each registry has a circuit per
+//! failure scope. A scope that depends on repository, credentials or image has a circuit for each, so that no client
+//! suffers for another. A circuit opens after [`OPENS_AFTER`] failures in a row, or at once if the registry requests a
+//! wait. After the window, one pull is the probe. The other pulls wait until the probe succeeds, or for [`PROBE_MAX`].
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,14 +19,14 @@ use crate::{
 };
 
 const OPENS_AFTER: u32 = 3;
-/// A closed circuit forgets its failures when the last one is older.
+/// A closed circuit forgets its failures if the last failure is older.
 const STALE_AFTER: Duration = Duration::from_mins(15);
-/// The longest window without a registry's request: a recovered registry should not wait for long.
+/// The longest window if the registry requests no wait. Short, so that a recovered registry is used soon.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
-/// After this another probe is permitted: the first is slow, or hangs.
+/// After this time another probe is permitted, because the first probe is slow or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
-/// Beyond this the circuits that opened first are dropped.
+/// Above this limit the circuits with the oldest last failure are dropped.
 const CIRCUITS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub(crate) struct CircuitKey {
     pub(crate) image: String,
 }
 
-/// A scope, and only the parts of a key that it depends on.
+/// A scope, and the parts of the key that the scope depends on. The other parts are empty.
 type ScopedKey = (CircuitScope, CircuitKey);
 
 #[derive(Clone, Debug)]
@@ -51,11 +51,12 @@ struct Circuit {
     class: ErrorClass,
     /// The repository of the first failure.
     repository: String,
-    /// The failures concern all pulls of the scope: with the answers to one repository alone, those of all pulls do not.
+    /// Whether the failures concern the whole scope. Failures of one repository alone do not concern the scope of all
+    /// pulls.
     is_general: bool,
 }
 
-/// A registry with an open circuit. Names no image: tenants share circuits.
+/// An open circuit of a registry. Contains no image name, because tenants share circuits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "circuit open for registry `{registry}` after {} ({class}); {}",
@@ -66,9 +67,9 @@ pub struct OpenCircuit {
     pub registry: String,
     pub scope: CircuitScope,
     pub class: ErrorClass,
-    /// Failures in a row; of several circuits in this scope the most.
+    /// Failures in a row. For several circuits in this scope, the highest number.
     pub failures: u32,
-    /// Until the next attempt; zero during a probe.
+    /// The time until the next attempt; zero during a probe.
     pub remaining: Duration,
 }
 
@@ -81,7 +82,8 @@ fn next_attempt(remaining: Duration) -> String {
 }
 
 impl OpenCircuit {
-    /// The text of the event when it has just opened. The number of failures would make each event another one.
+    /// The event text for a circuit that has just opened. It has no number of failures, because each number would be a
+    /// new event.
     pub(crate) fn opening(&self, stage: Stage) -> String {
         let Self { registry, scope, class, remaining, .. } = self;
         let (scope, seconds) = (scope.name(), remaining.as_secs());
@@ -98,17 +100,17 @@ impl OpenCircuit {
     }
 }
 
-/// The pulls that wait for a registry. A refusal, which has one of the last two scopes, proves that the registry answers,
-/// which ends the failures of the earlier scopes.
+/// The pulls that an open circuit rejects. A failure in one of the last two scopes is an answer of the registry, so it
+/// closes the circuits of the earlier scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CircuitScope {
-    /// All of them: the registry is unreachable or broken.
+    /// All pulls: the registry is unreachable or broken.
     AllPulls,
-    /// Those from a repository: the registry fails for it, or redirects it to a host that fails.
+    /// Pulls from one repository: the registry fails for it, or redirects it to a host that fails.
     Repository,
-    /// Those with some credentials: the registry limits them.
+    /// Pulls with the same credentials: the registry limits their rate.
     Credentials,
-    /// Those of some images with some credentials: the registry rejects them.
+    /// Pulls of one image with the same credentials: the registry rejects them.
     Images,
 }
 
@@ -134,7 +136,7 @@ impl CircuitScope {
     fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {
             _ if fault.is_unreached() => {}
-            // A registry that is silent, not a store or a runtime.
+            // Only a silent registry counts, not a silent store or runtime.
             ErrorClass::TimedOut if matches!(fault.stage, Stage::Token | Stage::Manifest | Stage::Blob) => {}
             ErrorClass::RegistryFailed => {}
             ErrorClass::RateLimited if fault.party == Party::RedirectTarget => {}
@@ -166,7 +168,7 @@ impl Circuits {
         Self { window_first: window_first.min(WINDOW_MAX), circuits: HashMap::new() }
     }
 
-    /// Whether a pull may begin; it may become the probe of an open circuit.
+    /// Whether a pull may begin. The pull may become the probe of an open circuit.
     pub(crate) fn admit(&mut self, route: &CircuitKey, now: Instant) -> Result<(), OpenCircuit> {
         for key in CircuitScope::ALL.map(|scope| scope.key(route)) {
             if let Some(open) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(&key, now)) {
@@ -177,14 +179,14 @@ impl Circuits {
         Ok(())
     }
 
-    /// Whether a pull that is no probe may begin: also a circuit whose window is over waits for a probe.
+    /// Whether a pull that must not be a probe may begin. A circuit whose window is over also rejects such a pull.
     pub(crate) fn check_closed(&self, route: &CircuitKey, now: Instant) -> Result<(), OpenCircuit> {
         let open = CircuitScope::ALL.map(|scope| scope.key(route)).into_iter();
         let mut open = open.filter_map(|key| self.circuits.get(&key)?.opened(&key, now));
         open.next().map_or(Ok(()), Err)
     }
 
-    /// A pull begins, whether or not circuits are open: it is the probe of those that are.
+    /// Marks a pull that begins as the probe of each open circuit.
     pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
         for scope in CircuitScope::ALL {
             if let Some(circuit) = self.circuits.get_mut(&scope.key(route)).filter(|it| it.until.is_some()) {
@@ -193,7 +195,7 @@ impl Circuits {
         }
     }
 
-    /// The registries with open circuits, by name and scope; of equal ones the first to end.
+    /// The registries with open circuits, by name and scope. Of several circuits, the circuit that closes first.
     pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
         let mut open: BTreeMap<(String, CircuitScope), OpenCircuit> = BTreeMap::new();
         for found in self.circuits.iter().filter_map(|(key, circuit)| circuit.refusal(key, now)) {
@@ -213,7 +215,8 @@ impl Circuits {
         }
     }
 
-    /// A pull failed. Returns the circuit that this opened, the wider one of two; one whose probe failed was open before.
+    /// Records a failed pull. Returns the circuit that this failure opened; of two, the wider circuit. A failed probe
+    /// opens no circuit: its circuit was already open.
     pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let Some(met) = CircuitScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
@@ -231,7 +234,7 @@ impl Circuits {
         let opened = self.count(met, route, fault, now);
         let all = CircuitScope::AllPulls;
         if was_open {
-            // That it still fails says nothing of other repositories, one of which may probe now.
+            // This failure says nothing about other repositories. A pull from another repository may be the probe now.
             self.circuits.entry(all.key(route)).and_modify(|circuit| circuit.probe = None);
             return None;
         }
@@ -240,7 +243,7 @@ impl Circuits {
         opened_all.or(opened)
     }
 
-    /// Counts a failure for a scope. Returns the circuit if this opened it.
+    /// Counts a failure for a scope. Returns the circuit if this failure opened it.
     fn count(&mut self, scope: CircuitScope, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let key = scope.key(route);
         make_room(&mut self.circuits, &key, CIRCUITS_MAX, |circuit| circuit.touched);
@@ -255,7 +258,7 @@ impl Circuits {
         circuit.is_general |= CircuitScope::from_fault(fault) == Some(scope) || circuit.repository != route.repository;
         let is_late = circuit.until.is_some_and(|until| now < until) && circuit.probe.is_none();
         if is_late {
-            // It started before the circuit opened, and proves nothing new.
+            // The pull started before the circuit opened, and proves nothing new.
             return None;
         }
         circuit.probe = None;
@@ -290,7 +293,7 @@ impl Circuit {
         self.opened(key, now)
     }
 
-    /// The circuit unless it is closed, with or without a probe.
+    /// The circuit if it is open, with or without a running probe.
     fn opened(&self, key: &ScopedKey, now: Instant) -> Option<OpenCircuit> {
         let remaining = self.until?.saturating_duration_since(now);
         let (scope, CircuitKey { registry, .. }) = key;
@@ -304,7 +307,7 @@ impl Circuit {
     }
 }
 
-/// Failures that only a registry which answers can cause.
+/// Failures that prove an answer of the registry.
 fn proves_an_answer(class: ErrorClass) -> bool {
     matches!(
         class,

@@ -1,4 +1,4 @@
-//! Carries pulls out: each in its turn, credential after credential.
+//! Runs pulls: each pull waits in the queue, then tries its credentials in order.
 
 pub(super) mod circuit_breaker;
 mod scheduler;
@@ -39,17 +39,18 @@ use crate::{
     ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
 };
 
-/// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
+/// The maximum number of credentials that one pull tries. Each costs the registry a round of requests. The kubelet has
+/// no limit.
 const CREDENTIALS_MAX: usize = 64;
-/// Most pulls that are estimated at once while they wait. Each costs the registry a manifest.
+/// The maximum number of parallel estimates for waiting pulls. Each estimate costs the registry one manifest.
 const ESTIMATES_MAX: usize = 4;
-/// Pulls that are shown after their end, so that a poller sees it.
+/// How many ended pulls are listed, so that a poller sees each end.
 const ENDED_MAX: usize = 32;
 
 pub(crate) struct Puller {
     runtime: RuntimeManager,
     pulls: Arc<SingleFlight>,
-    /// Refuses what is beyond the rate. `None`: there is no rate, or the queue waits for it.
+    /// Rejects pulls above the rate. `None`: there is no rate, or the queue waits for it.
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
@@ -59,9 +60,9 @@ pub(crate) struct Puller {
 }
 
 struct EndedPulls {
-    /// Incremented by each end; from one on.
+    /// Incremented at the end of each pull; starts at 1.
     version: u64,
-    /// The last of them.
+    /// The last [`ENDED_MAX`] ended pulls.
     last: VecDeque<PullStatus>,
 }
 
@@ -71,7 +72,7 @@ impl Puller {
         let slots = settings.slots.map(NonZeroUsize::get);
         let policy = settings.node_policy;
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
-        // A bucket that never fills is not waited at.
+        // With a burst of 0 no token ever comes, so pulls are rejected and do not wait.
         let refuses = !policy.pulls.waits_for_rate || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
         let scheduler = Arc::new(Scheduler::new(
@@ -91,7 +92,7 @@ impl Puller {
         }
     }
 
-    /// Whether the registry may be asked. A request that joins a pull asks nothing.
+    /// Whether a pull may contact the registry. A request that joins a pull contacts no registry.
     pub(crate) fn admit(&self, work: &Work) -> Result<(), OpenCircuit> {
         if !self.policy.pulls.circuit_breaker || self.pulls.has(work) {
             return Ok(());
@@ -131,8 +132,8 @@ impl Puller {
         self.pulls.status()
     }
 
-    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
-    /// ended.
+    /// Returns the current version, the waiting and running pulls, and the pulls that ended after `version`. With
+    /// `version` 0, no ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullStatus>) {
         let open = self.pulls.status();
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +149,7 @@ impl Puller {
         }
         match outcome {
             Ok(_) => self.circuits().answered(&work.circuit_key()),
-            // Counted, it would hold back the pod's own request for a failure that may be over by then.
+            // Not counted. The circuit would delay the pod's own request, and the cause may be over by then.
             Err(error) if work.request.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
             Err(error) => {
                 let fault = error.fault();
@@ -181,7 +182,7 @@ impl Puller {
         Ok(Pulled { key: ImageKey::new(id, handler), size, took: began.elapsed(), attempt, senders })
     }
 
-    /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
+    /// Waits for the turn. Meanwhile estimates the bytes to fetch, because a small pull may start earlier.
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
             if self.policy.pulls.prioritized_queue
@@ -198,7 +199,7 @@ impl Puller {
         }
     }
 
-    /// What there is to fetch, where the store can estimate it and the first credential is accepted.
+    /// Estimates the bytes to fetch. `None`: the store has no estimate, or the first credential is rejected.
     pub(crate) async fn estimate(&self, work: &Work) -> Option<PullEstimate> {
         let _permit = self.estimates.acquire().await.ok()?;
         let estimate = self.runtime.estimate(&work.attempt(0)).await;
@@ -208,7 +209,7 @@ impl Puller {
         estimate.ok().flatten()
     }
 
-    /// Returns the id with the attempt that succeeded, and the hosts that sent something in it.
+    /// Returns the image id, the index of the successful attempt, and the hosts that sent data in that attempt.
     async fn try_credentials(
         &self,
         work: &Work,
@@ -230,7 +231,8 @@ impl Puller {
                 Err(error) => {
                     let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word);
                     let is_refusal = |class: &String| refusals.contains(&class.as_str());
-                    // A host that refused its credential may accept the next one, whatever became of the others.
+                    // A host that rejected its credential may accept the next one, even if another host caused the
+                    // error.
                     let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
                     let is_final =
                         self.policy.pulls.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
@@ -261,7 +263,7 @@ impl Puller {
         })
     }
 
-    /// Size and handler as listed right after the pull; an error here is not the pull's.
+    /// Size and handler as the store lists them after the pull. An error here does not fail the pull.
     async fn as_listed(&self, image: &ImageSpec) -> (ByteSize, String) {
         let found = self.runtime.status(image).await.unwrap_or_else(|error| {
             tracing::debug!(image = image.image, error = error.chain(), "the size of a pulled image is not known");
@@ -278,7 +280,7 @@ impl Puller {
     }
 }
 
-/// A pull that has its turn. Dropped before its end, it is cancelled.
+/// A running pull. A drop before its end cancels the pull.
 struct RunningPull {
     puller: Arc<Puller>,
     number: u64,
@@ -346,7 +348,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     )
 }
 
-/// One error of all: the only one, or a list in brackets, each text once.
+/// Joins the errors: a single error stays as it is, others become a list in brackets, each text once.
 pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     let mut texts: Vec<String> = Vec::new();
     for failure in &failures {
@@ -365,7 +367,7 @@ pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     // The joined text does not say which party failed.
     let fault = last.fault();
     let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
-    // Where one credential was refused, the registry was there.
+    // If the registry rejected one credential, it was reachable.
     let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {
         Some(hint) => joined.with_hint(hint),

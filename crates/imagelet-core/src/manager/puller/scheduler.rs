@@ -1,9 +1,9 @@
-//! Which pull starts next: a bounded queue by priority, then first come, first served.
+//! Decides which pull starts next: a bounded queue by priority, then by arrival.
 //!
-//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch
-//! at most [`SMALL_MAX`] start beside them, so that a large image does not delay small ones. The pulls of a client that
-//! has limits of its own need neither slot nor token; [`UNLIMITED_MAX`] of them run at once. The kubelet's way knows
-//! neither priority nor small pulls beside.
+//! If all slots are taken, and by no pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch at most
+//! [`SMALL_MAX`] run in addition. So a large image does not delay small images. The pulls of a client with its own
+//! limits need neither slot nor token; at most [`UNLIMITED_MAX`] of them run at once. As the kubelet does, a FIFO queue
+//! ignores priority and size.
 
 use std::{
     cmp::Reverse,
@@ -23,21 +23,21 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Beyond this, a client requests in a loop: a node has some hundred pods.
+/// A longer queue comes from a client that requests in a loop: a node has some hundred pods.
 const WAITING_MAX: usize = 10_000;
-/// Most waiting pulls of one namespace, so that no client fills the queue.
+/// The maximum number of waiting pulls per namespace, so that no client fills the queue.
 const WAITING_OF_TENANT_MAX: usize = 1000;
-/// Pulls that run beside slots that are all taken. With four, what is small has four fifths of the link beside one
+/// Small pulls that run in addition while all slots are taken. Four small pulls get four fifths of the link beside one
 /// large pull.
 const SMALL_EXTRA_MAX: usize = 4;
-/// At 50 MB/s, half of it for a parallel large pull, such a pull takes 3 s.
+/// At 50 MB/s, half of it for a parallel large pull, a pull of this size takes 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
-/// A node of 110 pods has no more to fetch at once.
+/// A node of 110 pods does not fetch more images at once.
 const UNLIMITED_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// `None`: all may run at once.
+    /// The number of slots; `None`: no limit.
     pub(super) slots: Option<usize>,
     pub(super) is_fifo: bool,
 }
@@ -54,7 +54,7 @@ pub(super) struct Request {
 pub(super) struct Ticket(u64);
 
 impl Ticket {
-    /// From one on.
+    /// Numbers start at 1.
     pub(super) fn number(self) -> u64 {
         self.0 + 1
     }
@@ -77,12 +77,12 @@ pub(super) struct Scheduler {
 
 struct SchedulerState {
     policy: Policy,
-    /// `None`: no pull waits for a rate here.
+    /// `None`: pulls do not wait for a rate here.
     throttle: Option<Throttle>,
     next: u64,
     waiting: BTreeMap<Rank, Waiting>,
     running: HashMap<Ticket, Running>,
-    /// The head of the queue waits for a token until then; it alone wakes up.
+    /// When the head of the queue gets its token. Only the head wakes up then.
     alarm: Option<(Ticket, Instant)>,
 }
 
@@ -113,7 +113,7 @@ enum Slot {
     Unlimited,
 }
 
-/// A pull's place, from request to end. A drop frees it.
+/// The place of a pull in the queue or in a slot, from request to end. A drop frees the place.
 pub(super) struct Place {
     scheduler: Arc<Scheduler>,
     pub(super) ticket: Ticket,
@@ -168,7 +168,8 @@ impl Scheduler {
         self.lock().running.contains_key(&ticket)
     }
 
-    /// Raises the priority of a waiting pull and lifts its limits, where another client's request goes further.
+    /// A second request for the same image arrived: takes the higher priority, and removes the limits if that request
+    /// has none.
     pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
         let mut state = self.lock();
         let Some(rank) = state.rank_of(ticket) else { return };
@@ -180,7 +181,7 @@ impl Scheduler {
         self.start_all(&mut state, Instant::now());
     }
 
-    /// Starts all permitted pulls, and sets the alarm of the first that waits for a token only.
+    /// Starts all permitted pulls. If the next pull waits only for a token, sets its alarm.
     fn start_all(&self, state: &mut SchedulerState, now: Instant) {
         let mut alarm = None;
         while let Some((rank, slot)) = state.next_start() {

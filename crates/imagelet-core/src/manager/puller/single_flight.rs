@@ -1,4 +1,4 @@
-//! Shared pulls: one pull for all clients of the same work, with joining, leaving and a grace without clients.
+//! Shared pulls: clients with the same work join one pull, which ends with its last client or after a grace.
 
 use std::{
     collections::HashMap,
@@ -28,25 +28,25 @@ use crate::{
 
 type PullFuture = BoxFuture<'static, Outcome>;
 
-/// Two pulls with the same key are the same to registry and store, so one is enough.
+/// Identifies a pull. Pulls with equal keys are the same for registry and store, so one pull is enough.
 ///
-/// The key has the credentials' hashes: no client shares a pull that another's access made possible. Two secrets with
-/// the same content share one, and each is recorded.
+/// The key has the hashes of the credentials, so no client shares a pull that another client's access permitted. Two
+/// secrets with the same content share a pull, and each secret is recorded.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct PullKey {
     image: ImageSpec,
     platform: Option<Platform>,
     credentials: Vec<String>,
-    /// Set where the runtime receives the pod: its access may depend on the namespace.
+    /// Set if the runtime receives the pod, because its access may depend on the namespace.
     namespace: Option<Arc<str>>,
-    /// Set where each request has its own pull.
+    /// Set if each request has its own pull.
     alone: Option<u64>,
 }
 
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
     grace: Duration,
-    /// Off: each request of a pod has its own pull, as in the kubelet.
+    /// `false`: each request of a pod has its own pull, as in the kubelet.
     shares: bool,
     alone: AtomicU64,
     table: Mutex<FlightTable>,
@@ -61,7 +61,7 @@ struct FlightTable {
 struct Pull {
     /// Distinguishes this pull from a later one under the same key.
     ticket: Ticket,
-    /// The subscriptions own the pull: it ends with the last one, or after a grace.
+    /// The subscriptions own the pull. It ends with the last subscription, or after a grace.
     future: WeakShared<PullFuture>,
     progress: watch::Receiver<PullProgress>,
     /// The pod of its first client.
@@ -71,7 +71,7 @@ struct Pull {
 }
 
 impl Pull {
-    /// Whether neither a client nor a grace owns it any more.
+    /// Whether neither a client nor a grace owns the pull any more.
     fn has_ended(&self) -> bool {
         self.future.upgrade().is_none()
     }
@@ -82,15 +82,15 @@ struct OnComplete<T> {
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
 }
 
-/// One client's share of a pull. A drop leaves the pull to the others; the last one ends it, after the grace if it
-/// runs.
+/// One client's share of a pull. A drop does not end the pull for other clients. The last drop ends the pull; a running
+/// pull gets a grace first.
 pub(crate) struct Subscription<T: Send + 'static> {
     pulls: Arc<SingleFlight>,
     key: PullKey,
     ticket: Ticket,
     /// `None` after the end.
     pull: Option<Shared<PullFuture>>,
-    /// What is known of the pull, also after its end.
+    /// The progress of the pull, also after its end.
     pub(crate) progress: watch::Receiver<PullProgress>,
     on_complete: Option<OnComplete<T>>,
 }
@@ -100,7 +100,7 @@ impl SingleFlight {
         Self { scheduler, grace, shares, alone: AtomicU64::default(), table: Mutex::default() }
     }
 
-    /// Whether such a pull is under way, so that joining it costs the registry nothing.
+    /// Whether an equal pull waits or runs. A request that joins it costs the registry nothing.
     pub(super) fn has(&self, work: &Work) -> bool {
         self.lock().by_key.get(&self.key(work)).is_some_and(|pull| !pull.has_ended())
     }
@@ -146,7 +146,7 @@ impl SingleFlight {
         let (pull, pulls, key_of_pull) = (begin(place, sender), Arc::clone(self), key.clone());
         let future = async move {
             let outcome = pull.await;
-            // What is over is not joined: the next client wants to know how things are then.
+            // A later client does not join an ended pull. It starts a new pull to get a current result.
             pulls.forget(&key_of_pull, ticket, |_| true);
             outcome
         };
@@ -180,7 +180,7 @@ impl SingleFlight {
         pulls.into_iter().map(|(_, pull)| pull).collect()
     }
 
-    /// Forgets a pull if it is the one of this ticket, and this holds for it.
+    /// Removes the pull with this ticket from the table, if `is_over` accepts it.
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
         let mut table = self.lock();
         if table.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
@@ -188,7 +188,7 @@ impl SingleFlight {
         }
     }
 
-    /// Counts a client out. Returns whether the pull shall go on for a while without one.
+    /// Removes a client from a pull. Returns whether the pull continues for a grace without clients.
     fn leave(&self, key: &PullKey, ticket: Ticket) -> bool {
         let mut table = self.lock();
         let Some(pull) = table.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
@@ -196,7 +196,7 @@ impl SingleFlight {
         if pull.clients > 0 {
             return false;
         }
-        // What only waits has nothing to lose, and frees its place at once.
+        // A waiting pull loses no progress, so it leaves the queue at once.
         let is_kept = !self.grace.is_zero() && self.scheduler.is_running(ticket);
         if !is_kept {
             table.by_key.remove(key);
@@ -215,9 +215,9 @@ impl<T: Send + 'static> Subscription<T> {
         self
     }
 
-    /// A late client gets the present progress first.
+    /// The watcher of a late client gets the current progress first.
     pub(crate) async fn outcome(mut self, watcher: &PullWatcher) -> (Outcome, Option<T>) {
-        // A clone, so that a drop here can still hand the pull to a keeper.
+        // A clone. The original stays in `self`, so that a drop can give the pull to a keeper.
         let mut pull = self.pull.clone().expect("it is there until this is over");
         let outcome = loop {
             watcher(&self.progress.borrow_and_update());
@@ -246,8 +246,8 @@ impl<T: Send + 'static> Drop for Subscription<T> {
         };
         let keep = async move {
             let ended = timeout(pulls.grace, pull).await;
-            // A client that came meanwhile owns the pull now, or the grace of one that left again keeps it; else it ended
-            // above, with the last clone of it.
+            // If a client joined during the grace, that client or its own grace owns the pull. Otherwise the pull ended
+            // above, with its last clone.
             pulls.forget(&key, ticket, Pull::has_ended);
             if let Ok(Ok(pulled)) = ended {
                 (on_complete.conclude)(on_complete.kept, pulled).await;

@@ -1,10 +1,10 @@
-//! How many pulls may begin in how much time (`docs/spec/pull.md §4.1`).
+//! The rate limit of pulls (`docs/spec/pull.md §4.1`).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A bucket of tokens: full at first, refilled steadily, one taken per pull.
+/// A token bucket: full at first, refilled at a constant rate. Each pull takes one token.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     rate: PullRate,
@@ -16,7 +16,7 @@ pub(crate) struct Throttle {
 pub struct PullRate {
     /// Pulls per second; above zero.
     pub qps: f32,
-    /// How many may begin at once after a quiet time. Zero: none ever.
+    /// How many pulls may begin at once after a quiet time. Zero: no pull ever begins.
     pub burst: u32,
 }
 
@@ -27,7 +27,7 @@ impl Throttle {
 
     pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         let tokens = self.tokens_at(now);
-        // What is a whole token up to a rounding of the clock is one: a nanosecond of refill is the finest step.
+        // A token that lacks at most one nanosecond of refill counts as complete, because the clock rounds.
         let step = f64::from(self.rate.qps) * Duration::from_nanos(1).as_secs_f64();
         if tokens + step < 1.0 {
             return false;
@@ -37,13 +37,13 @@ impl Throttle {
         true
     }
 
-    /// When there will be a token, unless another pull takes it. `None`: never.
+    /// When the next token is complete, unless another pull takes it. `None`: never.
     pub(crate) fn ready_at(&self, now: Instant) -> Option<Instant> {
         if self.rate.burst == 0 || self.rate.qps <= 0.0 {
             return None;
         }
         let lacking = (1.0 - self.tokens_at(now)).max(0.0);
-        // Rounded up, so that the token is there when the time has come.
+        // Rounded up, so that the token is complete at that time.
         Some(now + Duration::from_secs_f64(lacking / f64::from(self.rate.qps)) + Duration::from_nanos(1))
     }
 

@@ -1,4 +1,4 @@
-//! What a pull is made of, and what comes of it.
+//! The input and the result of a pull.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// The request for an image with its default tag, and its credential among the others.
+    /// The request. The image has its default tag. The request's own credential is also in `credentials`.
     pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
@@ -21,15 +21,15 @@ pub(crate) struct Work {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pulled {
-    /// The image, in the store of the handler that the runtime says.
+    /// The image, and the handler whose store has it, as the runtime reports them.
     pub(crate) key: ImageKey,
-    /// Zero when the store does not say.
+    /// Zero if the store reports no size.
     pub(crate) size: ByteSize,
-    /// Without waiting for its turn.
+    /// Without the wait in the queue.
     pub(crate) took: Duration,
-    /// The attempt of [`PullCredentials`] that succeeded.
+    /// The index of the successful attempt of [`PullCredentials`].
     pub(crate) attempt: usize,
-    /// The hosts that sent something in it; empty where the store does not say.
+    /// The hosts that sent data in that attempt; empty if the store does not report hosts.
     pub(crate) senders: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Work {
         }
     }
 
-    /// The pull of an attempt.
+    /// The pull request with the credentials of an attempt.
     pub(crate) fn attempt(&self, attempt: usize) -> PullRequest {
         PullRequest {
             credential: self.credentials.of_registry(attempt).map(|tracked| tracked.credential.clone()),

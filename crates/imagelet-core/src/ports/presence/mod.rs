@@ -1,4 +1,4 @@
-//! Whether a listed image can start containers: its runtime may list one whose layers are gone.
+//! Checks whether containers can start from a listed image. A runtime may list an image whose layers are gone.
 
 use std::{
     collections::HashMap,
@@ -13,25 +13,25 @@ use tokio::time::{Instant, timeout};
 use crate::error::RuntimeError;
 use crate::image::ImageId;
 
-/// An image that is usable is not checked again for this long.
+/// A usable image is not checked again for this time.
 const USABLE_FOR: Duration = Duration::from_secs(10);
-/// Time limit of the check; after it the image counts as usable.
+/// The time limit of the check. After it, the image is treated as usable.
 const USABLE_MAX: Duration = Duration::from_secs(1);
 const IMAGES_MAX: usize = 20_000;
 
 /// Checks whether the content of an image is still in a runtime's stores.
 #[async_trait]
 pub trait ImageBacking: Send + Sync + fmt::Debug {
-    /// Whether an image can start containers: the chain of all its layers has a snapshot, or the runtime has all blobs
-    /// to unpack them again.
+    /// Whether containers can start from an image: the chain of all its layers has a snapshot, or the runtime has all
+    /// blobs to unpack the layers again.
     async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError>;
 }
 
-/// Checks listed images, each at most once in a while. Clones share what is known.
+/// Checks listed images. Repeats the check of an image only after some time. Clones share the results.
 #[derive(Clone, Debug)]
 pub struct UsableImages {
     backing: Arc<dyn ImageBacking>,
-    /// The last successful check of each image; `None`: its layers were gone, which was logged.
+    /// The last successful check of each image. `None`: its layers were gone, and this was logged.
     usable_at: Arc<Mutex<HashMap<ImageId, Option<Instant>>>>,
 }
 
@@ -40,7 +40,7 @@ impl UsableImages {
         Self { backing, usable_at: Arc::default() }
     }
 
-    /// Whether a listed image can start containers; true in doubt.
+    /// Whether containers can start from a listed image. Returns true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
         let is_recent = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < USABLE_FOR);
         if self.lock().get(image).is_some_and(is_recent) {

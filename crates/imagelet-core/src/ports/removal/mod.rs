@@ -1,5 +1,5 @@
-//! What surrounds the removal of an image: its names are made ones that the runtime deletes, and afterwards the store is
-//! asked, because a runtime may accept a removal and keep the image.
+//! The steps before and after the removal of an image. Before: names that the runtime cannot delete are replaced.
+//! After: the store is checked, because a runtime may accept a removal and keep the image.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::ImageService;
 use crate::error::{RuntimeError, RuntimeErrorKind};
 use crate::image::{Digest, Image, ImageId, ImageSpec};
 
-/// Most names that a message shows.
+/// The maximum number of names in a message.
 const NAMES_SHOWN_MAX: usize = 3;
 
 /// Changes names in the records of a runtime.
@@ -18,23 +18,23 @@ pub trait RemovableNames: Send + Sync + fmt::Debug {
     /// Replaces the names of an image that the runtime's own removal does not find.
     ///
     /// # Errors
-    /// [`RuntimeErrorKind::Remains`] where a name prevents the removal: the message names it, and all names are still
-    /// there. [`RuntimeErrorKind::Unsupported`] where the runtime has no interface for it.
+    /// [`RuntimeErrorKind::Remains`] if a name prevents the removal. The message has the name, and all names are
+    /// unchanged. [`RuntimeErrorKind::Unsupported`] if the runtime has no interface for this.
     async fn make_removable(&self, image: &ImageId) -> Result<(), RuntimeError>;
 }
 
-/// Prepares the removal of an image, given by its id.
+/// Prepares the removal of an image. The image is given by its id.
 pub(super) async fn prepare(
     images: &dyn ImageService,
     names: &dyn RemovableNames,
     spec: &ImageSpec,
 ) -> Result<(), RuntimeError> {
-    // A name is given only where no image has it.
+    // The spec has a name only if no image has that name.
     if spec.image.parse::<Digest>().is_err() {
         return Ok(());
     }
     match names.make_removable(&ImageId::new(&spec.image)).await {
-        // Over CRI alone the names in the records are not known, and one kind of them is recognized.
+        // CRI alone does not show the names in the records. One kind of such names can be recognized.
         Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
             let found = images.status(spec).await?;
             match found.iter().flat_map(|image| image.tags.iter().chain(&image.digests)).find(|name| is_of_import(name))
@@ -54,7 +54,8 @@ pub(super) async fn prepare(
     }
 }
 
-/// Whether the image is gone, after the runtime accepted its removal. An image of another handler may have the same id.
+/// Checks that the image is gone after the runtime accepted its removal. An image of another handler may have the same
+/// id.
 pub(super) async fn check(images: &dyn ImageService, spec: &ImageSpec) -> Result<(), RuntimeError> {
     let found = match images.status(spec).await {
         Err(error) => {
@@ -86,7 +87,7 @@ fn remains(image: &Image) -> String {
     format!("the runtime accepted its removal and still lists it {names}")
 }
 
-/// Whether `ctr images import` made the name: `import-2006-01-02@sha256:…`, which CRI shows as one of Docker Hub.
+/// Whether `ctr images import` created the name: `import-2006-01-02@sha256:…`. CRI shows it as a name of Docker Hub.
 fn is_of_import(name: &str) -> bool {
     let date = name.strip_prefix("docker.io/library/import-").and_then(|rest| rest.split_once('@'));
     date.is_some_and(|(date, _)| {
