@@ -1,18 +1,18 @@
-//! Waits between attempts: how they grow, how they scatter, and random numbers that are no secrets.
+//! Waits between attempts: their growth, their random spread, and random numbers that are not secret.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
 
-/// The wait after so many failures in a row: the first one, times the factor for each further failure, up to the bound.
+/// The wait after this many failures in a row: the first wait, times the factor for each further failure, up to `max`.
 pub fn grown(first: Duration, factor: f64, max: Duration, failures: u32) -> Duration {
     let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
     Duration::from_secs_f64((first.as_secs_f64() * factor.powi(exponent)).min(max.as_secs_f64()))
 }
 
-/// A wait less a random part of this share of it, so that many waiters do not return at one moment. `random` is from 0
-/// to 1.
+/// A wait minus a random part of its share `share`, so that many waiters do not retry at the same moment. `random` is
+/// from 0 to 1.
 pub fn scattered(wait: Duration, share: f64, random: f64) -> Duration {
     wait.mul_f64(1.0 - share * random)
 }
@@ -22,7 +22,8 @@ pub fn random_share() -> f64 {
     (random() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Each `RandomState` of the standard library has its own seed: random enough to scatter waits and to name things.
+/// Each `RandomState` of the standard library has another seed. That is random enough to spread waits and to create
+/// names.
 pub fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -1,11 +1,11 @@
-//! Maps with a bound: a full one forgets its earliest entry.
+//! Maps with a limit: a full map removes its earliest entry.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hash},
 };
 
-/// Makes room for this key: of a map with `max` entries, the one with the earliest time goes.
+/// Makes room for this key: a map with `max` entries removes the entry with the earliest time.
 pub fn make_room<K: Clone + Eq + Hash, V, S: BuildHasher, T: Ord>(
     map: &mut HashMap<K, V, S>,
     key: &K,

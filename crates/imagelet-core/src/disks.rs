@@ -11,14 +11,14 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsStats {
     pub measured_at: SystemTime,
-    /// Bytes in use by images or writable layers.
+    /// Bytes that images or writable layers use.
     pub used: ByteSize,
     pub inodes_used: Option<u64>,
-    /// Its disk; `None` where the disk is not visible from this process.
+    /// The disk of the file system. `None` if this process cannot see the disk.
     pub disk: Option<DiskUse>,
 }
 
-/// Both file systems; equal where images and writable layers share one.
+/// Both file systems. They are equal if images and writable layers are on the same file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskStats {
     pub images: FsStats,
@@ -26,7 +26,7 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// Measures the first file system of a runtime, or both where it reports two places. May block.
+    /// Measures the first file system of a runtime, or both if the runtime reports two mount points. May block.
     pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         if let Some((images, containers)) = split(reported)
             && let Ok(disk) = probe.look(&images.mountpoint)
@@ -36,7 +36,7 @@ impl DiskStats {
         Self::of_runtime(reported, probe)
     }
 
-    /// The first file system counts and includes the writable layers, as in the kubelet.
+    /// Uses the first file system, which includes the writable layers, as in the kubelet.
     fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         let first = image_filesystem(reported)?;
         let disk = image_disk(first, probe)?;
@@ -45,7 +45,7 @@ impl DiskStats {
         Ok(Self { containers: images.clone(), images })
     }
 
-    /// Images and, on another device, writable layers.
+    /// The file system of images, and that of writable layers if it is on another device.
     fn of_stores(
         image_disk: DiskUse,
         reported: &ImageFilesystems,
@@ -71,7 +71,7 @@ pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&Filesyste
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }
 
-/// The disk of a file system of images, where it is visible.
+/// The disk of a file system of images. `None` if this process cannot see the disk.
 pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
     visible(probe, &images.mountpoint).map_err(|error| {
         let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
@@ -79,7 +79,7 @@ pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Res
     })
 }
 
-/// Both file systems where they are reported in two places.
+/// Both file systems, if they have different mount points.
 fn split(reported: &ImageFilesystems) -> Option<(&FilesystemUsage, &FilesystemUsage)> {
     let (images, containers) = (reported.images.first()?, reported.containers.first()?);
     let is_placed = |usage: &FilesystemUsage| !usage.mountpoint.as_os_str().is_empty();
@@ -92,14 +92,14 @@ fn measured(reported: &FilesystemUsage, disk: DiskUse) -> FsStats {
     FsStats { measured_at: reported.measured_at, used: reported.used, inodes_used, disk: Some(disk) }
 }
 
-/// Capacity and usage of a disk; all zero where it could not be measured.
+/// Capacity and usage of a disk. All zero if it could not be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     pub device: String,
     pub capacity: ByteSize,
-    /// Bytes that an unprivileged user can write; at most the capacity.
+    /// Bytes that an unprivileged user can write. At most the capacity.
     pub available: ByteSize,
-    /// All and free inodes, where the file system counts them.
+    /// Total and free inodes, if the file system counts them.
     pub inodes: Option<u64>,
     pub inodes_free: Option<u64>,
     /// Reservations of running pulls that are not written yet.
@@ -107,7 +107,7 @@ pub struct DiskUse {
 }
 
 impl DiskUse {
-    /// Available bytes above the capacity are cut to it.
+    /// Limits the available bytes to the capacity.
     pub fn of(capacity: ByteSize, available: ByteSize) -> Self {
         if available > capacity {
             tracing::info!(available = available.0, capacity = capacity.0, "Availability is larger than capacity");
@@ -115,7 +115,7 @@ impl DiskUse {
         Self { capacity, available: available.min(capacity), ..Self::default() }
     }
 
-    /// Capacity minus available; reserved blocks count as used, as in [`Self::used_percent`].
+    /// Capacity minus available bytes. Reserved blocks are counted as used, as in [`Self::used_percent`].
     pub fn used(&self) -> ByteSize {
         self.capacity.saturating_sub(self.available)
     }
@@ -126,7 +126,8 @@ impl DiskUse {
         Self { available, inodes_free, ..self.clone() }
     }
 
-    /// Caps claimed bytes at the bytes in use: listed sizes count shared layers in each image.
+    /// Limits freed bytes to the bytes in use, if they are sums of listed sizes, which count shared layers in each
+    /// image.
     pub(crate) fn at_most_used(&self, freed: Freed, certainty: Certainty) -> Freed {
         if certainty != Certainty::Claimed || self.capacity == ByteSize::ZERO {
             return freed;
@@ -134,7 +135,7 @@ impl DiskUse {
         Freed { bytes: freed.bytes.min(self.used()), ..freed }
     }
 
-    /// The share in use, rounded up to the next percent; 100 for a disk without capacity.
+    /// The used share, rounded up to the next percent. 100 for a disk without capacity.
     pub fn used_percent(&self) -> u8 {
         if self.capacity == ByteSize::ZERO {
             return 100;
@@ -165,7 +166,7 @@ impl DiskProbe for StatVfs {
     }
 }
 
-/// The usage of the disk; `None` where the directory is not visible from this process, which is not a failure.
+/// The usage of the disk. `None` if this process cannot see the directory, which is not a failure.
 fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
     match probe.look(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -10,30 +10,30 @@ use std::{
 
 use tokio::sync::broadcast;
 
-/// Longest stored message, in bytes; a runtime's error text comes from outside.
+/// Maximum length of a stored message in bytes. A runtime's error text has no limit.
 const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
 
-/// Receives events. Must not block, as pulls call it.
+/// Receives events. Must not block, because pulls call it.
 pub trait EventSink: Send + Sync + fmt::Debug {
     fn record(&self, event: Event);
 }
 
-/// An event in the kubelet's words.
+/// An event with the kubelet's texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub kind: EventKind,
-    /// The reason word: `Pulling`, `Pulled`, `Failed`, …
+    /// The reason: `Pulling`, `Pulled`, `Failed`, …
     pub reason: &'static str,
-    /// The text for people on the node.
+    /// The text for readers on the node.
     pub message: String,
-    /// The text for readers of the whole cluster, where the message has names of one namespace; `None`: the message.
+    /// The text for readers of the whole cluster, if the message contains names of one namespace. `None`: the message.
     pub note: Option<String>,
     pub subject: EventSubject,
-    /// The cause for machines, beside the message, which stays the kubelet's.
+    /// The cause for machines. The message stays the kubelet's.
     pub cause: Option<EventCause>,
 }
 
-/// The class and the place of a failure, in the stable words of `docs/errors.md`.
+/// The class and the stage of a failure, as listed in `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCause {
     pub class: &'static str,
@@ -55,7 +55,7 @@ impl EventKind {
     }
 }
 
-/// Which pod asks or is concerned. All empty: none.
+/// The pod that requests an image or that an event is about. All empty: no pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodIdentity {
     pub namespace: Arc<str>,
@@ -68,7 +68,7 @@ pub enum EventSubject {
     /// A pod, or a container in it.
     Pod {
         pod: PodIdentity,
-        /// `spec.containers{NAME}` and the like; empty for the pod itself.
+        /// `spec.containers{NAME}` or a similar path. Empty for the pod itself.
         field_path: Arc<str>,
     },
     Node,
@@ -91,13 +91,13 @@ impl fmt::Display for EventSubject {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// Its position among all events of this process, from 1.
+    /// The position among all events of this process, starting at 1.
     pub number: u64,
     pub at: SystemTime,
     pub event: Event,
 }
 
-/// Logs events, keeps the last ones, and sends them to subscribers.
+/// Logs events, stores the last events, and sends them to subscribers.
 #[derive(Debug)]
 pub struct LogEvents {
     kept: Mutex<VecDeque<RecordedEvent>>,
@@ -106,7 +106,7 @@ pub struct LogEvents {
 }
 
 impl LogEvents {
-    /// Keeps that many events; a subscriber that falls further behind loses the oldest.
+    /// Stores `kept_max` events. A subscriber that is further behind loses the oldest events.
     pub fn new(kept_max: NonZeroUsize) -> Self {
         let (followers, _) = broadcast::channel(kept_max.get());
         Self { kept: Mutex::new(VecDeque::new()), kept_max, followers }
@@ -116,7 +116,7 @@ impl LogEvents {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// The events kept, oldest first, and a subscription to all later ones, without gap or repetition.
+    /// The stored events, the oldest first, and a subscription to all later events, without gap or repetition.
     pub fn recent_and_follow(&self) -> (Vec<RecordedEvent>, broadcast::Receiver<RecordedEvent>) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         (kept.iter().cloned().collect(), self.followers.subscribe())
@@ -146,7 +146,7 @@ impl EventSink for LogEvents {
             kept.pop_front();
         }
         kept.push_back(recorded.clone());
-        // The send fails without subscribers, which is no failure.
+        // The send fails if there are no subscribers, which is not an error.
         let _ = self.followers.send(recorded);
     }
 }

@@ -1,8 +1,8 @@
-//! Steps at which a test can end the process, to see what a crash right there leaves behind.
+//! Steps at which a test can abort the process, to check what a crash at that step leaves behind.
 //!
-//! [`failpoint!`](crate::failpoint!) names a step where it is. Without `debug_assertions`, as in every release,
-//! [`COMPILED_IN`] is false and no failpoint is compiled in. Otherwise `IMAGELET_FAILPOINT` decides:
-//! `NAME` aborts at the first time that step is reached, `NAME:N` at the N-th, `log:FILE` appends each step's name.
+//! [`failpoint!`](crate::failpoint!) marks a step and names it. Without `debug_assertions`, as in every release,
+//! [`COMPILED_IN`] is false and no failpoint is compiled. Otherwise the variable `IMAGELET_FAILPOINT` decides: `NAME`
+//! aborts the first time that step is reached, `NAME:N` the N-th time, `log:FILE` appends each step's name to a file.
 
 use std::{
     cell::RefCell,
@@ -19,7 +19,7 @@ pub const COMPILED_IN: bool = cfg!(debug_assertions);
 
 const VARIABLE: &str = "IMAGELET_FAILPOINT";
 
-/// Ends the process at this step when a test has armed it. Each step has a name of its own.
+/// Aborts the process at this step if a test has armed the step. Each step has a unique name.
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {
@@ -53,19 +53,19 @@ pub fn reach(name: &str) {
     }
 }
 
-/// Observes one sync: of a folder, or with `None` of a whole file system.
+/// Observes one sync of a folder, or of a whole file system (`None`).
 type SyncObserver = Box<dyn FnMut(Option<&Path>) -> io::Result<()>>;
 
 thread_local! {
     static SYNCS: RefCell<Option<SyncObserver>> = const { RefCell::new(None) };
 }
 
-/// Lets a test observe each further sync of its thread, and make it fail.
+/// Lets a test observe each later sync of its thread and make the sync fail.
 pub fn observe_syncs(observer: impl FnMut(Option<&Path>) -> io::Result<()> + 'static) {
     SYNCS.set(Some(Box::new(observer)));
 }
 
-/// Reports a sync to the test that observes this thread; its error is that of the sync.
+/// Reports a sync to the test that observes this thread. If the test returns an error, the sync fails with it.
 #[doc(hidden)]
 pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     if !COMPILED_IN {
@@ -74,14 +74,14 @@ pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }
 
-/// Reaches a step of a mechanism that several rooms share, each with a name of its own before it.
+/// Reaches a step of a mechanism that several rooms use. The room is the prefix of the step's name.
 pub(crate) fn reach_in(room: &str, step: &str) {
     if COMPILED_IN {
         reach(&format!("{room}.{step}"));
     }
 }
 
-/// Read from the environment and not from the configuration: it is for tests only.
+/// Read from the environment and not from the configuration, because it is only for tests.
 fn armed() -> Option<Armed> {
     let wanted = std::env::var_os(VARIABLE)?.into_string().ok()?;
     if let Some(path) = wanted.strip_prefix("log:") {

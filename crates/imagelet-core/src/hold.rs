@@ -1,9 +1,10 @@
-//! Shared things between tenants: when a holder gives one up to a waiter, and when a pull waits for another's fetch.
+//! Shared resources between tenants: when a holder releases a resource to a waiter, and when a pull waits for another's
+//! fetch.
 //!
-//! Whatever one pull holds and another one waits for (unpack memory, the fetch of a layer, a reservation, a place, the
-//! running prefetch) obeys one rule. A holder that is waited for keeps it only while its rate since it got it is above
-//! a minimum; a pull waits for the fetch of another tenant only while that fetch ends soon. A byte now and then is no
-//! progress.
+//! One rule covers every resource that one pull has and another waits for: unpack memory, the fetch of a layer, a disk
+//! reservation, a fetch slot, the running prefetch. A holder with a waiter keeps the resource only while its rate since
+//! it got the resource is above a minimum. A pull waits for another tenant's fetch only if that fetch ends soon. A few
+//! bytes now and then are not progress.
 
 use std::{
     fmt,
@@ -18,23 +19,23 @@ use tokio::time::Instant;
 
 /// The default minimum rate, in bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
-/// The time in which a holder can reach its rate: connections start slowly.
+/// The time in which a holder can reach its rate, because connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// The longest time without a decision: a holder below its rate gives up within twice [`GRACE`].
+/// The maximum time between two checks. A holder below its rate releases the resource within twice [`GRACE`].
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
-/// A fetch of another tenant that ends within this time is always waited for.
+/// A pull always waits for another tenant's fetch that ends within this time.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
-/// The rate that an own fetch reaches at least, in bytes per second, where nothing is known of its registry.
+/// The assumed minimum rate of a pull's own fetch, in bytes per second, if the rate of its registry is unknown.
 const RATE_ASSUMED: u64 = 1 << 20;
-/// After this wait of another pull the slowest holder gives up, whatever its rate.
+/// After another pull has waited this long, the slowest holder releases the resource, at any rate.
 pub const WAIT_FAIR: Duration = Duration::from_secs(10);
 
-/// What one pull holds and another one waits for.
+/// A resource that one pull has and another pull waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SharedThing {
-    /// Memory to unpack a layer in.
+    /// Memory to unpack a layer.
     Memory,
-    /// A place among the layers that are fetched.
+    /// A slot among the layers that are being fetched.
     Place,
     /// The fetch of the same layer.
     Layer,
@@ -58,7 +59,7 @@ impl SharedThing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullWait {
     pub thing: SharedThing,
-    /// The image of that pull, or of the one that holds most.
+    /// The image of the pull that has the resource; if several pulls have parts, of the pull with the largest part.
     pub holder: Option<String>,
 }
 
@@ -74,10 +75,10 @@ impl fmt::Display for PullWait {
     }
 }
 
-/// The bytes that a holder received since it got what it holds.
+/// The bytes that a holder received since it got the resource.
 ///
-/// Only time in which the holder waits for its network counts, so that neither a slow disk nor a wait for another
-/// shared thing looks like a slow registry: [`HoldMeter::pause`] stops the clock.
+/// Only time in which the holder waits for its network is counted, so that a slow disk or a wait for another resource
+/// does not look like a slow registry. [`HoldMeter::pause`] stops the clock.
 #[derive(Debug)]
 pub struct HoldMeter {
     bytes: AtomicU64,
@@ -86,22 +87,22 @@ pub struct HoldMeter {
 
 #[derive(Debug)]
 struct Clock {
-    /// Counted time up to `resumed`.
+    /// Counted time before `resumed`.
     counted: Duration,
     /// `None` while paused.
     resumed: Option<Instant>,
-    /// Ends of the last two windows: counted time, and bytes by then.
+    /// The ends of the last two windows: the counted time and the bytes at that time.
     marks: [(Duration, u64); 2],
 }
 
 impl HoldMeter {
-    /// A meter whose holder gets the thing now.
+    /// A meter of a holder that gets the resource now.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { bytes: AtomicU64::new(0), clock: Mutex::new(Clock::new(now)) }
     }
 
-    /// Starts again: the holder gets the thing now.
+    /// Restarts the meter: the holder gets the resource now.
     pub fn restart(&self, now: Instant) {
         let mut clock = self.clock();
         self.bytes.store(0, Ordering::Relaxed);
@@ -117,7 +118,7 @@ impl HoldMeter {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Stops the clock until [`HoldMeter::resume`]: the holder does not wait for its network.
+    /// Stops the clock until [`HoldMeter::resume`], while the holder does not wait for its network.
     pub fn pause(&self, now: Instant) {
         let mut clock = self.clock();
         clock.counted = clock.counted(now);
@@ -128,14 +129,14 @@ impl HoldMeter {
         self.clock().resumed.get_or_insert(now);
     }
 
-    /// How long the thing is held, without pauses.
+    /// How long the holder has had the resource, without pauses.
     #[must_use]
     pub fn held_for(&self, now: Instant) -> Duration {
         self.clock().counted(now)
     }
 
-    /// Bytes per second: the average since the holder got the thing, or that of the last one or two [`GRACE`] where
-    /// it is lower, so that a quick start buys no slow end.
+    /// Bytes per second: the average since the holder got the resource, or the average of the last one or two [`GRACE`]
+    /// if that is lower. A fast start therefore does not hide a slow end.
     #[must_use]
     pub fn rate(&self, now: Instant) -> u64 {
         let (mut clock, bytes) = (self.clock(), self.bytes());
@@ -163,7 +164,7 @@ impl Clock {
     }
 }
 
-/// Bytes per second; `u64::MAX` for bytes in no time.
+/// Bytes per second. `u64::MAX` if the time is zero.
 fn per_second(bytes: u64, time: Duration) -> u64 {
     let nanos = time.as_nanos();
     if nanos == 0 {
@@ -174,7 +175,7 @@ fn per_second(bytes: u64, time: Duration) -> u64 {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldPolicy {
-    /// Bytes per second below which a holder gives up what others wait for; 0: never.
+    /// A holder with a waiter releases the resource below this rate, in bytes per second. 0: never.
     pub rate_min: u64,
 }
 
@@ -185,16 +186,18 @@ impl Default for HoldPolicy {
 }
 
 impl HoldPolicy {
-    /// Whether a holder that is waited for gives the thing up.
+    /// Whether a holder with a waiter must release the resource.
     #[must_use]
     pub fn gives_up(&self, meter: &HoldMeter, now: Instant) -> bool {
         meter.held_for(now) >= GRACE && meter.rate(now) < self.rate_min
     }
 
-    /// Whether a pull that wants `size` bytes waits for another tenant's fetch of them, which has `left` bytes to go.
+    /// Whether a pull that wants `size` bytes waits for another tenant's fetch of these bytes, of which `left` bytes
+    /// are missing.
     ///
-    /// `own_rate` is what the waiting pull's own registry brings; where that is not known yet, an own fetch is expected
-    /// to be as fast as the other one, and to bring a mebibyte a second at least. A fetch that has just begun is waited for: its rate says nothing yet.
+    /// `own_rate` is the rate of the waiting pull's own registry. If that rate is unknown, the rate of the other fetch
+    /// is assumed, and at least 1 MiB/s. A fetch that has just started is waited for, because its rate is not known
+    /// yet.
     #[must_use]
     pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: Option<u64>, now: Instant) -> bool {
         if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
@@ -204,14 +207,14 @@ impl HoldPolicy {
         expected(left, rate) <= own_expected(size, own_rate.unwrap_or(rate.max(RATE_ASSUMED)))
     }
 
-    /// The same for a fetch that has been whole for this time: something other than its registry holds it up.
+    /// The same for a fetch that has all its bytes since `whole_for`: the cause of its delay is not its registry.
     #[must_use]
     pub fn waits_for_whole(&self, whole_for: Duration, size: u64, own_rate: Option<u64>) -> bool {
         self.rate_min == 0 || whole_for <= own_expected(size, own_rate.unwrap_or(RATE_ASSUMED))
     }
 }
 
-/// How long a pull waits for another one rather than to fetch `size` bytes itself.
+/// How long a pull waits for another pull instead of fetching `size` bytes itself.
 fn own_expected(size: u64, rate: u64) -> Duration {
     JOIN_WAIT.max(expected(size, rate).saturating_mul(2))
 }

@@ -1,7 +1,7 @@
-//! The decisions of a node's image manager: when an image is pulled, which callers may use it, which image goes.
+//! The decisions of a node's image manager: when to pull an image, which callers may use it, which image to remove.
 //!
-//! Opens no socket and speaks no protocol; it asks through two ports, [`ports::ImageService`] and
-//! [`ports::ContainerService`], and touches only local files and child processes.
+//! The crate opens no socket and speaks no protocol. It calls two ports, [`ports::ImageService`] and
+//! [`ports::ContainerService`], and uses only local files and child processes.
 
 pub mod audit_log;
 pub mod backoff;

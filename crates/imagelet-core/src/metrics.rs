@@ -6,14 +6,14 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Most label sets of a family; later ones are counted under [`OVERFLOW`].
+/// Maximum label sets of a family. Later label sets are counted under [`OVERFLOW`].
 const SERIES_MAX: usize = 256;
 const OVERFLOW: &str = "other";
 
-/// A metric family: name, help text and labels. Declared as a constant where it is counted.
+/// A metric family: name, help text and labels. Declared as a constant in the file that updates it.
 #[derive(Debug)]
 pub struct Family {
-    /// The full name: `kubelet_…` where the kubelet has it, `imagelet_…` elsewhere.
+    /// The full name: `kubelet_…` if the kubelet has the metric, otherwise `imagelet_…`.
     pub name: &'static str,
     pub help: &'static str,
     pub kind: MetricKind,
@@ -21,7 +21,7 @@ pub struct Family {
     pub labels: &'static [&'static str],
 }
 
-/// Declares the families of a room, and `FAMILIES`, the list of them.
+/// Declares the families of a room, and `FAMILIES`, the list of these families.
 #[macro_export]
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
@@ -40,7 +40,7 @@ pub use families;
 pub enum MetricKind {
     Counter,
     Gauge,
-    /// Observations in buckets with these upper bounds.
+    /// Counts observations in buckets with these upper bounds.
     Histogram(&'static [f64]),
 }
 
@@ -58,7 +58,7 @@ struct Registered {
 #[derive(Debug)]
 enum Value {
     Number(f64),
-    /// Observations at or below each bound.
+    /// The number of observations at or below each bound.
     Histogram {
         buckets: Vec<u64>,
         sum: f64,
@@ -71,7 +71,7 @@ impl Metrics {
         Self::default()
     }
 
-    /// Exports the zero of a family without labels before its first update.
+    /// Exports a zero for a family without labels before its first update.
     pub fn declare(&self, family: &'static Family) {
         let mut families = self.lock();
         let registered = registered(&mut families, family);
@@ -111,7 +111,7 @@ impl Metrics {
         }
     }
 
-    /// The value of a counter or gauge, or the count of a histogram; zero without an update.
+    /// The value of a counter or gauge, or the count of a histogram. Zero before the first update.
     pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
         let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
         match self.lock().get(family.name).and_then(|registered| registered.series.get(&key)) {

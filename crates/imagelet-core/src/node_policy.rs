@@ -1,8 +1,8 @@
-//! The rules of a node where the kubelet has a weakness: one value, chosen once from the configuration.
+//! The switches for deviations from the kubelet: one value, set once from the configuration.
 //!
-//! `docs/compatibility.md` has the differences. No code asks for a mode.
+//! `docs/compatibility.md` lists the differences. Code reads single switches and never a mode.
 
-/// Each rule says what holds where it is on; off is what the kubelet does.
+/// One switch for each deviation from the kubelet. `false` is the kubelet's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePolicy {
     pub pulls: PullRules,
@@ -16,76 +16,80 @@ pub struct NodePolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PullRules {
-    /// Pulls wait by priority, and small ones start beside taken slots. Off: first come, first served.
+    /// Pulls wait by priority, and a few small pulls may run above the slot limit. Off: first come, first served.
     pub prioritized_queue: bool,
-    /// A pull beyond the rate waits. Off: it fails.
+    /// A pull above the rate limit waits. Off: it fails.
     pub waits_for_rate: bool,
-    /// Equal pulls of several pods are one.
+    /// Equal pulls of several pods are one pull.
     pub shared_pulls: bool,
-    /// A registry that fails repeatedly is not asked for a while.
+    /// Requests to a registry that fails repeatedly stop for a while.
     pub circuit_breaker: bool,
-    /// A failure that no credential can change ends a pull, and the number of credentials is limited. Off: each is tried.
+    /// A failure that no credential can change ends a pull, and the number of credentials is limited. Off: all are
+    /// tried.
     pub bounded_attempts: bool,
-    /// A back-off is that of the image with its credentials. Off: of the image.
+    /// The back-off belongs to the image and its credentials. Off: only to the image.
     pub backoff_by_credentials: bool,
-    /// A success ends the back-off.
+    /// A successful pull ends the back-off.
     pub success_ends_backoff: bool,
 }
 
-/// Credentials, and the records of which client may use what.
+/// Credentials, and the records of which client may use an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct AccessRules {
-    /// Docker configurations count with identity tokens, helpers and the host that is asked, and without empty entries.
+    /// Identity tokens, helpers and the queried host of Docker configurations are used, and empty entries are ignored.
     pub docker_keyring: bool,
     /// An unreadable pull secret is skipped. Off: it fails the request.
     pub skips_unreadable_secrets: bool,
-    /// The intent of a pull is recorded after the check of the back-off. Off: before, and withdrawn.
+    /// The intent of a pull is recorded after the back-off check. Off: before the check, and removed if the check
+    /// fails.
     pub intent_after_backoff: bool,
-    /// The intent of a pull whose end was not observed stays until a check for the image. Off: it is withdrawn.
+    /// The intent of a pull with an unknown result stays until a check for the image. Off: it is removed.
     pub keeps_doubtful_intents: bool,
-    /// An intent guards its image under any name. Off: under the requested spelling.
+    /// An intent protects its image under any name. Off: only under the requested spelling.
     pub intents_guard_images: bool,
-    /// A pull into the embedded store that a restart interrupted is over.
+    /// The intents of pulls into the embedded store that a restart interrupted are resolved.
     pub resolves_interrupted_pulls: bool,
 }
 
-/// A pod's images, and what it is shown.
+/// The images of a pod, and the messages that the pod shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PodRules {
-    /// A waiting reason is one of a few words, and messages name image and cause. Off: some are raw error texts.
+    /// A waiting reason is one of a few words, and messages name the image and the cause. Off: some are raw error
+    /// texts.
     pub stable_reasons: bool,
-    /// The images of a pod are requested in parallel. Off: in sequence, and a failed init container or volume blocks
-    /// those that wait for it.
+    /// The images of a pod are requested in parallel. Off: in sequence, so that a failed init container or volume
+    /// blocks the images after it.
     pub parallel_pod_images: bool,
     /// The images of a pod are pulled before the pod requests them.
     pub looks_ahead: bool,
-    /// A pod's runtime handler is sent with its pulls.
+    /// Pulls include the pod's runtime handler.
     pub sends_runtime_handler: bool,
 }
 
-/// What is listed, kept and remembered.
+/// Lists, pins and the usage history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InventoryRules {
     /// The history of an image survives its absence. Off: an image that comes back is new.
     pub remembers_absent_images: bool,
-    /// Lists are read as streams, where the runtime has them.
+    /// Lists are read as streams, if the runtime supports streams.
     pub streams_lists: bool,
-    /// Collections pin the images of sandboxes that the configuration names.
+    /// Collections pin the sandbox images that the configuration names.
     pub pins_sandbox_images: bool,
 }
 
-/// The rules of collections, beside their order.
+/// Switches of collections, except the removal order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
-    /// The disk is measured once. Off: after the removals by age, and not at all after one that failed.
+    /// The disk is measured once. Off: after the removals by age, and not at all if such a removal failed.
     pub measures_first: bool,
-    /// A never used image is idle since its first sight, and prefetched images are removed first. Off: it is infinitely
-    /// idle.
+    /// A never used image is idle since its first sight, and prefetched images are removed first. Off: a never used
+    /// image is infinitely idle.
     pub idle_since_sight: bool,
-    /// Pull records are pruned by the images that are present. Off: by those that a space phase examined and kept.
+    /// Pull records of absent images are pruned. Off: records of all images except those that a space phase considered
+    /// and kept.
     pub prunes_by_present: bool,
     /// Texts and events are imagelet's. Off: the kubelet's, with its log lines.
     pub own_texts: bool,
@@ -94,7 +98,7 @@ pub struct GcRules {
 impl NodePolicy {
     pub const IMAGELET: Self = Self::all(true);
 
-    /// The kubelet's behaviour to the letter.
+    /// Exactly the kubelet's behaviour.
     pub const KUBELET: Self = Self::all(false);
 
     const fn all(on: bool) -> Self {

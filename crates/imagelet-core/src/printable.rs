@@ -1,9 +1,9 @@
-//! Text from elsewhere, safe for a terminal, a log and a message.
+//! Makes text from outside safe for a terminal, a log and a message.
 
 use std::fmt::Write as _;
 
-/// Whether a character is not shown, but changes what is: controls, ends of lines and paragraphs, and marks that reverse
-/// the direction of text or take no place.
+/// Whether a character is invisible and changes the display: a control, an end of a line or paragraph, or a mark that
+/// reverses the text direction or has no width.
 pub fn is_unprintable(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -17,18 +17,18 @@ pub fn printable(text: &str) -> String {
     text.replace(is_unprintable, "?")
 }
 
-/// The first bytes of a text, printable: a message has a bounded length.
+/// The first `bytes_max` bytes of a text, made printable, so that a message has a limited length.
 pub fn printable_start(text: &str, bytes_max: usize) -> String {
     printable(&text[..text.floor_char_boundary(bytes_max)])
 }
 
-/// The lines of a text on one line, with a blank for each character that is not printable.
+/// Puts the lines of a text on one line, with a blank for each character that is not printable.
 pub fn one_line(text: &str) -> String {
     text.replace(is_unprintable, " ")
 }
 
-/// A JSON text or a line of a log, with escapes for what is not printable in it. Their own line ends, tabs and colours
-/// are controls, which stay: each writer escapes those of a value.
+/// Escapes the unprintable characters of a JSON text or a log line. Controls stay: they are the text's line ends, tabs
+/// and colours, and each writer escapes the controls of a value.
 pub fn escape_unprintable(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

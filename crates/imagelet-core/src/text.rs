@@ -1,4 +1,4 @@
-//! Texts in the form Go prints and reads them, which is the form people search for.
+//! Texts in the form that Go prints and parses. Users search for that form.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use serde::{
 };
 use zeroize::Zeroizing;
 
-/// An error that its text says in full, and that holds no secret.
+/// An error with a complete text that contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PlainError(pub String);
@@ -56,7 +56,7 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Splits a printed gRPC error into the name of its code and its message. Another text is returned as the message.
+/// Splits a printed gRPC error into the name of its code and its message. Any other text is returned as the message.
 pub fn split_grpc_error(text: &str) -> (Option<&str>, &str) {
     let parts = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
     parts.map_or((None, text), |(code, said)| (Some(code), said))
@@ -70,7 +70,7 @@ fn is_printable(character: char) -> bool {
     !character.is_whitespace() && character.escape_debug().len() == 1
 }
 
-/// A serde JSON error as Go prints it: at most one character of the text.
+/// A serde JSON error as Go prints it. It contains at most one character of the text.
 pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     const CONTEXTS: [(&str, &str); 10] = [
         ("trailing characters", "after top-level value"),
@@ -95,13 +95,13 @@ pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     } else {
         CONTEXTS.iter().find(|(start, _)| message.starts_with(start)).map(|(_, context)| (*context).to_owned())
     };
-    // Without a Go equivalent, serde's text is used: it shows nothing of the document.
+    // Without a Go equivalent, serde's text is used. It contains nothing of the document.
     context.map_or(message, |context| format!("invalid character {} {context}", quoted_byte(*found)))
 }
 
-/// A value as Go's JSON encoder writes it, with HTML characters escaped; its texts have at most this many bytes.
+/// A value as Go's JSON encoder writes it, with escaped HTML characters. Its texts have at most `length_max` bytes.
 pub(crate) fn json_text(value: &impl Serialize, length_max: usize) -> Zeroizing<String> {
-    // An escape takes at most six bytes, so no buffer moves and leaves a copy of a secret.
+    // An escape needs at most six bytes, so the buffer never moves, and no copy of a secret is left.
     let mut plain = Zeroizing::new(Vec::with_capacity(6 * length_max));
     serde_json::to_writer(&mut *plain, value).expect("texts and maps always encode");
     let mut json = Zeroizing::new(String::with_capacity(6 * length_max));
@@ -116,7 +116,7 @@ pub(crate) fn json_text(value: &impl Serialize, length_max: usize) -> Zeroizing<
     json
 }
 
-/// The literal that holds the invalid letter, by the text before it.
+/// The context of an invalid letter in a literal, found in the text before the letter.
 fn literal_context(before: &[u8]) -> Option<String> {
     ["null", "true", "false"].into_iter().find_map(|word| {
         let read = (1..word.len()).rev().find(|read| before.ends_with(&word.as_bytes()[..*read]))?;
@@ -135,7 +135,7 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// A map that rejects a repeated key, as Go's strict decoder does; `null` is an empty one.
+/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map.
 pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
@@ -161,8 +161,8 @@ pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_any(Members(PhantomData))
 }
 
-/// A struct that is read from an object or `null` only, as in Go. serde's derive also accepts a list, value by value: a
-/// field could then hold a secret of another field and print it.
+/// A struct that is parsed only from an object or `null`, as in Go. serde's derive also accepts a list of the values:
+/// then the secret of one field could be parsed as another field and printed.
 #[derive(Default)]
 pub(crate) struct Object<T>(pub(crate) T);
 
@@ -191,8 +191,8 @@ pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A moment of a file in RFC 3339, UTC, with the digits of the second that it has. A moment beyond the format's years is
-/// in seconds since 1970.
+/// A time of a file in RFC 3339, UTC, with the fraction that the time has. A time outside the years of RFC 3339 is
+/// printed in seconds since 1970.
 pub fn file_time_text(seconds: i64, nanoseconds: u32) -> String {
     i32::try_from(nanoseconds)
         .ok()
@@ -200,8 +200,8 @@ pub fn file_time_text(seconds: i64, nanoseconds: u32) -> String {
         .map_or_else(|| format!("{seconds} s since 1970"), |at| at.to_string())
 }
 
-/// The time that a file has in seconds since 1970; `None`: it is beyond the years that RFC 3339 can write, as in a damaged
-/// file. Sums with such a time would overflow.
+/// A file's time in seconds since 1970, as a `SystemTime`. `None` if the time is outside the years of RFC 3339, as in a
+/// damaged file. Additions to such a time would overflow.
 pub fn file_time(seconds: u64) -> Option<SystemTime> {
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok().map(SystemTime::from)
 }
@@ -238,7 +238,7 @@ pub(crate) fn whole_milliseconds(duration: Duration) -> String {
     duration_text(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Joins error texts: duplicates once, brackets only around more than one.
+/// Joins error texts without duplicates. Brackets enclose only two or more texts.
 pub(crate) fn aggregate(errors: &[String]) -> String {
     let mut unique: Vec<&str> = Vec::new();
     for error in errors {
@@ -252,7 +252,7 @@ pub(crate) fn aggregate(errors: &[String]) -> String {
     }
 }
 
-/// A Go duration: nanoseconds, possibly negative. Configuration files hold its text form.
+/// A Go duration in nanoseconds, which may be negative. Configuration files contain its text form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GoDuration(pub i64);
 
@@ -290,17 +290,17 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// The text is not a duration; prints Go's text.
+/// The text is not a duration. The message is Go's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("time: {0}")]
 pub struct DurationError(String);
 
-/// Reads `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
+/// Parses `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
 impl FromStr for GoDuration {
     type Err = DurationError;
 
     fn from_str(text: &str) -> Result<Self, DurationError> {
-        /// The part of an invalid text that is shown.
+        /// Maximum characters of an invalid text in the message.
         const SHOWN_MAX: usize = 128;
         let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
         let invalid = || DurationError(format!("invalid duration {}", shown()));

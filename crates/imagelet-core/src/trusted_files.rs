@@ -1,8 +1,8 @@
-//! Refuses files that others may change: what decides about credentials, programs and trust has to come from the
-//! administrator or from this process' own user.
+//! Rejects files that other users can change. Files that decide about credentials, programs and trust must come from
+//! the administrator or from this process' user.
 //!
-//! The check covers the open file and not its name, its real folder and the folder of the name, which differ where the
-//! name is a symlink (as in a Kubernetes `ConfigMap` mount).
+//! The check covers the open file (not its path), its real folder, and the folder of its path. The folders differ if
+//! the path is a symlink (as in a Kubernetes `ConfigMap` mount).
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 /// Root's user id, and a group id without other members by convention.
 const ROOT: u32 = 0;
-/// In a folder with this bit only an entry's owner removes or renames it.
+/// In a folder with this bit, only the owner of an entry can remove or rename the entry.
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const EVERYONE_WRITES: u32 = 0o002;
@@ -34,17 +34,17 @@ struct Ownership {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// A file that is read or run.
+    /// A file that is read or executed.
     File,
     /// A symlink on the path: its mode has no meaning.
     Link,
     /// The folder of one named file.
     Folder,
-    /// A folder whose every entry is used, so that a new entry is a change, too.
+    /// A folder of which every entry is used, so that a new entry is a change, too.
     Collection,
 }
 
-/// The users with the right to change a file or what is in a folder.
+/// The users who can change a file or the contents of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// Its owner, by user id.
@@ -54,9 +54,10 @@ pub enum Exposure {
     Everyone,
 }
 
-/// Whether users other than root and this process' user may change a part.
+/// The users other than root and this process' user who can change a part.
 ///
-/// Group write is permitted for root's group and for a group with the user's own number, which is the user's alone.
+/// Group write is permitted for root's group and for the group with the user's id, which has no other members by
+/// convention.
 fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     let is_writable_folder = match part {
         Part::Folder => found.mode & STICKY == 0,
@@ -75,7 +76,7 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     }
 }
 
-/// The users other than root and `user` who can replace what is in a folder; `None`: there are none.
+/// The users other than root and `user` who can replace the contents of a folder. `None`: no such users.
 pub fn folder_exposure(folder: &Stat, user: u32) -> Option<Exposure> {
     exposure(Part::Folder, ownership(folder), user)
 }
@@ -96,10 +97,11 @@ pub fn is_public(mode: u32) -> bool {
     mode & EVERYONE_READS != 0
 }
 
-/// Reads the one line of a file with a secret, which the key `name` names; of a longer one, more than `length_max` bytes.
+/// Reads the one line of a file with a secret. The configuration key is `name`. If the line is longer than `length_max`
+/// bytes, the result is longer, too.
 ///
 /// # Errors
-/// When [`open`] fails, every user may read the file, or it is no UTF-8.
+/// If [`open`] fails, if every user may read the file, or if the file is not UTF-8.
 pub fn read_secret(name: &str, path: &Path, length_max: usize) -> io::Result<Zeroizing<String>> {
     let file = open(path)?;
     let mode = file.metadata()?.mode();
@@ -115,10 +117,10 @@ pub fn read_secret(name: &str, path: &Path, length_max: usize) -> io::Result<Zer
     Ok(Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// Rejects an open file that other users may change or replace.
+/// Rejects an open file that other users can change or replace.
 ///
 /// # Errors
-/// `PermissionDenied`, with the remedy after `hint: ` on its own line; or the error of the inspection.
+/// `PermissionDenied`, with the remedy after `hint: ` on a separate line; or the error of the inspection.
 pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     let file = file.as_fd();
     let stat = rustix::fs::fstat(file)?;
@@ -130,25 +132,25 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     let named_in = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found_in = fs::canonicalize(named_in)?;
     judge_folder(Part::Folder, &found_in)?;
-    // An unnamed pipe lies in no folder.
+    // An unnamed pipe is in no folder.
     match real_folder(file)? {
         Some(lies_in) if lies_in != found_in => judge_folder(Part::Folder, &lies_in),
         _ => Ok(()),
     }
 }
 
-/// Rejects a program that other users may change or replace.
+/// Rejects a program that other users can change or replace.
 pub(crate) fn check_program(path: &Path) -> io::Result<()> {
-    // `PATH` also opens a program with execute permission only.
+    // `PATH` also opens a program that only has execute permission.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Rejects a folder whose every entry is used, while other users may change it or add entries.
+/// Rejects a folder of which every entry is used, if other users can change it or add entries.
 pub fn check_folder(path: &Path) -> io::Result<()> {
     judge_folder(Part::Collection, path)
 }
 
-/// A read-only mount passes, as of `ConfigMap` volumes, whose mode permits every user to write.
+/// Accepts a read-only mount: the mode of `ConfigMap` volumes permits every user to write.
 fn judge_folder(part: Part, path: &Path) -> io::Result<()> {
     let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     if rustix::fs::fstatvfs(&folder)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
@@ -157,7 +159,7 @@ fn judge_folder(part: Part, path: &Path) -> io::Result<()> {
     judge(part, path, &rustix::fs::fstat(&folder)?)
 }
 
-/// The folder of an open file, symlinks resolved.
+/// The folder of an open file, with symlinks resolved.
 fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     Ok(path.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned))

@@ -1,4 +1,4 @@
-//! Where the API server is, and the credentials for it: a kubeconfig, or the service account of this pod.
+//! The API server's address and the credentials for it: from a kubeconfig, or from the service account of this pod.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,26 +10,26 @@ use kube::{
 
 use crate::api_error::{ApiError, Cause};
 
-/// An API server that does not accept a connection within this time is away.
+/// If the API server does not accept a connection within this time, the connection fails.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiAccess {
-    /// By the current context of this kubeconfig.
+    /// Uses the current context of this kubeconfig.
     Kubeconfig(PathBuf),
-    /// By the service account that Kubernetes mounts into this pod.
+    /// Uses the service account that Kubernetes mounts into this pod.
     InCluster,
 }
 
 impl ApiAccess {
-    /// A client with the credentials that the files hold now.
+    /// A client with the credentials that are now in the files.
     ///
     /// # Errors
-    /// When the files cannot be read, or may be changed by other users.
+    /// If the files cannot be read, or if other users can change them.
     pub async fn connect(&self) -> Result<Client, ApiError> {
         let client = self.config().await.and_then(|mut config| {
             config.connect_timeout = Some(CONNECT_MAX);
-            // Attempts are repeated by the watch alone, with its own waits.
+            // Only the watch retries, with its own waits.
             config.default_retry = false;
             Ok(Client::try_from(config)?)
         });
@@ -46,7 +46,7 @@ impl ApiAccess {
         let Self::Kubeconfig(path) = self else { return Ok(Config::incluster()?) };
         let path = path.clone();
         let read = tokio::task::spawn_blocking(move || {
-            // The file names programs that are run, and the server that is believed.
+            // The file names programs to execute and the server to trust.
             trusted_files::open(&path)?;
             Ok::<_, Cause>(Kubeconfig::read_from(&path)?)
         });

@@ -1,4 +1,4 @@
-//! The agent of a node: keeps the leases of images in step with the pods that are bound to the node.
+//! The agent of a node: updates the leases of images to match the pods that are bound to the node.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -18,7 +18,7 @@ use crate::{
     watch::{FAMILIES, WatchHealth, follow},
 };
 
-/// Pods of one page of a list, each of which may have a megabyte: a page is in memory as it was received while its pods are read.
+/// Pods per page of a list. A pod may have 1 MB, and the whole received page is in memory while its pods are parsed.
 const PAGE_PODS: u32 = 20;
 
 pub fn metric_families() -> impl Iterator<Item = &'static Family> {
@@ -30,15 +30,15 @@ pub struct NodeAgentParts {
     pub node: String,
     pub inventory: Arc<Inventory>,
     pub metrics: Arc<Metrics>,
-    /// The pulls of pods, whose start is measured.
+    /// Measures how long the pods take to start.
     pub starts: Arc<PodStarts>,
-    /// `Some`: the images of bound pods are fetched before the kubelet requests them.
+    /// `Some`: images of bound pods are fetched before the kubelet requests them.
     pub look_ahead: Option<LookAheadParts>,
     /// `Some`: warnings about the node are sent to the cluster.
     pub events: Option<Arc<LogEvents>>,
 }
 
-/// Follows the pods of one node, leases the images that they wait for, and fetches them ahead where that is wanted.
+/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured.
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
@@ -46,8 +46,8 @@ pub struct NodeAgent {
 }
 
 impl NodeAgent {
-    /// An agent of a node, which begins with [`Self::run`]. From now until its first list of pods all images count as leased,
-    /// for the time of a lease at most.
+    /// Creates the agent of a node; [`Self::run`] starts it. From now until the first list of pods, all images are
+    /// leased, at most for the duration of a lease.
     pub fn new(client: Client, parts: NodeAgentParts) -> Self {
         parts.inventory.leases.expect_pods(SystemTime::now());
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&parts.metrics)));
@@ -58,7 +58,7 @@ impl NodeAgent {
         Arc::clone(&self.health)
     }
 
-    /// Follows the pods for as long as this future lives. After its end the last known leases stay.
+    /// Watches the pods until this future is dropped. The last leases stay after that.
     pub async fn run(&self) {
         let NodeAgentParts { node, inventory, metrics, starts, look_ahead, events } = &self.parts;
         let (sender, receiver) = watch::channel(Vec::new());

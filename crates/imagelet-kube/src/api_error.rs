@@ -1,23 +1,23 @@
-//! Why the API server did not answer, in words for people.
+//! Why a request to the API server failed, as text for users.
 
 use std::{error::Error as StdError, time::Duration};
 
 use imagelet_core::{image::ByteSize, printable::one_line};
 use kube::runtime::watcher;
 
-/// Most of a server's message that is shown.
+/// Maximum shown length of a server's message.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
-/// The longest line, which is a page of a list, or one event of a watch.
+/// The maximum length of a line. A line is a page of a list, or one event of a watch.
 pub(crate) const LINE_LENGTH_MAX: usize = 64 << 20;
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
-/// Why a request to the API server failed. `Display` has the causes as well.
+/// Why a request to the API server failed. `Display` includes the causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
-    /// The credentials are missing, invalid, or not to be trusted.
+    /// The credentials are missing, invalid, or not from a trusted file.
     #[error("could not {what}: {}", chain(&**.source))]
     Credentials {
         /// What failed: `use the kubeconfig …`.
@@ -32,7 +32,7 @@ pub enum ApiError {
     TooLarge,
     #[error("the API server lists more than {max} objects")]
     TooMany { max: usize },
-    /// The answer is not the secret or token that was requested. Shows nothing of it.
+    /// The answer is not the requested secret or token. The error contains nothing of the answer.
     #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
         /// `secret` or `token`.
@@ -50,7 +50,7 @@ impl ApiError {
         }
     }
 
-    /// The error of an answer that holds a secret: the decoder's own text quotes the value.
+    /// The error of an undecodable answer with a secret. The decoder's text is not used, because it quotes the value.
     pub(crate) fn undecodable(what: &'static str, error: &serde_json::Error) -> Self {
         Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
     }
@@ -64,7 +64,7 @@ pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     }
 }
 
-/// The texts of the library show a status twice, with all fields.
+/// The texts of the library contain a status twice, with all fields.
 pub(crate) fn text(error: &kube::Error) -> String {
     let unreachable = |cause| format!("could not reach the API server: {cause}");
     match error {
@@ -81,7 +81,7 @@ pub(crate) fn text(error: &kube::Error) -> String {
     }
 }
 
-/// Why a watch, or the list before it, failed.
+/// Why a watch, or the list before the watch, failed.
 pub(crate) fn of_watch(error: watcher::Error) -> kube::Error {
     match error {
         watcher::Error::InitialListFailed(error)

@@ -1,5 +1,5 @@
-//! The client of the API server: `kube`'s, which connects with the first request and again with the credentials that the files hold
-//! then, and whose answers are bounded in time and length.
+//! The client of the API server. It wraps `kube`'s client, connects with the first request, reconnects with the
+//! credentials that are then in the files, and limits answers in time and length.
 
 use std::{
     collections::HashMap,
@@ -22,20 +22,22 @@ use crate::{
     api_error::{ApiError, LINE_LENGTH_MAX},
 };
 
-/// An API server that sends nothing for so long is away: in a watch it sends a bookmark each minute.
+/// After this time without an answer, or this silence in a watch, the request fails. A watch sends a bookmark each
+/// minute.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
 const SILENCE_MAX: Duration = Duration::from_mins(3);
-/// A watch begins this long after the last one of its collection: the library begins it anew as soon as the server closes it.
+/// The minimum time between two watches of a collection. The library starts a watch again as soon as the server closes
+/// it.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
-/// What becomes of a request, for those who watch a client.
+/// The progress of a request, reported to an observer of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Rejected(StatusCode),
     Failed,
-    /// It sends the events of a watch.
+    /// The server answers with the events of a watch.
     Watching,
-    /// It sent a part of an answer.
+    /// A part of an answer was received.
     Heard,
 }
 
@@ -43,7 +45,7 @@ struct Connection<C> {
     connect: C,
     /// `None`: the next request connects.
     client: Mutex<Option<Client>>,
-    /// When the last watch of each collection began.
+    /// The start of the last watch of each collection.
     watches: Mutex<HashMap<String, Instant>>,
 }
 
@@ -58,7 +60,7 @@ impl ApiAccess {
     }
 }
 
-/// A client that connects with its first request, and again after one that shows that this is needed.
+/// A client that connects with its first request. It connects again after a failed or unauthorized request.
 pub(crate) fn lazy(
     connect: impl Fn() -> BoxFuture<'static, Result<Client, ApiError>> + Send + Sync + 'static,
 ) -> Client {
@@ -84,7 +86,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
         let answer = sent.await.unwrap_or_else(|_| Err(ApiError::Silent(ANSWER_MAX).into()));
         let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
         if !is_accepted {
-            // The credentials may be newer in their files, and the connection may be broken.
+            // The files may have newer credentials, and the connection may be broken.
             *lock(&self.client) = None;
         } else if let Some(path) = watched {
             lock(&self.watches).insert(path, Instant::now());
@@ -101,7 +103,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
     }
 }
 
-/// The same client; `observe` gets what becomes of its requests.
+/// The same client. `observe` receives the progress of its requests.
 pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send + Sync + 'static) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (client, observe, is_watch) = (client.clone(), observe.clone(), is_watch(&request));
@@ -133,7 +135,7 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch=true"))
 }
 
-/// The body, whose lines and whose pauses have a limit.
+/// The body with limits for the length of a line and the time between two parts.
 fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
     let mut length = 0;
     let frames = body.into_data_stream().timeout(SILENCE_MAX).map(move |bytes| {

@@ -1,8 +1,9 @@
-//! Kubernetes around the image manager: which pods of the node wait for which images, and which images nodes prefetch.
+//! The Kubernetes side of the image manager: the images that pods of the node wait for, and the images that nodes
+//! prefetch.
 //!
-//! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches them ahead of
-//! the kubelet, and sends warnings about the node as events. Another one prefetches the images of `ImageSet` objects and reports
-//! them in `NodeImages`, and a controller of the cluster admits nodes in waves.
+//! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches these
+//! images before the kubelet does, and sends warnings about the node as events. A second agent prefetches the images of
+//! `ImageSet` objects and reports them in `NodeImages`. A controller of the cluster admits nodes in waves.
 
 mod access;
 mod agent;
@@ -31,7 +32,7 @@ pub use prefetch::{
 };
 pub use watch::{WatchHealth, WatchReport};
 
-/// `Debug` of what holds a client, which has none.
+/// `Debug` for types with a client, which has no `Debug`.
 macro_rules! opaque {
     ($($type:ty),*) => {$(
         impl std::fmt::Debug for $type {

@@ -1,11 +1,11 @@
-//! The metadata of objects as far as they are read; all else is skipped without being stored.
+//! The metadata fields of objects that are read. Other fields are skipped without being stored.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer};
 
-/// A pod with it is the object of a kubelet's own manifest.
+/// The annotation of a mirror pod: the object of a pod from a kubelet's manifest file.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 #[derive(Default, Deserialize)]

@@ -1,6 +1,7 @@
-//! Events about the node in the cluster (`events.k8s.io/v1`): what imagelet decides by itself, and no kubelet reports.
+//! Events about the node in the cluster (`events.k8s.io/v1`): decisions of imagelet that no kubelet reports.
 //!
-//! Events are sent as they happen and are not kept: those during an outage of the API server are in the daemon's own list only.
+//! Events are sent when they occur and are not stored. Events during an outage of the API server are only in the
+//! daemon's own list.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,19 +23,19 @@ use tokio::{
 
 use crate::{api_error::text, names::shown};
 
-/// The reasons that are sent, of events about the node.
+/// The reasons of node events that are sent.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 const CONTROLLER: &str = "imagelet.dev/node-agent";
 /// The API's limit, in bytes.
 const NOTE_LENGTH_MAX: usize = 1024;
-/// An API server that takes longer loses the event.
+/// If the API server takes longer, the event is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// A series is sent again after this time at the earliest.
+/// The minimum time between two requests for a series.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
-/// A series without an event for this long has ended, as the library has it; the next such event is a new object.
+/// A series without an event for this time has ended, as in the library. The next such event creates a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-/// Series at once: a node creates at most so many objects in the time after which a series has ended.
+/// Maximum number of series: a node creates at most this number of objects in the time in which a series ends.
 const SERIES_MAX: usize = 16;
 
 pub(crate) struct NodeEvents {
@@ -43,7 +44,7 @@ pub(crate) struct NodeEvents {
     events: Arc<LogEvents>,
 }
 
-/// Equal events are one series.
+/// Equal texts are one series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventText {
     kind: EventKind,
@@ -51,7 +52,8 @@ struct EventText {
     note: String,
 }
 
-/// When each series was last sent, with a recorder of its own: the library makes one series of all events with a reason.
+/// The last time when each series was sent, and its recorder. Each series needs a recorder, because the library merges
+/// all events of a recorder with the same reason.
 type Series<R> = HashMap<EventText, (R, Instant)>;
 
 impl NodeEvents {
@@ -59,7 +61,7 @@ impl NodeEvents {
         Self { client, node: node.to_owned(), events }
     }
 
-    /// Sends events for as long as this future lives.
+    /// Sends events until this future is dropped.
     pub(crate) async fn run(&self) {
         let mut received = self.events.follow();
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(self.node.clone()) };
@@ -67,7 +69,7 @@ impl NodeEvents {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(self.node.clone()),
-            // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
+            // A kubelet's events also have the name as uid: `kubectl describe node` searches for it.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         };
@@ -76,7 +78,7 @@ impl NodeEvents {
         loop {
             let recorded = match received.recv().await {
                 Ok(recorded) => recorded,
-                // The oldest are lost, and the next ones are not.
+                // The oldest events are lost; the next events are still received.
                 Err(RecvError::Lagged(_)) => continue,
                 Err(RecvError::Closed) => return,
             };
@@ -114,7 +116,7 @@ impl NodeEvents {
     }
 }
 
-/// Whether one more event is sent; not, where its series was sent just now, or a new one is beyond the limit.
+/// Whether an event is sent now. False if its series was just sent, or if a new series is above the limit.
 fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     series.retain(|_, (_, sent_at)| now.saturating_duration_since(*sent_at) < ENDS_AFTER);
     match series.get(event) {
@@ -123,7 +125,8 @@ fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     }
 }
 
-/// What is sent of an event; `None`: nothing. Each reader of the namespace `default` sees it.
+/// The text to send for an event. `None`: the event is not sent. Each reader of the namespace `default` can see the
+/// text.
 fn event_text(event: &Event) -> Option<EventText> {
     if event.subject != EventSubject::Node || !REASONS.contains(&event.reason) {
         return None;
@@ -136,7 +139,7 @@ fn event_text(event: &Event) -> Option<EventText> {
     })
 }
 
-/// The event about a pull that failed at a step. Readers of the whole cluster get the registry and no name of a tenant.
+/// The event for a failed pull. Readers of the whole cluster see the registry and no name of a tenant.
 pub(crate) fn failure_event(
     reason: &'static str,
     message: String,

@@ -1,7 +1,7 @@
-//! The node's container runtime, from both sides.
+//! The node's container runtime: its clients and its server.
 //!
-//! [`cri`] speaks the Container Runtime Interface as client and server. [`containerd`] calls containerd's own interface.
-//! `import` makes images that were fetched elsewhere a containerd's own, and `sizes` reads there what an image's removal frees.
+//! [`cri`] is client and server of the Container Runtime Interface. [`containerd`] calls containerd's own API. `import`
+//! adds fetched images to a containerd. `sizes` reads from containerd how much space the removal of an image frees.
 
 pub mod containerd;
 pub mod cri;
@@ -18,5 +18,5 @@ pub use import::{
 };
 pub use sizes::ContainerdSizes;
 
-/// The longest message in either direction: the limit of both interfaces.
+/// The maximum length of a message in either direction, in both interfaces.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

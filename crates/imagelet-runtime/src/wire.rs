@@ -1,7 +1,6 @@
-//! Calls over a Unix socket, with a bound on what an encoded answer may hold, counted before it is decoded.
+//! Calls over a unix socket. The elements of an encoded answer are counted and limited before the answer is decoded.
 //!
-//! Two bytes on the wire can be an empty image or a mount: a message of 16 MiB can expand to gigabytes in memory. So an
-//! adapter counts the elements of a message before it decodes them.
+//! An image or a mount may be two bytes on the wire, so a message of 16 MiB could expand to gigabytes in memory.
 
 use std::{error::Error, io, marker::PhantomData};
 
@@ -20,7 +19,7 @@ use tower::service_fn;
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// A channel that connects by `dial` when it is used.
+/// A channel that calls `dial` to connect when it is used.
 pub(crate) fn channel<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Channel
 where
     F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -33,7 +32,7 @@ where
     Channel::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 
-/// The root cause of a status that the client made because the peer is away.
+/// The root cause of a status that the client created because the peer is unreachable.
 pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     let mut cause = status.source()?;
     while let Some(deeper) = cause.source() {
@@ -81,18 +80,18 @@ pub(crate) struct MessageBounds {
     pub(crate) bytes: usize,
     /// Direct elements of the messages.
     pub(crate) entries: usize,
-    /// Those, and their direct elements.
+    /// Direct elements and their direct elements.
     pub(crate) parts: usize,
 }
 
 impl MessageBounds {
-    /// The remainder after a message; `None`: the message exceeds the limits.
+    /// The limits that are left after a message. `None`: the message exceeds the limits.
     #[must_use]
     pub(crate) fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
         for entry in Fields(message) {
             entries += 1;
-            // A text may decode as a message, so its parts count as well.
+            // A text may decode as a message, so its parts are counted, too.
             parts += Fields(entry).count();
             if entries > self.entries || parts > self.parts {
                 return None;
@@ -106,7 +105,7 @@ impl MessageBounds {
     }
 }
 
-/// The length-delimited fields of a message, in order; ends at invalid data.
+/// The length-delimited fields of a message, in order. Stops at invalid data.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -121,7 +120,7 @@ impl<'a> Iterator for Fields<'a> {
                     let length = varint(&mut self.0)?;
                     return take(&mut self.0, usize::try_from(length).ok()?);
                 }
-                // The content of a group counts as if it were outside.
+                // The content of a group is counted like fields outside the group.
                 3 | 4 => {}
                 5 => drop(take(&mut self.0, 4)?),
                 _ => return None,
@@ -149,7 +148,7 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Prost's codec, which counts what an answer holds before anything is made of it.
+/// Prost's codec, which counts the elements of an answer before decoding.
 pub(crate) struct BoundedCodec<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

@@ -1,4 +1,5 @@
-//! The files of the log: lines are added to the youngest, the oldest is removed whole, and all are read in order.
+//! The files of the log: lines are appended to the youngest file, whole old files are removed, all files are read in
+//! order.
 
 use std::{
     collections::VecDeque,
@@ -11,9 +12,9 @@ use std::{
 use super::record::{Act, Line};
 use crate::{failpoint, image::ByteSize};
 
-/// The number of files of a full log; removing one loses a quarter of the history.
+/// The number of files of a full log. The removal of a file loses a quarter of the history.
 const FILES: u64 = 4;
-/// The bytes that a list of the last acts reads at most.
+/// Maximum bytes that a list of the last acts reads.
 pub(super) const RECENT_BYTES_MAX: u64 = 4 << 20;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
@@ -37,8 +38,8 @@ impl LogFiles {
         Self { directory: directory.to_owned(), bytes_max }
     }
 
-    /// Appends all lines or none, under the lock of the writing processes: to a new file where the youngest is full, and
-    /// after removing as many of the oldest files as they need.
+    /// Appends all lines or none, under the lock of the writing processes. A full youngest file is followed by a new
+    /// file. The oldest files are removed first if the lines need their space.
     pub(super) fn append(&self, lines: &[Line], is_synced: bool) -> io::Result<()> {
         let mut text = Vec::new();
         for line in lines {
@@ -86,9 +87,9 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     if before > 0 {
         file.read_exact_at(&mut last, before - 1)?;
     }
-    // Two writes, so that a test can end the process between them.
+    // Two writes, so that a test can abort the process between them.
     let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
-    // Terminates a torn line of a crash, which readers skip.
+    // Terminates a line that a crash left torn. Readers skip that line.
     let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
     let written = file
         .write_all(end)
@@ -96,7 +97,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
         .inspect(|()| failpoint!("decision.half-written"))
         .and_then(|()| file.write_all(&text[half..]));
     if let Err(error) = written {
-        // If the truncation fails as well, readers skip the torn line.
+        // If the truncation also fails, readers skip the torn line.
         drop(file.set_len(before));
         return Err(error);
     }
@@ -104,7 +105,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads every line, oldest first. Takes no lock: a line in progress counts as damaged.
+/// Reads every line, the oldest first. Takes no lock: a line that is being written is counted as damage.
 /// An absent directory is an empty log.
 pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
@@ -114,7 +115,7 @@ pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<D
     Ok(damage)
 }
 
-/// The last acts, the latest first, of the last [`RECENT_BYTES_MAX`]. Reads no more files than they need.
+/// The last acts within [`RECENT_BYTES_MAX`], the latest first. Reads only as many files as the acts need.
 pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
     let (mut recent, mut bytes_left) = (Vec::new(), RECENT_BYTES_MAX);
     for (_, path) in list(directory)?.into_iter().rev() {
@@ -124,7 +125,7 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
         }
         let length = fs::metadata(&path).map_or(0, |it| it.len());
         let mut of_file = VecDeque::new();
-        // The end of a cut line is no document, which readers skip.
+        // A line cut at its start is not a JSON document, so it is skipped.
         read_file(&path, length.saturating_sub(bytes_left), &mut Damage::default(), &mut |line| {
             if let Line::Act(act) = line {
                 if of_file.len() == wanted {
@@ -151,7 +152,7 @@ fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(
         }
         Ok::<_, io::Error>(())
     };
-    // The writing process may have removed it meanwhile.
+    // The writing process may have removed the file meanwhile.
     if let Err(error) =
         read().or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
     {
@@ -160,7 +161,7 @@ fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(
     }
 }
 
-/// All files of the log, oldest first; none for an absent directory.
+/// All files of the log, the oldest first. No files if the directory is absent.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

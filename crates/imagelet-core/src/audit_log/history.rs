@@ -1,4 +1,4 @@
-//! What was done to the images of one name, id or digest, read from the log.
+//! The recorded acts on the images that match a name, id or digest.
 
 use std::{
     cmp::Reverse,
@@ -14,19 +14,19 @@ use super::{
 };
 use crate::image::Reference;
 
-/// Shorter id prefixes match nothing.
+/// A shorter id prefix matches no image.
 const DIGITS_MIN: usize = 4;
-/// The last acts on one image that are reported.
+/// Limit of reported acts per image.
 const ACTS_MAX: usize = 100;
 
-/// The log's lines on the matching images.
+/// The recorded acts on the matching images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// By key; several where a name moved or an id prefix is ambiguous.
+    /// By key. Several images if a name moved or an id prefix is ambiguous.
     pub images: Vec<ImageHistory>,
-    /// Time of the oldest remaining line; `None` for an empty log.
+    /// Time of the oldest line in the log. `None` for an empty log.
     pub since: Option<SystemTime>,
-    /// Acts that did not reach the disk.
+    /// Number of acts that were not written to the disk.
     pub lost: u64,
     /// Lines and files that could not be read.
     pub damage: Damage,
@@ -34,10 +34,10 @@ pub struct History {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
-    /// The image's key; empty where only failed pulls of a name are recorded.
+    /// The image's key. Empty if only failed pulls of a name are recorded.
     pub key: String,
     pub names: Vec<String>,
-    /// The last ones, oldest first.
+    /// The last acts, the oldest first.
     pub acts: Vec<Act>,
 }
 
@@ -74,7 +74,8 @@ impl History {
         read(directory, |line| {
             let Line::Act(act) = line else { return };
             if act.code.is_of_a_name() {
-                // A failed pull belongs to the image that had the name last, or else to the first one that got it later.
+                // A failed pull belongs to the last image that had the name before it, or else to the first image that
+                // got the name later.
                 let named = names.iter().filter(|(_, of)| act.names.iter().any(|name| of.contains(name)));
                 let owner = named.map(|(key, _)| key).max_by_key(|key| (last.get(*key), Reverse(first.get(*key))));
                 let owner = owner.cloned().unwrap_or_default();
@@ -96,7 +97,7 @@ impl History {
         })?;
         let image = |(key, acts): (String, VecDeque<Act>)| {
             let mut acts = Vec::from(acts);
-            // Several processes write.
+            // Several processes write, so the lines may be out of order.
             acts.sort_by_key(|act| act.at);
             ImageHistory { names: names.remove(&key).unwrap_or_default().into_iter().collect(), key, acts }
         };

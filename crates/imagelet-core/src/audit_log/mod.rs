@@ -1,16 +1,16 @@
-//! The audit log: what was done to images and why, one JSON line on disk for each act, removal and refusal.
+//! The audit log: the acts on images and their reasons, as JSON lines on disk. Removals and refusals are acts, too.
 //!
 //! ```text
-//! DIRECTORY/NNNNNNNNNN.jsonl   the youngest has the highest number; the oldest is removed when room is needed
-//! DIRECTORY/lock               held while a process adds lines
+//! DIRECTORY/NNNNNNNNNN.jsonl   the youngest file has the highest number; the oldest is removed when space is needed
+//! DIRECTORY/lock               locked while a process appends lines
 //! ```
 //!
 //! The directory may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
-//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. Readers take
-//! no lock; other files in the directory are ignored.
+//! (`record.rs`). A crash leaves at worst a torn last line, which readers skip. Several processes may write. Readers
+//! take no lock. Other files in the directory are ignored.
 //!
-//! **Invariant:** writing never fails a caller and never makes it wait. A record that cannot be written, because the
-//! disk is full or slow, is counted, and the count is written after writing succeeds again.
+//! **Invariant:** writing never fails a caller and never blocks a caller. If a record cannot be written, because the
+//! disk is full or slow, it is counted as lost. The count is written after writing succeeds again.
 
 mod files;
 mod history;
@@ -40,16 +40,16 @@ use self::{
     record::{Line, LostLine},
 };
 
-/// Limit of queued acts; more are lost and counted.
+/// Limit of queued acts. Acts above the limit are lost and counted.
 const WAITING_MAX: usize = 256;
-/// A smaller log would soon forget.
+/// The minimum size: a smaller log covers too little history.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
-/// The audit log of a node, written by a separate thread that starts with the first line.
+/// The audit log of a node. A separate thread, started with the first line, writes it.
 #[derive(Debug, Default)]
 pub struct AuditLog {
     directory: Option<PathBuf>,
-    /// Zero on a read-only file system, where existing records stay readable.
+    /// Zero on a read-only file system. Existing records stay readable.
     bytes_max: u64,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
@@ -57,7 +57,7 @@ pub struct AuditLog {
 
 #[derive(Debug, Default)]
 struct WriteState {
-    /// Records that did not reach the disk, in total.
+    /// Total number of records that were not written to the disk.
     lost: AtomicU64,
     /// The last write failed.
     is_failing: AtomicBool,
@@ -77,7 +77,7 @@ enum Message {
 }
 
 impl AuditLog {
-    /// Opens a log of at most this many bytes; the directory is created with the first line.
+    /// Opens a log of at most this many bytes. The first line creates the directory.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
         Self {
             bytes_max: bytes_max.max(BYTES_MIN),
@@ -108,17 +108,17 @@ impl AuditLog {
         let Some(queue) = queue else { return };
         let (done, wait) = sync_channel(1);
         if queue.send(Message::Flush(done)).is_ok() {
-            // A writer that ended has nothing more to write.
+            // Fails if the writer has ended; then no record is left to write.
             let _ = wait.recv();
         }
     }
 
-    /// Records lost since this process started.
+    /// Number of records lost since this process started.
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::Relaxed)
     }
 
-    /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
+    /// The history of the images that match a name, id, digest, or a prefix of an id or digest. Blocks.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
@@ -159,7 +159,7 @@ impl AuditLog {
 }
 
 impl WriteState {
-    /// Counts a lost record; logs the first error only.
+    /// Counts a lost record. Logs only the first error.
     fn failed(&self, why: &str) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
@@ -185,12 +185,12 @@ impl Worker {
 }
 
 fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
-    // The lost acts that the log reports.
+    // The number of lost acts that the log already reports.
     let mut reported = 0;
     while let Ok(message) = messages.recv() {
         match message {
             Message::Act(act) => {
-                // An unreachable registry causes many failed pulls, none of which changes an image.
+                // Not synced: failed pulls are frequent if a registry is unreachable, and they change no image.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
                 let report = LostLine { at: SystemTime::now(), count: lost - reported };

@@ -1,4 +1,4 @@
-//! What is recorded: the lines of the log.
+//! The records of the audit log: its JSON lines.
 //!
 //! ```text
 //! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal, or a refusal of one
@@ -31,7 +31,7 @@ pub struct Act {
     pub details: ActDetails,
 }
 
-/// What is known of an act, or of the images that it changed.
+/// Details of an act or of the changed images. All are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ActDetails {
@@ -40,34 +40,34 @@ pub struct ActDetails {
     pub bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// Of a removal by a collection, or its refusal: the stable code of the reason.
+    /// The stable code of the reason, for a removal by a collection or its refusal.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The reason as text, where the code is not enough.
+    /// The text of the reason, if the code is not enough.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// Of a pull by the embedded store: what each host of the registry sent. At most [`PullHost::REPORTED_MAX`].
+    /// What each host of the registry sent, for a pull by the embedded store. At most [`PullHost::REPORTED_MAX`] hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<PullHost>,
 }
 
 impl Act {
-    /// An act of this moment, of no images yet.
+    /// An act at the current time, without image keys.
     pub fn new(code: ActCode, names: Vec<String>, by: impl Into<String>) -> Self {
         let (at, by, details) = (SystemTime::now(), by.into(), ActDetails::default());
         Self { at, code, keys: Vec::new(), names, by, details }
     }
 }
 
-/// What one host, a mirror or the registry itself, sent for a pull, and how its requests failed.
+/// What a host (a mirror or the registry) sent for a pull, and the failures of its requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PullHost {
     /// `HOST:PORT`, without user and path.
     pub host: String,
-    /// It sent or confirmed the manifest.
+    /// The host sent or confirmed the manifest.
     pub manifest: bool,
-    /// Blobs of which it sent bytes.
+    /// Number of blobs of which the host sent bytes.
     pub blobs: u64,
     pub bytes: u64,
     /// Failed requests by class; at most [`PullHost::CLASSES_MAX`] classes.
@@ -79,7 +79,7 @@ impl PullHost {
     pub const REPORTED_MAX: usize = 8;
     pub const CLASSES_MAX: usize = 8;
 
-    /// Adds what hosts sent in a further attempt of the same pull.
+    /// Adds the bytes and failures of another attempt of the same pull.
     pub(crate) fn add_all(known: &mut Vec<Self>, more: &[Self]) {
         for host in more {
             if let Some(other) = known.iter_mut().find(|other| other.host == host.host) {
@@ -114,7 +114,7 @@ pub enum ActCode {
     UntaggedOnRequest,
     Pinned,
     Unpinned,
-    /// Another image manager of the node pulled it, according to its records.
+    /// Another image manager of the node pulled the image, according to its records.
     Adopted,
     /// A pull of this name failed; the act has names and no key.
     PullFailed,
@@ -122,12 +122,13 @@ pub enum ActCode {
     PullGivenUp,
     /// A collection removed the image.
     Removed,
-    /// A collection did not remove an image that it had chosen: the runtime refused, or a check after the plan did.
+    /// A collection selected the image and did not remove it: the runtime, or a check after the plan, prevented the
+    /// removal.
     Refused,
 }
 
 impl ActCode {
-    /// Whether the act is a pull without an image: names and no key.
+    /// Whether the act is a pull that added no image: it has names and no key.
     pub(super) fn is_of_a_name(self) -> bool {
         matches!(self, Self::PullFailed | Self::PullGivenUp)
     }
@@ -163,13 +164,13 @@ pub(super) enum Line {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LostLine {
-    /// When writing succeeded again.
+    /// The time when writing succeeded again.
     #[serde(with = "moment")]
     pub(super) at: SystemTime,
     pub(super) count: u64,
 }
 
-/// RFC 3339 times, exact to the nanosecond.
+/// RFC 3339 times with nanoseconds.
 pub(super) mod moment {
     use std::time::SystemTime;
 

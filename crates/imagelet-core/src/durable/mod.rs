@@ -1,4 +1,4 @@
-//! Whole files replaced, so that a crash at any point leaves the old file or the new one.
+//! Replaces whole files, so that a crash at any point leaves the old file or the new file.
 
 mod state_dir;
 
@@ -13,9 +13,9 @@ use std::{
 pub(crate) use self::state_dir::{StateDir, misread, nanos, time};
 use crate::failpoint;
 
-/// The disk below a change. That of a test counts the changes and fails some of them.
+/// The disk that is changed. A test's disk counts the changes and fails some of them.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Called before each change: its error is that of the change.
+    /// Called before each change. If it fails, the change fails with its error.
     fn change(&self) -> io::Result<()> {
         Ok(())
     }
@@ -24,7 +24,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
         file.sync_all()
     }
 
-    /// Whether a change takes so long that it leaves the async threads.
+    /// Whether a change is slow, so that it must not run on an async thread.
     fn takes_time(&self) -> bool {
         true
     }
@@ -35,18 +35,19 @@ pub struct MachineDisk;
 
 impl Disk for MachineDisk {}
 
-/// Replaces a file by these bytes, readable by its owner alone. Durable on return.
+/// Replaces a file with these bytes, readable only by its owner. Durable on return.
 ///
-/// `beside` is its name until it is whole, in the same folder; a crash may leave it, and the next replacement removes it.
-/// `steps` begins the names of the failpoints within.
+/// `beside` is the path of the incomplete file, in the same folder. A crash may leave that file, and the next
+/// replacement removes it. `steps` is the prefix of the failpoint names.
 ///
 /// # Errors
-/// The file is then the old one, except where the last sync of the folder failed: a power cut then decides.
+/// After an error the file is the old one. If only the last sync of the folder failed, a power cut may restore either
+/// file.
 pub fn replace_file(path: &Path, beside: &Path, steps: &str, bytes: &[u8]) -> io::Result<()> {
     replace_file_on(&MachineDisk, path, beside, steps, |file| file.write_all(bytes))
 }
 
-/// As [`replace_file`], on this disk; `fill` writes the new file and sets its owner and permissions.
+/// As [`replace_file`], on this disk. `fill` writes the new file and sets its owner and permissions.
 pub fn replace_file_on(
     disk: &dyn Disk,
     path: &Path,
@@ -59,7 +60,7 @@ pub fn replace_file_on(
         fs::rename(beside, path)
     });
     if let Err(error) = written {
-        // The first error says more than a failed cleanup.
+        // An error of the cleanup is ignored: the first error is more useful.
         let _ = fs::remove_file(beside);
         return Err(error);
     }
@@ -85,13 +86,13 @@ fn write_whole(
     Ok(())
 }
 
-/// Creates a file after unlinking its name: it follows no link and changes no other hard link.
+/// Creates a file after unlinking its name, so that no link is followed and no other hard link is changed.
 pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
     remove_file(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes a file that may be missing.
+/// Removes a file. An absent file is no error.
 pub fn remove_file(path: &Path) -> io::Result<()> {
     fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
@@ -107,7 +108,7 @@ pub(crate) fn sync_folder_on(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     failpoint::synced(Some(path))
 }
 
-/// Creates a folder and its missing parents with owner-only access. Durable on return.
+/// Creates a folder and its absent parents, accessible only by the owner. Durable on return.
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     let made: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -118,7 +119,7 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`replace_file`], for what may be lost in a power cut: survives the end of this process alone.
+/// As [`replace_file`], without syncs: the file survives the end of this process, but maybe not a power cut.
 pub fn replace_file_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = create_anew(beside).and_then(|mut file| file.write_all(bytes));
     written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| drop(fs::remove_file(beside)))

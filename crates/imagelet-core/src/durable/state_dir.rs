@@ -1,13 +1,13 @@
 //! The state directory of the inventory: usage history, leases and pins, which outlive a restart.
 //!
 //! ```text
-//! STATE_DIR/ledger        the usage history, as `inventory/ledger` says; lost: ages and histories start anew
-//! STATE_DIR/leases.json   the last request of each leased image; lost: a collection may remove an image that a pod waits for
-//! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
-//! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: nothing is pinned for them until the agent knows them
-//! STATE_DIR/pins.lock     held while a file is written, and while the pins are changed, by any process
+//! STATE_DIR/ledger        the usage history, described in `inventory/ledger`; lost: ages and histories start again
+//! STATE_DIR/leases.json   the last request of each leased image; lost: images of waiting pods may be removed
+//! STATE_DIR/pins.json     patterns; lost: the pins of the operator
+//! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: their pins, until the agent knows them again
+//! STATE_DIR/pins.lock     locked while any process writes a file or changes the pins
 //! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
-//! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
+//! *.corrupt-SECONDS       a damaged file, renamed; may be deleted
 //! ```
 //!
 //! Unknown fields of newer versions are ignored.
@@ -25,7 +25,7 @@ use serde_json::error::Category;
 use super::{create_folder, replace_file};
 use crate::image::ByteSize;
 
-/// A ledger of this size has a quarter of a million images.
+/// The ledger of about 250,000 images has this size.
 const FILE_SIZE_MAX: u64 = 64 << 20;
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
@@ -40,7 +40,7 @@ struct PinsFile {
 #[derive(Clone, Debug)]
 pub(crate) struct StateDir {
     pub(crate) path: PathBuf,
-    /// A read-only file system: existing files are read, nothing is stored, pins cannot change.
+    /// The file system is read-only: existing files are read, no file is written, and pins cannot change.
     pub(crate) is_read_only: bool,
 }
 
@@ -60,7 +60,7 @@ impl StateDir {
         self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
-    /// The caller holds the lock, and has read the patterns under it.
+    /// The caller holds the lock and has read the patterns under it.
     pub(crate) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text)
@@ -76,7 +76,7 @@ impl StateDir {
         Ok(file)
     }
 
-    /// An absent file is empty; a damaged one is set aside.
+    /// An absent file is empty. A damaged file is renamed to `NAME.corrupt-SECONDS`.
     pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
         let path = self.path.join(name);
         let mut text = Vec::new();
@@ -104,20 +104,20 @@ impl StateDir {
         })
     }
 
-    /// Replaces a whole file; it is on disk on return. The caller holds the lock.
+    /// Replaces a whole file. The file is on disk on return. The caller holds the lock.
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         if text.len() as u64 > FILE_SIZE_MAX {
             let (size, limit) = (ByteSize(text.len() as u64), ByteSize(FILE_SIZE_MAX));
             let message = format!("`{name}` would have {size}; the limit is {limit}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
-        // One name for all writes: the next write overwrites the remains of a crash.
+        // All writes use the same name: the next write overwrites what a crash left.
         let beside = self.path.join(format!(".{name}.new"));
         replace_file(&self.path.join(name), &beside, "state", text)
     }
 }
 
-/// Where a damaged file does not read. The parser's own message may repeat any text of it.
+/// The position of the damage. The message of the parser is not used, because it may repeat any text of the file.
 pub(crate) fn misread(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         Category::Data => "a value does not fit",
@@ -127,7 +127,7 @@ pub(crate) fn misread(error: &serde_json::Error) -> String {
     format!("{what} at line {}, column {}", error.line(), error.column())
 }
 
-/// Nanoseconds since 1970, clamped to 1970 to 2554.
+/// Nanoseconds since 1970, limited to the years 1970 to 2554.
 pub(crate) fn nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

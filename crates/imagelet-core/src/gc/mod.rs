@@ -1,8 +1,8 @@
-//! Removes images that nothing needs, to free space or because they are old (`docs/spec/gc.md §6-§8`).
+//! Removes unneeded images, to free space or because they are old (`docs/spec/gc.md §6-§8`).
 //!
-//! `plan/` decides, `run.rs` acts: each removal is preceded by a fresh check that the image is still unused, and the
-//! disk is measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no
-//! user of it.
+//! `plan/` decides, and `run.rs` acts. Each removal follows a fresh check that the image is still unused. The disk is
+//! measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no user of
+//! the image.
 
 mod keep_rules;
 mod plan;
@@ -68,13 +68,14 @@ impl ImageGc {
         }
     }
 
-    /// Records each removal before it starts, so that an image removed before a crash has a record.
+    /// Records each removal before it starts, so that a removal before a crash has a record.
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }
     }
 
-    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: trust an empty image list at once.
+    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: an empty image list is trusted at
+    /// once.
     #[must_use]
     pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
         Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }
@@ -85,7 +86,7 @@ impl ImageGc {
         Self { probe, ..self }
     }
 
-    /// Sets the keep rules from the next collection on. Rules that pin become pins of the inventory.
+    /// Sets the keep rules from the next collection on. Rules that act as pins become pins of the inventory.
     pub fn set_rules(&self, rules: KeepRules) {
         self.inventory.set_configured_pins(rules.keep.iter().filter_map(KeepRule::pin).cloned().collect());
         let mut current = self.rules.lock().unwrap_or_else(PoisonError::into_inner);

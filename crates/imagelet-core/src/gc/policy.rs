@@ -12,13 +12,13 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Usage of the disk at which collecting starts and stops.
+    /// Disk usage at which a collection starts and stops.
     pub bytes: GcMarks,
-    /// The same for inodes; `None`: inodes are ignored.
+    /// The same thresholds for inodes. `None`: inodes are ignored.
     pub inodes: Option<GcMarks>,
-    /// The least time since the first sight or the last request.
+    /// The minimum time since the first sight or the last request.
     pub age_min: Duration,
-    /// The longest idle time; `None`: age alone removes nothing.
+    /// The maximum idle time. `None`: age alone removes no image.
     pub age_max: Option<Duration>,
     pub order: GcOrder,
     /// `None`: an unreachable goal removes nothing.
@@ -29,13 +29,13 @@ pub struct GcPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GcOrder {
-    /// Least recently used first; the whole plan is made before the first removal.
+    /// Least recently used first. The whole plan is made before the first removal.
     #[default]
     Lru,
-    /// Lowest expected cost per exclusively used byte first; planned in the same way.
+    /// Lowest expected cost per exclusively used byte first. The whole plan is made before the first removal.
     Cost,
-    /// Least recently used first, removal by removal, until the listed sizes are enough; the next one follows a failed one
-    /// (`docs/spec/gc.md §6-§8`). Inodes and relief do not count.
+    /// Least recently used first, one removal at a time, until the listed sizes are enough. After a failed removal, the
+    /// next image is removed (`docs/spec/gc.md §6-§8`). Inodes and relief have no effect.
     #[serde(skip)]
     ListedSizes,
 }
@@ -47,10 +47,10 @@ pub struct GcRequest {
     pub dry_run: bool,
 }
 
-/// The goal of a collection. No goal removes an image in use, pinned, or younger than the minimum age.
+/// The goal of a collection. No goal removes an image that is in use, pinned, or younger than the minimum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
-    /// Old images; then, above the high threshold, down to the low one.
+    /// Old images; then, above the high threshold, images until usage is at the low threshold.
     Threshold,
     Free(ByteSize),
     AllUnused,
@@ -64,25 +64,25 @@ pub struct GcMarks {
 }
 
 impl GcMarks {
-    /// Collecting starts at `high` percent in use and stops at `low`, which is capped at `high`.
+    /// A collection starts at `high` percent in use and stops at `low`, which is limited to `high`.
     pub fn new(high: Percent, low: Percent) -> Self {
         Self { high, low: low.min(high) }
     }
 }
 
-/// Limits for removals when the goal is out of reach.
+/// Limits for removals if the goal is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
     pub idle_min: Duration,
-    /// Disk usage in percent from which other images are removed as well.
+    /// Disk usage in percent from which images that are not idle are removed, too.
     pub critical: Percent,
 }
 
 impl GcPolicy {
-    /// Collecting starts at `high` percent of the disk in use and stops at `low`.
+    /// A collection starts at `high` percent of the disk in use and stops at `low`.
     ///
-    /// An image first seen less than `age_min` ago stays; one idle for longer than `age_max` is removed whatever the
-    /// disk usage.
+    /// An image first seen less than `age_min` ago stays. An image that was idle for longer than `age_max` is removed
+    /// at any disk usage.
     pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, PlainError> {
         let percent = |name, value| {
             let invalid = |_| PlainError(format!("invalid {name} {value}, must be in range [0-100]"));
@@ -113,13 +113,14 @@ impl GcPolicy {
         self.bytes.low
     }
 
-    /// Whether a disk with so many more bytes in use is at the high threshold.
+    /// Whether a disk with this many additional bytes in use is at the high threshold.
     pub fn is_reached_with(&self, disk: &DiskUse, bytes: ByteSize) -> bool {
         let level = Level::bytes(disk);
         Level { free: level.free.saturating_sub(bytes.0.into()), ..level }.is_at(self.high())
     }
 
-    /// Whether a whole plan by exclusively used bytes is made before the first removal, and again where one is prevented.
+    /// Whether the whole plan is made before the first removal, by exclusively used bytes, and again after a prevented
+    /// removal.
     pub(crate) fn is_planned(&self) -> bool {
         self.order != GcOrder::ListedSizes
     }
@@ -129,18 +130,18 @@ impl GcPolicy {
         self.high().get() == 100 && self.age_max.is_none()
     }
 
-    /// Bytes to free down to the low threshold, and the least number to get below the high one; `None` below the high
-    /// threshold. Zero where the thresholds are equal and rounding leaves nothing to free.
+    /// Bytes to free down to the low threshold, and the minimum to get below the high threshold. `None` if usage is
+    /// below the high threshold. Zero if the thresholds are equal and rounding leaves nothing to free.
     pub(crate) fn bytes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::bytes(disk).wanted(self.bytes)
     }
 
-    /// The same for inodes; `None` also without inode counts.
+    /// The same for inodes. Also `None` if the file system has no inode counts.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::inodes(disk)?.wanted(self.inodes?)
     }
 
-    /// The amount to free to get below the critical mark, zero where it is; `None` without relief limits.
+    /// The amount to free to get below the critical mark; zero if usage is below it. `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.pressure_relief?.critical;
         let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };
@@ -148,7 +149,7 @@ impl GcPolicy {
         Some(Freed { bytes: ByteSize(wanted(Level::bytes(disk))), inodes })
     }
 
-    /// The kubelet's number of bytes to free; negative below the low threshold.
+    /// The kubelet's number of bytes to free. Negative if usage is below the low threshold.
     pub(crate) fn excess(&self, disk: &DiskUse) -> i64 {
         let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low().get()) / 100;
         let excess = free_wanted - i128::from(disk.available.0);
@@ -156,7 +157,7 @@ impl GcPolicy {
     }
 }
 
-/// All and free bytes or inodes; a hundred times the bytes of a disk above 92 PB overflows 64 bits.
+/// Total and free bytes or inodes. A hundred times the bytes of a disk above 92 PB overflows 64 bits.
 struct Level {
     all: u128,
     free: u128,
@@ -181,7 +182,7 @@ impl Level {
         self.is_at(marks.high).then(|| (low, self.below(marks.high).min(low)))
     }
 
-    /// Exceeds the whole where no disk can be below the mark.
+    /// Returns more than the total if no disk can be below the mark.
     fn below(&self, mark: Percent) -> u64 {
         self.missing((self.all * u128::from(101 - mark.get())).div_ceil(100))
     }

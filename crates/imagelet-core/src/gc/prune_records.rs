@@ -19,14 +19,14 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
-    /// Trust an empty image list at once, as that of the embedded store.
+    /// An empty image list is trusted at once; set for the embedded store.
     pub(super) trusts_empty_list: bool,
     pub(super) found_none: AtomicBool,
 }
 
 impl Pruning {
-    /// A runtime that lists no image although none was removed may have just started. Its list is trusted from the
-    /// second collection on: an image without a pull record would count as preloaded and be accessible to all pods.
+    /// A runtime that lists no image, although no image was removed, may have just started. Its list is trusted from
+    /// the second collection on. An early prune is unsafe: all pods may use an image without a pull record.
     fn trusts(&self, left: usize, removed: usize) -> bool {
         let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
         self.trusts_empty_list || left > 0 || removed > 0 || found_none_before

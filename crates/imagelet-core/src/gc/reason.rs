@@ -1,4 +1,4 @@
-//! The reason for keeping or removing an image: a stable code with its inputs, and a text.
+//! The reason to keep or remove an image: a stable code with its inputs, and a text.
 
 use std::{
     borrow::Cow,
@@ -24,13 +24,13 @@ pub enum Reason {
     NoId,
     Young(Duration),
     Leased(Duration),
-    /// Stays: requested, and its container may still start until then, in whole seconds; `None`: another caller is about
-    /// to remove it.
+    /// Stays: requested, and its container may start until this time, in whole seconds. `None`: another caller is about
+    /// to remove the image.
     Awaited(Option<SystemTime>),
-    /// Stays: in use at the last pass but one; a list may have missed its user.
+    /// Stays: in use until recently. One list without its last user may be incomplete.
     Released,
     JustUsed,
-    /// Stays: no space was needed, or earlier removals free enough.
+    /// Stays: no space was needed, or earlier removals free enough space.
     NotNeeded,
     NotEnough,
     Recent {
@@ -39,10 +39,10 @@ pub enum Reason {
     },
     Gone,
     Aborted(String),
-    /// Stays: the runtime refused the removal with this error, because of a user that only the runtime sees.
+    /// Stays: the runtime rejected the removal with this error, because of a user that only the runtime sees.
     Refused(String),
     Failed(String),
-    /// Stays: it cannot be removed, or was still there after its removal, for this reason.
+    /// Stays: the removal is impossible, or the image was still present after its removal. The text is the error.
     Remains(String),
     Old {
         idle: Idle,
@@ -64,7 +64,7 @@ pub enum GcPhase {
 }
 
 impl GcPhase {
-    /// The metrics label; the kubelet counts the removal of all unused images as `space`, too.
+    /// The metrics label. As in the kubelet, the removal of all unused images is also counted as `space`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Age => "age",
@@ -76,7 +76,7 @@ impl GcPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     Used(Duration),
-    /// Never used; since its first sight.
+    /// Never used. The duration is the time since the first sight.
     Never(Duration),
 }
 
@@ -109,7 +109,8 @@ impl Reason {
         self.parts().0
     }
 
-    /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
+    /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null if there are no
+    /// inputs.
     pub fn inputs(&self) -> Value {
         self.parts().1
     }
@@ -187,7 +188,7 @@ impl Reason {
     }
 }
 
-/// The first users, and the number of the others.
+/// The first users, and the number of the other users.
 fn first_of(users: &[String]) -> String {
     const SHOWN_MAX: usize = 3;
     let shown = users[..users.len().min(SHOWN_MAX)].join(", ");
@@ -201,7 +202,7 @@ fn moment(at: SystemTime) -> String {
     Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
 }
 
-/// Seconds, whole where possible; null for an infinite duration.
+/// Whole seconds if possible. Null for an infinite duration.
 fn seconds(duration: Duration) -> Value {
     match duration {
         Duration::MAX => Value::Null,

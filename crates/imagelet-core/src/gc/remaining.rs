@@ -1,4 +1,5 @@
-//! Images that a removal did not remove: later collections spare them until their names change or they are used.
+//! Images that were still present after their removal. Later collections skip them until their names change or they are
+//! used.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +17,7 @@ use crate::{
 struct Remaining {
     reason: Reason,
     since: SystemTime,
-    /// As a pass after its removal lists them; `None` before that pass.
+    /// The names in the first pass after the removal. `None` before that pass.
     names: Option<Vec<String>>,
 }
 
@@ -24,14 +25,15 @@ struct Remaining {
 pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, Remaining>>);
 
 impl RemainingImages {
-    /// `left`: the image after its removal, where no pass follows at once.
+    /// `left`: the image after its removal; required if no pass follows at once.
     pub(super) fn add(&self, key: ImageKey, reason: Reason, since: SystemTime, left: Option<&Image>) {
         let remaining = Remaining { reason, since, names: left.map(names) };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, remaining);
     }
 
-    /// The images of a pass to spare, but those that stay for a pin. Forgets images that are absent or have other names,
-    /// and those used, requested or first seen since the removal: they may have been pulled again during it.
+    /// The listed images to skip, without pinned images, which stay anyway. Drops images that are absent or have other
+    /// names. Also drops images used, requested or first seen since the removal: a pull may have added them again
+    /// during it.
     pub(super) fn of(&self, snapshot: &Snapshot) -> BTreeMap<ImageKey, Reason> {
         let mut remaining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if remaining.is_empty() {

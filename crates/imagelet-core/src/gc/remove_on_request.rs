@@ -1,4 +1,4 @@
-//! The removal of one image on request of a command or a CRI caller.
+//! The removal of one image, requested by a command or a CRI caller.
 
 use std::time::SystemTime;
 
@@ -14,18 +14,18 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedImages {
     Stay,
-    /// Remove it as far as the store permits, without listing its users.
+    /// Remove the image as far as the store permits, without listing its users.
     Go,
 }
 
 impl ImageGc {
-    /// Removes one image despite its age, pins and leases, and despite its users where the request says so. `None`: the
+    /// Removes one image despite its age, pins and leases, and despite its users if the request says so. `None`: the
     /// image is absent.
     ///
     /// A concurrent request for the image waits and then finds it absent.
     ///
     /// # Errors
-    /// `InUse`; `Unavailable`, where its users could not be listed, or the list is not trusted; those of the runtime.
+    /// `InUse`. `Unavailable` if the users could not be listed or the list is not trusted. The errors of the runtime.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,

@@ -19,42 +19,42 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub struct GcReport {
-    /// The disk at the start; all zero where not measured and not needed by the goal.
+    /// The disk at the start. All zero if it was not measured and the goal did not need it.
     pub disk_before: DiskUse,
-    /// The disk at the end; `None` without removals or without a measurement.
+    /// The disk at the end. `None` without removals or without a measurement.
     pub disk_after: Option<DiskUse>,
     pub sizes: GcSizes,
     /// One decision per image: planned removals in order, then the others by key.
     pub decisions: Vec<GcDecision>,
     pub failures: Vec<GcError>,
     pub events: Vec<GcEvent>,
-    /// Ids of all present images; `None` in a dry run or after a failed listing.
+    /// Ids of all present images. `None` in a dry run or after a failed listing.
     pub present: Option<Vec<ImageId>>,
-    /// The kubelet's policy: the ids for its hooks after a space phase without failure. They are the images it
-    /// considered and kept, not all present ones.
+    /// The ids for the kubelet's hooks, after a space phase without failure (kubelet's policy only). They are the
+    /// images that the phase considered and kept, not all present images.
     pub hook: Option<Vec<ImageId>>,
 }
 
-/// What was to be freed, could be and was.
+/// The bytes to free, the bytes that could be freed, and the freed bytes.
 #[derive(Debug, Default)]
 pub struct GcSizes {
-    /// Bytes to free; `None` where no space or everything unused was wanted.
+    /// Bytes to free. `None` if no space was wanted, or if all unused images were to be removed.
     pub goal: Option<ByteSize>,
-    /// Listed sizes of the removed images, which include shared layers that stay.
+    /// Listed sizes of the removed images. They include shared layers that stay.
     pub claimed: ByteSize,
     /// Bytes freed according to known shared layers; see `certainty`.
     pub freed: Freed,
     pub could_free: ByteSize,
     pub certainty: Certainty,
-    /// Gain of available bytes on the disk, including concurrent writes and removals; `None` without removals or a
-    /// measurement. May lag where the runtime frees asynchronously.
+    /// Gain of available bytes on the disk, including concurrent writes and removals. `None` without removals or
+    /// without a measurement. May be too low if the runtime frees asynchronously.
     pub measured: Option<ByteSize>,
 }
 
 impl GcReport {
-    /// The error text that the kubelet would return; `None` after a success.
+    /// The error text that the kubelet returns. `None` after a success.
     pub fn failure(&self) -> Option<String> {
-        // An exhausted collection is a state with its own event, not a failure of each run.
+        // An unreachable goal is a state with its own event, not a failure of each run.
         let failures = self.failures.iter().filter(|error| !matches!(error, GcError::OutOfReach { .. }));
         let texts: Vec<String> = failures.map(ToString::to_string).collect();
         (!texts.is_empty()).then(|| aggregate(&texts))
@@ -64,7 +64,7 @@ impl GcReport {
         self.decisions.iter().filter(|it| it.outcome == GcOutcome::Removed)
     }
 
-    /// The removed images, or the selected ones of a dry run.
+    /// The removed images, or in a dry run the selected images.
     pub fn chosen(&self) -> impl Iterator<Item = &GcDecision> {
         self.decisions.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed | GcOutcome::Chosen))
     }
@@ -75,9 +75,9 @@ pub struct GcDecision {
     pub entry: Arc<ImageEntry>,
     pub outcome: GcOutcome,
     pub reason: Reason,
-    /// The purpose of the planned removal; `None`: no removal was planned.
+    /// The purpose of the planned removal. `None`: no removal was planned.
     pub phase: Option<GcPhase>,
-    /// Bytes freed after the previous removals.
+    /// Bytes that this removal frees after the previous removals.
     pub frees: ByteSize,
 }
 
@@ -89,7 +89,7 @@ impl GcDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
-    /// With a phase: it was selected, and a later check prevented the removal.
+    /// With a phase: the image was selected, and a later check prevented the removal.
     Kept,
     Chosen,
     Removed,
@@ -98,7 +98,7 @@ pub enum GcOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
-    /// The event reason that alerts match.
+    /// The event reason. Alerts match it.
     pub reason: &'static str,
     /// The kubelet's exact text.
     pub message: String,
@@ -111,12 +111,12 @@ pub enum GcError {
     Inventory(#[from] InventoryError),
     #[error(transparent)]
     Filesystem(RuntimeError),
-    /// No disk is known, or it could not be measured.
+    /// No disk is known, or the measurement failed.
     #[error(transparent)]
     Disk(#[from] PlainError),
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
-    /// Removals of old images or for space failed, in the kubelet's words.
+    /// Removals by age or for space failed. The text is the kubelet's.
     #[error("{0}")]
     Removals(String),
     /// The kubelet's policy: the disk is still too full after all possible removals.
@@ -130,10 +130,10 @@ pub enum GcError {
     #[error("{text}")]
     OutOfReach {
         shortfall: Shortfall,
-        /// The text of the event. It begins like the kubelet's, which alerts match.
+        /// The text of the event. It begins like the kubelet's, because alerts match that text.
         text: String,
     },
-    /// The runtime lists no containers after it listed some; the list is not trusted.
+    /// The runtime lists no containers after it listed some. The list is not trusted.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
     ContainersVanished,
     #[error("could not ask what is in use before removing an image")]
@@ -155,16 +155,17 @@ impl GcError {
     }
 }
 
-/// Most bytes of a recorded text from outside.
+/// Maximum bytes of a recorded text from outside.
 const TEXT_LENGTH_MAX: usize = 1024;
 
 impl GcDecision {
-    /// The line of a removal or its refusal in the audit log, by what started the collection; `None` where none was tried.
+    /// The audit log's record of a removal or its refusal. `by` is what started the collection. `None` if no removal
+    /// was tried.
     pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
             GcOutcome::Chosen => return None,
             GcOutcome::Kept if self.phase.is_none() => return None,
-            // The end of a collection is no decision on the rest of its plan, nor is a removal by another program.
+            // No record if the collection ended before the step, or if another program removed the image.
             GcOutcome::Kept if matches!(self.reason, Reason::Aborted(_) | Reason::Gone) => return None,
             GcOutcome::Removed => (ActCode::Removed, self.reason.to_string()),
             GcOutcome::Kept => (ActCode::Refused, self.reason.to_string()),

@@ -1,5 +1,5 @@
-//! One collection: refresh, plan, check again and remove, refresh; a new plan where a check prevented a removal; then
-//! prune the pull records of absent images.
+//! One collection: refresh, plan, check again and remove, refresh. If a check prevents a removal, a new plan follows.
+//! At the end, the pull records of absent images are pruned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,22 +32,22 @@ use crate::{
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
-    /// Collects once; waits for a running collection. A dry run neither waits for one nor delays one: it plans by the
-    /// snapshot of a pass, which all readers share.
+    /// Collects once, after a running collection has ended. A dry run neither waits for a collection nor delays it: it
+    /// uses the snapshot of a pass, which all readers share.
     ///
-    /// A failed removal, or an image taken into use meanwhile, is part of the report, and another image is removed
-    /// instead. Dropping the future keeps the removals done so far.
+    /// A failed removal, or an image that came into use meanwhile, is part of the report. Another image is removed
+    /// instead. Removals that are done stay done if the future is dropped.
     ///
     /// # Errors
-    /// When images, users or the disk are unknown and nothing was done.
+    /// If images, users or the disk are unknown and nothing was done.
     pub async fn run(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         self.run_by("collection", request, now).await
     }
 
-    /// As [`Self::run`]; the audit log names what started the collection: `timer`, `command`, `pull`.
+    /// As [`Self::run`]. `by` names what started the collection in the audit log: `timer`, `command`, `pull`.
     pub async fn run_by(&self, by: &str, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
-        // Held over the whole pass: two concurrent collections would both count the other's removals and together free
-        // more than requested.
+        // Locked during the whole collection. Two concurrent collections would each count the other's removals and
+        // together free more than requested.
         let waiting = Instant::now();
         let _turn = if request.dry_run { None } else { Some(self.turn.lock().await) };
         let now = now + waiting.elapsed();
@@ -83,12 +83,12 @@ impl ImageGc {
         Ok(report)
     }
 
-    /// Waits for the end of a running collection, whose removals a plan of now would count again.
+    /// Waits for the end of a running collection. A plan made now would count its removals again.
     pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
     }
 
-    /// The layers of images, of which those on another file system than the measured one free nothing.
+    /// The layers of images. Layers on another file system than the measured one free nothing.
     async fn layers_on(&self, disk: Option<&DiskUse>) -> Option<LayerGraph> {
         let graph = self.runtime.layers().await.unwrap_or_else(|error| {
             tracing::warn!(error = error.chain(), "planning without the layers that images share");
@@ -103,16 +103,17 @@ impl ImageGc {
         Some(graph.without(&elsewhere.unwrap_or_default()))
     }
 
-    /// Measures the disk of the directory that the runtime reports for images.
+    /// Measures the disk of the image directory that the runtime reports.
     ///
-    /// An invisible directory has a capacity of zero, which only a threshold rejects.
+    /// A directory that this process cannot see has a capacity of zero. Only a threshold goal rejects that capacity.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let filesystems = self.runtime.filesystem().await.map_err(GcError::Filesystem)?;
         let (probe, reserved) = (Arc::clone(&self.probe), filesystems.reserved);
         let images = disks::image_filesystem(&filesystems)?.clone();
         let measured = tokio::task::spawn_blocking(move || disks::image_disk(&images, &*probe));
         let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
-        // Reservations are read before the disk: a layer that is committed in between counts twice rather than never.
+        // Reservations are read before the disk. A layer committed between both reads is counted twice and never zero
+        // times.
         Ok(DiskUse { reserved, ..disk })
     }
 }
@@ -126,19 +127,19 @@ struct Run<'a> {
     began: Instant,
     containers: usize,
     containers_vanished: bool,
-    /// The decisions are the attempted removals until the end.
+    /// Its decisions are only the attempted removals until the end.
     report: GcReport,
-    /// The amount wanted by the first plan with a known disk.
+    /// The wanted amount of the first plan with a known disk.
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
     done: Done,
-    /// Listed sizes of the images removed for space; `None` without such removals.
+    /// Listed sizes of the images removed for space. `None` if no image was removed for space.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
     aborted: Option<String>,
-    /// A removal was planned, so the reasons of the other images are worth logging.
+    /// A removal was planned, so the reasons to keep the other images are logged.
     is_active: bool,
 }
 
@@ -191,7 +192,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes one plan. Returns whether a removal was prevented, so that a new plan may do better.
+    /// Executes one plan. Returns whether a check prevented a removal: then a new plan may free more.
     async fn pass(&mut self, snapshot: &Arc<Snapshot>, disk: Option<DiskUse>, is_last: bool) -> bool {
         let gc = self.gc;
         let layers = gc.layers_on(disk.as_ref()).await;
@@ -203,7 +204,7 @@ impl<'a> Run<'a> {
             request: self.request,
             now: self.now,
             snapshot,
-            // Removals are counted; the goal refers to the disk at the start.
+            // Done removals are counted in `done`. The goal refers to the disk at the start.
             disk,
             done: if self.request.policy.rules.measures_first {
                 self.done
@@ -269,8 +270,8 @@ impl<'a> Run<'a> {
 
     /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed.
     ///
-    /// With shared layers, a skipped step may leave others without effect: the rest waits for a new plan, unless this
-    /// is the last. The order of listed sizes continues with the next image.
+    /// With shared layers, a skipped step may leave other steps without effect. The remaining steps then wait for a new
+    /// plan, unless this plan is the last. The order of listed sizes continues with the next image.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
         let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
@@ -289,7 +290,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        // Images that stay keep their shared layers.
+        // The shared layers of kept images stay.
         let places: Vec<usize> = removed.iter().map(|step| step.place).collect();
         for (step, (_, frees)) in removed.iter().zip(frees(input.layers, input, &places)) {
             self.count(step.phase, frees);
@@ -302,7 +303,7 @@ impl<'a> Run<'a> {
         *freed = freed.plus(frees);
     }
 
-    /// The order of listed sizes stops after a removal for space once they are enough.
+    /// In the order of listed sizes, removals for space stop when the sizes are enough.
     fn has_enough(&self, plan: &Plan) -> bool {
         let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
@@ -333,7 +334,7 @@ impl<'a> Run<'a> {
 
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
-        // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
+        // The kubelet passes only the id. A use under any handler prevents the removal before this call.
         let spec = if self.request.policy.is_planned() { entry.image.spec.clone() } else { ImageSpec::default() };
         let spec = ImageSpec { image: id.clone(), ..spec };
         let is_over = self.aborted.is_some() || self.containers_vanished;
@@ -368,7 +369,7 @@ impl<'a> Run<'a> {
                 self.decide(entry, step, GcOutcome::Removed, step.reason.clone());
                 true
             }
-            // A user that only the store sees, or a use since the check: another image is removed instead.
+            // Only the store saw the user, or the use began after the check. Another image is removed instead.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && self.request.policy.is_planned() => {
                 self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
             }
@@ -390,7 +391,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The image stays, or the collection is over.
+    /// Records that the image stays or that the collection has ended.
     fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> bool {
         self.spared.insert(entry.key(), reason.clone());
         self.decide(entry, step, GcOutcome::Kept, reason);
@@ -420,7 +421,7 @@ impl<'a> Run<'a> {
         self.report.failures.push(error);
     }
 
-    /// Records the images for the kubelet's hooks: those a space phase without failure considered and kept.
+    /// Records the images for the kubelet's hooks: the images that a space phase without failure considered and kept.
     fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         let has_space_phase = input.request.goal != GcGoal::Threshold || plan.wanted.is_some();
         if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.request.dry_run {
@@ -465,7 +466,7 @@ impl<'a> Run<'a> {
         if !self.space_failures.is_empty() {
             let errors = aggregate(&self.space_failures);
             let text = if !own_texts {
-                // Of all unused images the kubelet wants the largest number of bytes.
+                // The kubelet's goal for all unused images is the largest number of bytes.
                 let freed = for_space;
                 format!(
                     "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
@@ -495,7 +496,7 @@ impl<'a> Run<'a> {
             }
             return;
         }
-        // Only the last plan includes the prevented removals.
+        // Only the last plan takes the prevented removals into account.
         let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortfall?, plan.certainty)));
         let Some((shortfall, certainty)) = short else {
             if !self.request.dry_run {
@@ -506,7 +507,7 @@ impl<'a> Run<'a> {
         let (freed, dry_run) = (self.done.space, self.request.dry_run);
         let text = message(used_percent, capacity, freed, dry_run, &shortfall, certainty);
         let error = GcError::OutOfReach { shortfall, text };
-        // A command gets the failure each time; the node's event repeats only after a change.
+        // A command gets the failure each time. The node's event is repeated only after a change.
         if goal == GcGoal::Threshold && !dry_run && self.gc.shortfall.is_new(disk, &shortfall) {
             self.report.events.extend(error.event());
         }
@@ -516,7 +517,7 @@ impl<'a> Run<'a> {
     /// One decision per image: planned removals in order, then the others.
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.report.decisions);
-        // In the order of keys, as the entries are.
+        // In the order of keys, like the entries.
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
         let mut tried = tried.into_iter().peekable();
         let Some((snapshot, plan)) = &self.last else { return decisions };
@@ -529,7 +530,7 @@ impl<'a> Run<'a> {
             }
         }
         for GcDecision { entry, reason, phase, .. } in &decisions {
-            // The names are joined only where the line is logged.
+            // The names are joined only if the line is logged.
             let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.request.dry_run);
             match phase {
                 Some(phase) => {
@@ -552,7 +553,7 @@ impl<'a> Run<'a> {
                     let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
                     ids.dedup();
                     report.present = Some(ids);
-                    // The names that the removal left.
+                    // Stores the names that the images still have after the removals.
                     gc.remaining.of(&snapshot);
                 }
                 Err(error) => tracing::warn!(%error, "could not list the images that are left"),

@@ -1,4 +1,5 @@
-//! The health of periodic runs: a first failure is logged, a second in a row is an event (`docs/spec/gc.md §9`).
+//! The health of periodic runs: the first failure is logged, a second failure in a row is an event (`docs/spec/gc.md
+//! §9`).
 
 use tracing::Level;
 
@@ -11,8 +12,8 @@ pub struct GcRuns {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
-    /// `ERROR` for a failed run, `INFO` for the first success after one (the kubelet's verbosity 1), `DEBUG` for any
-    /// other success (the kubelet's verbosity 4).
+    /// `ERROR` for a failed run. `INFO` for the first success after a failure (the kubelet's verbosity 1). `DEBUG` for
+    /// any other success (the kubelet's verbosity 4).
     pub level: Level,
     /// The kubelet's exact text.
     pub text: &'static str,

@@ -45,13 +45,13 @@ impl InventoryState {
         let snapshot = Arc::new(self.draw(images, now, wall, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
-        // Ids replace names.
+        // The image ids replace the names.
         self.sandboxes.images.extend(sandboxes);
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
 
-    /// Moves future times to now: after a clock set back no age is negative, and no wait gets longer.
+    /// Moves future times to now. If the clock was set back, no age is negative and no wait gets longer.
     fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
         let is_first = self.passed_at.is_none();
         if self.seen_at.replace(now).is_some_and(|seen| seen <= wall) && !is_first {
@@ -76,7 +76,7 @@ impl InventoryState {
         }
     }
 
-    /// `images` are those of the usage history, in the same order.
+    /// `images` are in the order of the usage history, with exactly one entry each.
     fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, wall: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
         let until = |key: &ImageKey| leases.until(key.id(), wall);
@@ -98,9 +98,9 @@ impl InventoryState {
     }
 }
 
-/// The images in order of keys, each key once: of twins the later one counts.
+/// The images in order of keys, each key once. Of images with the same key, the later one is used.
 fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
-    // The head of an id stands beside its image: most comparisons read no further.
+    // The first bytes of the id are stored beside the image: most comparisons read only them.
     let mut keyed: Vec<(u128, Arc<Image>)> =
         images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
     let order = |one: &(u128, Arc<Image>), other: &(u128, Arc<Image>)| {
@@ -117,7 +117,7 @@ fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     keyed.into_iter().map(|(_, image)| image).collect()
 }
 
-/// The first bytes of a text as a number of the same order.
+/// The first bytes of a text as a number that sorts like the text.
 fn head(text: &[u8]) -> u128 {
     let mut head = [0; size_of::<u128>()];
     let length = text.len().min(head.len());

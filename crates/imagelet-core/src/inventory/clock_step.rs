@@ -1,4 +1,4 @@
-//! Steps of the wall clock: forward ones end no lease and no wait of this process, and a clock that is behind at a start
+//! Steps of the wall clock. A forward step ends no lease and no wait of this process. A clock that is behind at a start
 //! changes no recorded time.
 
 #![expect(
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::{inventory::InventoryState, leases::Leases};
 
-/// A smaller difference is a slewed clock, or a wait between the reads of both clocks.
+/// A smaller difference is a slewed clock, or a delay between the reads of the two clocks.
 const STEP_MIN: Duration = Duration::from_secs(1);
-/// Concurrent callers read the wall clock this much earlier.
+/// A smaller difference is a concurrent caller that read the wall clock earlier.
 const BEHIND_MIN: Duration = Duration::from_mins(5);
-/// A record further ahead is that of a clock that was wrong: it counts as now.
+/// A record further ahead was written with a wrong clock. It is treated as now.
 pub(super) const BEHIND_MAX: Duration = Duration::from_hours(24);
 
 /// Both clocks at one moment.
@@ -30,7 +30,7 @@ impl Clocks {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// How far the wall clock stepped forward since then.
+    /// How far the wall clock stepped forward since `since`.
     pub(super) fn forward_step(self, since: Self) -> Duration {
         let wall = self.wall.duration_since(since.wall).unwrap_or_default();
         let step = wall.saturating_sub(self.steady.duration_since(since.steady));
@@ -39,10 +39,10 @@ impl Clocks {
 }
 
 impl InventoryState {
-    /// Moves the leases and waits of this process with the wall clock, for a pass of this time.
+    /// Moves the leases and waits of this process by a forward step of the wall clock. `now` is the time of the pass.
     pub(super) fn follow(&mut self, clocks: Clocks, now: SystemTime, leases: &mut Leases) {
         let step = self.clocks.map_or(Duration::ZERO, |since| clocks.forward_step(since));
-        // The caller has read the clock before the step: the next pass moves them.
+        // The caller read the clock before the step, so the next pass moves the leases.
         if clocks.wall.duration_since(now).unwrap_or_default() > step / 2 && !step.is_zero() {
             return;
         }
@@ -55,13 +55,13 @@ impl InventoryState {
         self.waits().for_each(|at| *at += step);
     }
 
-    /// The starts of waits that end by the wall clock.
+    /// The start times of waits that end by the wall clock.
     pub(super) fn waits(&mut self) -> impl Iterator<Item = &mut SystemTime> {
         let released = self.memory.images.values_mut().filter_map(|usage| usage.times.released_at.as_mut());
         self.watch.vanished_at.iter_mut().chain(released)
     }
 
-    /// The wall clock, or the last recorded time where the wall clock is behind it by less than [`BEHIND_MAX`].
+    /// The wall clock. If it is behind the last recorded time by at most [`BEHIND_MAX`], the last recorded time.
     pub(super) fn time(&self, wall: SystemTime) -> SystemTime {
         let is_step = |last: &SystemTime| {
             last.duration_since(wall).is_ok_and(|behind| (BEHIND_MIN..=BEHIND_MAX).contains(&behind))

@@ -13,24 +13,24 @@ use crate::{
     ports::{Container, Listing, Pod, Sandbox},
 };
 
-/// Longest name of a user: a namespace, a slash and a pod.
+/// Maximum length of a user: a namespace, a slash and a pod.
 pub(crate) const USER_LENGTH_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {
     pub(crate) by: Vec<String>,
-    /// A container or sandbox of the runtime, and not only mounts of the embedded store.
+    /// The image has a container or sandbox of the runtime, not only mounts of the embedded store.
     pub(crate) has_containers: bool,
     pub(crate) fresh: Vec<Fresh>,
 }
 
-/// Uses by image, including images that are used but not listed.
+/// Uses by image. They include images that are used and not listed.
 pub(crate) type Users = BTreeMap<ImageKey, ImageUses>;
 
-/// A container that was not there at the previous pass.
+/// A container that was absent in the previous pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fresh {
-    /// Creation by the wall clock; `None` where the runtime does not report it.
+    /// Creation time by the wall clock. `None` if the runtime does not report it.
     pub(crate) created: Option<SystemTime>,
     pub(crate) user: Option<String>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Survey {
     pub(crate) pods: Vec<Pod>,
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
     pub(crate) sandboxes: SandboxImages,
-    /// The runtime confirmed that each container and sandbox missing from its lists is gone.
+    /// The runtime confirmed that each container and sandbox missing from its lists does not exist.
     pub(crate) missing_are_gone: bool,
 }
 
@@ -62,8 +62,8 @@ pub(super) fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey,
     row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
 }
 
-/// The uses by image, with the containers whose ids are new, and the image id of each sandbox, where listed: a name may
-/// move to another image later.
+/// The uses by image, with the containers whose ids are new; and the image id of each sandbox whose image is listed,
+/// because a name may move to another image later.
 pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users, SandboxImages) {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
@@ -76,7 +76,7 @@ pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users,
     let (mut users, mut sandboxes) = (Users::new(), SandboxImages::new());
     for (pod, container) in containers() {
         let user = user_text(pod, container);
-        // Listed or not: a used image may have been removed meanwhile.
+        // A used image may have been removed meanwhile, so it counts even if it is not listed.
         let own = ImageKey::new(ImageId::new(&container.image_id), container.image.runtime_handler.clone());
         let texts = [&container.image_id, &container.image_ref, &container.image.image];
         let named = texts.into_iter().flat_map(|text| names.find(text)).map(Image::key);

@@ -1,7 +1,7 @@
-//! One pass that finds, dates and caches all images, for every reader (`docs/spec/gc.md §3-§5`).
+//! The inventory: one pass finds, dates and caches all images for every reader (`docs/spec/gc.md §3-§5`).
 //!
-//! Ages and uses survive a restart in the ledger (`ledger/mod.rs`). The files hold no roots: without them every image
-//! counts as new, which keeps it longer and never loses it.
+//! Ages and uses survive a restart in the ledger (`ledger/mod.rs`). No file is required: without files every image is
+//! new, so images stay longer and none is removed by mistake.
 
 mod apply_survey;
 mod clock_step;
@@ -65,12 +65,11 @@ use crate::{
     ports::{Pod, RuntimeManager, SandboxImage},
 };
 
-/// Shortest time between two ledger writes, unless a container comes to an image that had none; it bounds what a crash
-/// loses.
+/// Minimum time between two ledger writes, unless an image gets its first container. A crash loses at most this time.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
-/// Up to this many missing containers are checked one by one; otherwise a second pass decides.
+/// Up to this many missing containers are queried one by one. If more are missing, a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;
-/// Concurrent container status calls; the limit leaves capacity of the runtime for pods.
+/// Limit of concurrent container status calls, so that the runtime has capacity for pods.
 const STATUS_CALLS_MAX: usize = 8;
 const PINNED_BY_RUNTIME: &str = "runtime";
 
@@ -79,54 +78,54 @@ pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
     state: Arc<Mutex<InventoryState>>,
-    /// Locked while the ledger is written.
+    /// Locked during a write of the ledger.
     ledger: Option<Arc<Mutex<LedgerFile>>>,
-    /// The number of the last successful pass. The lock queues passes and protects nothing else.
+    /// The number of the last successful pass. The lock queues passes and protects no other data.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
     cache: ImageCache,
-    /// Locked after the state, where both are.
+    /// If both are locked, the state is locked first.
     pub leases: LeaseService,
 }
 
 #[derive(Debug, Default)]
 struct InventoryState {
     memory: UsageHistory,
-    /// The last used time; an earlier one means that a clock was set back.
+    /// The last used time. An earlier wall clock was set back.
     seen_at: Option<SystemTime>,
     clocks: Option<Clocks>,
     passed_at: Option<Instant>,
     snapshot: Option<Arc<Snapshot>>,
     pod_leases: PodLeases,
     pins: Vec<PinPattern>,
-    /// Pins of the configuration, which no command removes.
+    /// Pins of the configuration. No command removes them.
     configured_pins: Vec<PinPattern>,
     set_pins: Vec<OwnedPin>,
-    /// Mounts never change after the creation of a container, so each container is queried once.
+    /// Mounts do not change after the creation of a container, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
     watch: ObservationWindow,
-    /// The ledger on disk is stale.
+    /// The ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// When the listings were complete.
+    /// The time when the listings were complete.
     pub taken_at: SystemTime,
     /// All images, by key.
     pub entries: Vec<Arc<ImageEntry>>,
-    /// Start of watching without a long gap; earlier uses may be missing.
+    /// Start of the observation without a long gap. Earlier uses may be missing.
     pub watched_since: SystemTime,
     pub containers: usize,
-    /// No container is listed after some were listed: the users are unknown.
+    /// No container is listed after some were listed, so the users are unknown.
     pub containers_vanished: bool,
 }
 
 impl Snapshot {
-    /// Whether containers are missing that the pass before listed: a pass [`VANISHED_WAIT`] later decides whether their
-    /// images are unused.
+    /// Whether containers of the previous pass are missing. A pass [`VANISHED_WAIT`] later decides whether their images
+    /// are unused.
     pub fn misses_containers(&self) -> bool {
         self.containers_vanished || self.entries.iter().any(|entry| entry.usage.times.released_at.is_some())
     }
@@ -137,7 +136,7 @@ pub struct ImageEntry {
     pub image: Arc<Image>,
     pub usage: ImageUsage,
     pub leased_until: Option<SystemTime>,
-    /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of it yet.
+    /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of the image yet.
     pub awaited_by: Vec<String>,
     /// Patterns, `runtime`, `sandbox image`, or a set: `ImageSet NAMESPACE/NAME`, `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
@@ -179,8 +178,8 @@ pub enum InventoryError {
 }
 
 impl Inventory {
-    /// An inventory of this runtime's images, stored in `state_dir` if given. A damaged file is set aside as
-    /// `NAME.corrupt-SECONDS` and logged.
+    /// Opens the inventory of this runtime's images, stored in `state_dir` if given. A damaged file is logged and
+    /// renamed to `NAME.corrupt-SECONDS`.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
         let open =
             |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
@@ -218,13 +217,13 @@ impl Inventory {
 
     /// Lists images, pods and mounted image volumes, and updates the inventory.
     ///
-    /// Calls during a pass wait for the next one and share it, so a result is never older than its request. Dropping
-    /// the future changes nothing, nor does a failed pass.
+    /// Calls during a pass wait for the next pass and share its result, so a result is never older than its request. A
+    /// dropped future or a failed pass changes nothing.
     pub async fn refresh(&self, now: SystemTime) -> Result<Arc<Snapshot>, InventoryError> {
-        // Measured before the wait for another pass, so that an old `now` is advanced by the wait.
+        // Started before the wait for another pass, so that the wait is added to an old `now`.
         let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
-        // Held over the pass: callers queue here and share the next pass.
+        // Locked during the pass. Callers queue here and share the next pass.
         let mut succeeded = self.pass.lock().await;
         if *succeeded > asked
             && let Some(snapshot) = self.snapshot()
@@ -239,8 +238,8 @@ impl Inventory {
         self.leases.reload(now + began.elapsed()).await;
         let former = self.snapshot();
         let snapshot = self.lock().apply(survey, now, now + began.elapsed(), &mut self.leases.lock());
-        // To free the images of a large node takes as long as to sort them, so neither the lock nor the caller waits for it.
-        // No task awaits it: it has no result, and it only takes memory back.
+        // Freeing the images of a large node is as slow as sorting them, so neither the lock nor the caller waits for
+        // it. The task has no result, so it is not awaited.
         tokio::task::spawn_blocking(move || drop(former));
         *succeeded = number;
         drop(succeeded);
@@ -252,12 +251,12 @@ impl Inventory {
         self.lock().snapshot.clone()
     }
 
-    /// Records a request for the image by a caller that may start a container, which counts as use.
+    /// Records a request by a caller that may start a container. The request counts as a use of the image.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
         self.record(key, UseReport::default(), 1, now);
     }
 
-    /// Records an image that a caller got, with this number of uses. A prefetch is no use of it.
+    /// Records that a caller got the image, with this number of uses. A prefetch is not a use.
     pub fn record(&self, key: &ImageKey, mut report: UseReport, uses: u64, now: SystemTime) {
         let mut state = self.lock();
         let now = state.time(now);
@@ -267,8 +266,8 @@ impl Inventory {
         state.dirty = true;
     }
 
-    /// Leases the image that `ask` finds to a pod, by uid or empty, as `LeaseService::leased` does. A pod's manager has
-    /// recorded the use itself.
+    /// Leases the image that `ask` finds to a pod, as `LeaseService::leased` does. `pod` is a uid or empty. The use is
+    /// recorded only if `pod` is empty, because a pod's manager has already recorded it.
     pub async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -285,12 +284,12 @@ impl Inventory {
         self.leases.leased(pod, now, ask, key, granted).await
     }
 
-    /// Whether a returned image is not listed by a pass yet.
+    /// Whether an image was returned to a caller and no pass has listed it yet.
     pub fn awaits_pass(&self) -> bool {
         !self.lock().memory.pending.is_empty()
     }
 
-    /// Lists images before pods: the image of a new container is then at worst not listed yet.
+    /// Lists images before pods. At worst, the image of a new container is then not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
@@ -300,9 +299,9 @@ impl Inventory {
         Ok(Survey { images, pods, mounts, sandboxes, missing_are_gone })
     }
 
-    /// Whether the runtime reports each missing container and sandbox as gone when queried by id.
+    /// Whether the runtime confirms, queried by id, that each missing container and sandbox does not exist.
     ///
-    /// Not queried without any listed container: a runtime that lost its state would report all as gone.
+    /// Not queried if no container is listed: a runtime that lost its state would confirm all of them.
     async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
         let (containers, sandboxes): (Vec<String>, Vec<String>) = {
             let state = self.lock();
@@ -325,14 +324,14 @@ impl Inventory {
         containers.chain(sandboxes).all(|is_gone| async move { is_gone }).await
     }
 
-    /// Images mounted into containers; only new containers are queried.
+    /// Images mounted into containers. Only new containers are queried.
     async fn mounts(&self, pods: &[Pod]) -> Result<BTreeMap<String, Vec<String>>, InventoryError> {
         let ids = pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.id);
         let (mut mounts, unknown) = split_known(ids, &self.lock().mounts);
         let ask = |id: String| async move {
             match self.runtime.mounted_images(&id).await {
                 Ok(mounted) => Ok((id, mounted)),
-                // A container removed meanwhile uses nothing; a runtime without the call mounts no images.
+                // A container removed meanwhile uses no image. A runtime without this call mounts no images.
                 Err(error) if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) => {
                     Ok((id, Vec::new()))
                 }
@@ -345,12 +344,12 @@ impl Inventory {
     }
 
     fn lock(&self) -> MutexGuard<'_, InventoryState> {
-        // A panic elsewhere leaves at worst a stale table, which the next pass corrects.
+        // A panic elsewhere leaves at worst a stale table. The next pass corrects it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is known of these ids, and the ids of which nothing is known.
+/// Splits ids into those with a known value and those without.
 fn split_known<'a, T: Clone>(
     ids: impl Iterator<Item = &'a String>,
     known: &BTreeMap<String, T>,
@@ -368,7 +367,7 @@ impl InventoryState {
         let sets = self.set_pins.iter().filter(|pin| pin.pattern.matches(image)).map(|pin| pin.owner.as_str());
         let mut by: Vec<String> = Vec::new();
         for name in runtime.into_iter().chain(sandboxes).chain(pins.map(PinPattern::text)).chain(sets) {
-            // A pattern pinned by command and by configuration is listed once.
+            // A pattern pinned by a command and by the configuration is listed once.
             if by.iter().all(|by| by != name) {
                 by.push(name.to_owned());
             }
@@ -376,7 +375,7 @@ impl InventoryState {
         by
     }
 
-    /// What other image managers see as pinned: the images that waiting pods lease, too.
+    /// Whether other image managers see the image as pinned. Images leased to waiting pods are included.
     fn is_pinned(&self, image: &Image) -> bool {
         !self.pinned_by(image).is_empty() || !self.pod_leases.0.find(image).is_empty()
     }

@@ -1,4 +1,4 @@
-//! The Node status list: images as `status.images` reports them, and its cache (`docs/spec/gc.md §4, §15`).
+//! The list for the Node status: images as in `status.images`, and a cache of the list (`docs/spec/gc.md §4, §15`).
 
 use std::{
     cmp::Reverse,
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::image::Image;
 use crate::inventory::Inventory;
 
-/// An older list is refreshed; the interval of the kubelet's loop.
+/// An older list is refreshed. This is the interval of the kubelet's loop.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 const NAMES_MAX: usize = 5;
@@ -21,17 +21,17 @@ const NAMES_MAX: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImage {
-    /// Its digests, then its tags, the first five.
+    /// The first five of its digests and tags, digests first.
     pub names: Vec<String>,
     pub size_bytes: u64,
 }
 
-/// The last list, sorted, and its time; `None` before the first.
+/// The last list, sorted, and its time. `None` before the first list.
 pub(super) type ImageCache = Mutex<(Option<Instant>, Arc<[Arc<Image>]>)>;
 
 impl Inventory {
-    /// The images for a Node's status, largest first, at most half a minute old and listed on demand. A failed listing
-    /// is logged and returns the last list; a removal shows with the next list.
+    /// The images for a Node's status, the largest first. The list is at most 30 s old and is read on demand. If the
+    /// listing fails, the error is logged and the last list is returned. A removal is visible in the next list.
     pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
         let (at, kept) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if at.is_some_and(|at| at.elapsed() < LIST_AGE_MAX) {
@@ -51,12 +51,12 @@ impl Inventory {
     }
 }
 
-/// Largest first; equal sizes by id, descending.
+/// The largest image is first. Equal sizes are sorted by id, descending.
 fn sort_for_status(images: &mut [Arc<Image>]) {
     images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
 }
 
-/// The first `images_max` of a sorted list in Node form; `None`: all.
+/// The first `images_max` images of a sorted list, in Node form. `None`: all images.
 pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<NodeImage> {
     let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
     let node_image = |image: &Arc<Image>| NodeImage {

@@ -1,13 +1,13 @@
-//! The observation window: how long images were watched without a gap, and whether all containers vanished at once.
+//! The observation window: how long images were observed without a gap, and whether all containers vanished at once.
 
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// A longer gap between passes may hide uses; several five-minute passes.
+/// A longer gap between passes may hide uses. The gap is several five-minute passes.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long an empty container list after a non-empty one is not trusted, nor a list that misses the last container of an
-/// image: longer than a runtime restart takes.
+/// How long an empty container list after a non-empty list is not trusted. The same time applies to a list without the
+/// last container of an image. A runtime restart is shorter.
 pub const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

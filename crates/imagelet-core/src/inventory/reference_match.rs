@@ -1,7 +1,7 @@
-//! Reference matching: the listed images a text names by id, id prefix, tag or digest, in full or shortened.
+//! Reference matching: finds the listed images that a text names by id, id prefix, tag or digest, in full or shortened.
 //!
-//! A node lists many images and its containers name few. So the texts are expanded and stored, each listed name is
-//! matched against them, and no unnamed image is copied.
+//! A node lists many images, and its containers name few of them. The searched texts are therefore expanded and stored,
+//! and each listed name is matched with them. Unnamed images are not copied.
 
 use std::{
     borrow::Cow,
@@ -11,10 +11,10 @@ use std::{
 
 use crate::image::{Image, Reference};
 
-/// Fewest hexadecimal digits of an id prefix; the length of a runtime's short id.
+/// Minimum hexadecimal digits of an id prefix: the length of a runtime's short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
-/// The searched texts and the images that each of them names.
+/// The searched texts and the images that each text names.
 #[derive(Debug)]
 pub(super) struct ReferenceMatches<'a, 't> {
     images: &'a [Arc<Image>],
@@ -30,7 +30,7 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
         let mut named: HashMap<&str, Vec<usize>> =
             spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_ref(), Vec::new())).collect();
         let longest = scan(images, &mut named);
-        // A prefix of full length was already matched as an id.
+        // A prefix with the full length was already matched as an id.
         let is_prefix = |bare: &&str| bare.len() < longest && is_id_prefix(bare);
         let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(is_prefix).collect());
         for (text, spellings) in &spelled {
@@ -43,7 +43,7 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
         Self { images, found }
     }
 
-    /// The images that a text names, in listing order. The text must be among those given to `of`.
+    /// The images that a text names, in listing order. The text must be one of those passed to `of`.
     pub(super) fn find(&self, text: &str) -> impl Iterator<Item = &'a Image> {
         self.found.get(text).into_iter().flatten().map(|index| self.images[*index].as_ref())
     }
@@ -55,7 +55,7 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
     if named.is_empty() {
         return longest;
     }
-    // Normalising changes nothing after the last slash except for an added tag, so few names are parsed.
+    // Normalising changes the part after the last slash only by adding a tag, so few names are parsed.
     let tails: HashSet<&str> = named
         .keys()
         .flat_map(|spelling| {
@@ -75,7 +75,7 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
         if filter.may_have_end_of(id) {
             note(id);
         }
-        // What a name is searched by is the name or an end of it: its tail, its digest.
+        // A searched text matches the whole name or an end of it: its tail or its digest.
         for name in image.tags.iter().chain(&image.digests).filter(|name| filter.may_have_end_of(name)) {
             note(name);
             match name.split_once('@') {
@@ -91,7 +91,7 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
     longest
 }
 
-/// The images by searched prefix, found among the sorted ids.
+/// The images that match each searched prefix, found in the sorted ids.
 fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t str, Vec<usize>> {
     let bare = |index: usize| bare_id(images[index].id.as_str());
     let mut order: Vec<usize> = if prefixes.is_empty() { Vec::new() } else { (0..images.len()).collect() };
@@ -104,17 +104,17 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// The ends of all searched texts. Most names of a node are in no container: their last bytes are in no such text.
+/// The ends of all searched texts. It excludes most names of a node, because few names are used by containers.
 #[derive(Debug)]
 struct EndFilter {
-    /// By the last eight bytes, in which names and digests differ most.
+    /// The last eight bytes. Names and digests differ most in these bytes.
     long: Vec<u64>,
-    /// By the last byte, for shorter texts.
+    /// The last byte, for shorter texts.
     short: [bool; 256],
 }
 
 impl EndFilter {
-    /// Many bits per searched text of a node.
+    /// Many more bits than a node has searched texts.
     const BITS: usize = 1 << 16;
 
     fn of<'t>(texts: impl Iterator<Item = &'t str>) -> Self {
@@ -129,7 +129,7 @@ impl EndFilter {
         filter
     }
 
-    /// Whether this text, or one that it ends with, may be among the searched ones.
+    /// Whether this text, or an end of it, may be a searched text.
     fn may_have_end_of(&self, text: &str) -> bool {
         let is_long = text.as_bytes().last_chunk().is_some_and(|end| {
             let place = Self::place(*end);
@@ -145,7 +145,7 @@ impl EndFilter {
     }
 }
 
-/// The forms of a text in a listing: unchanged, without the algorithm, the digest alone, and normalised.
+/// The forms of a text in a listing: unchanged, without the algorithm, only the digest, and normalised.
 fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).into());
     let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string().into());
@@ -153,7 +153,7 @@ fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     all.into_iter().flatten().filter(|spelling: &Cow<'_, str>| !spelling.is_empty())
 }
 
-/// What follows the last slash of a name.
+/// The part after the last slash of a name.
 pub(super) fn tail(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
@@ -162,7 +162,7 @@ pub(super) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
-/// Whether this may be a prefix of an id's digits.
+/// Whether the text may be a prefix of an id's digits.
 pub(super) fn is_id_prefix(bare: &str) -> bool {
     bare.len() >= ID_PREFIX_MIN && bare.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

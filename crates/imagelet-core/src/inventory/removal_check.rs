@@ -1,4 +1,4 @@
-//! The check of an image right before its removal.
+//! The check of an image immediately before its removal.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -17,14 +17,14 @@ use crate::{
 };
 
 impl Inventory {
-    /// Checks the users of an image before a requested removal, which may proceed while the result lives. Pins and leases
-    /// do not count; with `takes_used` users do not either.
+    /// Checks the users of an image before a requested removal. The removal may run until the result is dropped. Pins
+    /// and leases are ignored; with `takes_used`, users are ignored, too.
     pub(crate) async fn check_requested_removal(
         &self,
         image: &Image,
         takes_used: bool,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
-        // Started before the listing: a later request for the image waits until the removal ends.
+        // Started before the listing, so that a later request for the image waits until the removal ends.
         let removal = self.leases.order_removal(&image.id).await;
         if takes_used {
             return Ok(Ok(removal));
@@ -43,7 +43,7 @@ impl Inventory {
         Ok(blocker.map_or(Ok(removal), Err))
     }
 
-    /// The users of an image in these pods, of which some had this many containers before.
+    /// The users of an image in these pods. `containers` is the number of containers in an earlier listing.
     async fn blocked_by_users(
         &self,
         image: &Arc<Image>,
@@ -60,10 +60,11 @@ impl Inventory {
         Ok(users(&survey, |_| false).0.remove(&image.key()).map(|uses| RemovalBlocker::InUse(uses.by)))
     }
 
-    /// Checks one entry of a snapshot with this many containers again, against the runtime and the operator's pins.
+    /// Checks one entry of a snapshot again, against the runtime and the operator's pins. `containers` is the
+    /// snapshot's number of containers.
     ///
-    /// For an unused image the removal starts with the result: later requests wait for its end, and earlier ones are
-    /// part of the result.
+    /// If the image is unused, the removal starts with the result: later requests wait for its end, and earlier
+    /// requests prevent it.
     pub(crate) async fn check_removable(
         &self,
         entry: &ImageEntry,
@@ -76,7 +77,7 @@ impl Inventory {
         Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
-    /// The current image, if the runtime reports no obstacle to its removal.
+    /// The current image, if no state of the runtime prevents its removal.
     async fn found_removable(
         &self,
         entry: &ImageEntry,
@@ -87,7 +88,7 @@ impl Inventory {
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
             return Ok(Err(RemovalBlocker::Gone));
         };
-        // Tags may have moved since: both the old and the new names count.
+        // Tags may have moved since the snapshot, so both the old and the new names are checked.
         let image = Arc::new(merged(&entry.image, found));
         if let Some(blocker) = self.blocked_by_users(&image, pods, containers).await? {
             return Ok(Err(blocker));
@@ -99,17 +100,17 @@ impl Inventory {
 
 impl Inventory {
     /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used
-    /// since. The checks hold the lock of the state until the removal is marked, because each can change until then.
+    /// since. The state stays locked until the removal is marked, because each check could change until then.
     fn begin_removal(&self, entry: &ImageEntry, image: &Image, now: SystemTime) -> Result<Removal<'_>, RemovalBlocker> {
         let key = &entry.key();
         let state = self.lock();
-        // A concurrent pass may have seen the container and ended its lease.
+        // A concurrent pass may have listed the container and ended its lease.
         let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
         if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.usage.used_by.is_empty()) {
             return Err(RemovalBlocker::InUse(entry.usage.used_by.clone()));
         }
-        // A release that is too recent to trust.
+        // The last container vanished too recently: the list is not trusted yet.
         let released_at = state.memory.images.get(key).and_then(|usage| usage.times.released_at);
         let settling = settling(self.leases.lock().lasts);
         if let Some(released_at) = released_at.filter(|at| now.duration_since(*at).unwrap_or_default() < settling) {

@@ -1,5 +1,5 @@
-//! The images of sandboxes, which no container names: images of running sandboxes are in use, images of new ones are
-//! pinned.
+//! The images of sandboxes. No container names them. Images of running sandboxes are in use, and images of new
+//! sandboxes are pinned.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use crate::{
 
 pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
 
-/// Image of each sandbox by id; `None` where the runtime does not report it.
+/// Image of each sandbox by id. `None` if the runtime does not report the image.
 pub(crate) type SandboxImages = BTreeMap<String, Option<String>>;
 
 #[derive(Debug, Default)]
 pub(super) struct Sandboxes {
-    /// Neither in use nor pinned, as in the kubelet.
+    /// Sandbox images are neither in use nor pinned, as in the kubelet.
     are_ignored: bool,
-    /// A sandbox never changes its image, so each is queried once.
+    /// A sandbox never changes its image, so each sandbox is queried once.
     pub(super) images: SandboxImages,
     configured: Vec<PinPattern>,
     reported: Vec<PinPattern>,
@@ -33,7 +33,7 @@ impl Sandboxes {
 }
 
 impl Inventory {
-    /// Pins the configured and reported images of new sandboxes. `None` pins none, as in the kubelet.
+    /// Pins the configured and reported images for new sandboxes. `None`: no image is pinned, as in the kubelet.
     pub fn protect_sandbox_images(&self, configured: Option<Vec<PinPattern>>) {
         let mut state = self.lock();
         let are_ignored = configured.is_none();
@@ -47,9 +47,9 @@ impl Inventory {
         }
     }
 
-    /// The images of these sandboxes; only new ones are queried.
+    /// The images of these sandboxes. Only new sandboxes are queried.
     ///
-    /// The pass fails where the runtime does not answer for a present sandbox, as for a container.
+    /// The pass fails if the runtime does not answer for a present sandbox, as for a container.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
         if self.lock().sandboxes.are_ignored {
             return Ok(SandboxImages::new());

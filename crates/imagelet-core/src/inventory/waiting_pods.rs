@@ -1,7 +1,7 @@
-//! Leases to pods of the node: they hold an image for as long as a pod waits for it, however long that is.
+//! Leases to pods of the node. A lease protects an image as long as a pod waits for the image.
 //!
-//! The list of waiting pods is replaced as a whole, so no lease outlives its pod. It is not stored: until the first list
-//! after a start, every image counts as leased, for the time of a lease at most.
+//! The list of waiting pods is replaced as a whole, so no lease outlives its pod. The list is not stored. Until the
+//! first list after a start, every image is leased, at most for the duration of a lease.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,11 +13,11 @@ use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::Pattern
 pub struct WaitingPod {
     /// `NAMESPACE/NAME`.
     pub pod: Arc<str>,
-    /// The images of these containers, as the pod spells them. A text that is no reference leases nothing.
+    /// The images of these containers, as spelled in the pod. A text that is no reference leases no image.
     pub images: Vec<Arc<str>>,
 }
 
-/// The awaited names, each with its pods.
+/// The names that pods wait for, each with its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodLeases(pub(crate) PatternIndex<Vec<Arc<str>>>);
 
@@ -29,7 +29,7 @@ impl PodLeases {
                 by_name.entry(image).or_default().push(Arc::clone(pod));
             }
         }
-        // A name with `*` is no reference, and would be read as a glob.
+        // A name with `*` is no reference and would be parsed as a glob.
         let names = by_name.into_iter().filter(|(name, _)| !name.contains('*'));
         Self(PatternIndex::of(names.filter_map(|(name, pods)| Some((name.parse().ok()?, pods))).collect()))
     }
@@ -44,8 +44,8 @@ impl PodLeases {
 }
 
 impl Inventory {
-    /// Leases images to exactly these pods, until the next call. No collection removes an image of which one of the
-    /// names is awaited, and other image managers see it as pinned.
+    /// Leases images to exactly these pods, until the next call. If a pod waits for one name of an image, no collection
+    /// removes the image, and other image managers see it as pinned.
     pub fn lease_to_pods(&self, pods: &[WaitingPod]) {
         let leases = PodLeases::new(pods);
         let mut state = self.lock();

@@ -1,8 +1,8 @@
 //! The file of leases: each request of a pod, for a process that starts after a crash.
 //!
-//! `STATE_DIR/leases.json` has the last request time of each leased image, for all processes. It is not synced: after a
-//! power cut all containers start again and request their images again. Where it is unreadable, every image counts as
-//! requested.
+//! `STATE_DIR/leases.json` has the last request time of each leased image, for all processes. The file is not synced:
+//! after a power cut all containers start again and request their images again. If the file is unreadable, every image
+//! is treated as requested.
 
 use std::{
     collections::BTreeMap,
@@ -40,13 +40,13 @@ impl LeaseFile {
         self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read)
     }
 
-    /// The leases that other processes wrote, too.
+    /// The leases on disk, including those of other processes.
     pub(super) async fn reload(&self) -> io::Result<RequestTimes> {
         let Some(directory) = self.directory.clone() else { return Ok(RequestTimes::new()) };
         self.on_disk(move || read(&directory)).await
     }
 
-    /// Writes the leases up to this version, which are valid that long; concurrent callers share a write.
+    /// Writes the leases up to version `wanted`. Concurrent callers share a write.
     pub(super) async fn keep(
         &self,
         wanted: u64,
@@ -84,7 +84,7 @@ fn read(directory: &StateDir) -> io::Result<RequestTimes> {
     Ok(asked.into_iter().map(|(id, asked_at)| (id, time(asked_at))).collect())
 }
 
-/// Adds these leases to those of all processes; expired ones and a damaged file are dropped.
+/// Merges these leases into those of all processes. Expired leases and a damaged file are dropped.
 fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result<()> {
     let _lock = directory.lock()?;
     let now = due.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);

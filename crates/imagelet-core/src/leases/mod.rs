@@ -1,9 +1,9 @@
-//! Leases: what protects an image between a request for it and the container, and the removals that run.
+//! Leases, which protect an image between a request for it and its container, and the running removals.
 //!
 //! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
 //! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
-//! container, so its lease always runs until it expires. A removal and a lease never overlap: a lease request waits for
-//! a started removal and looks again, and an existing lease rejects a removal.
+//! container, so its lease ends only when it expires. A removal and a lease never overlap: a lease request waits for a
+//! started removal and queries the store again, and an existing lease rejects a removal.
 
 mod file;
 mod service;
@@ -21,26 +21,26 @@ use std::{
 
 use crate::image::ImageId;
 
-/// Limit of remembered ended removals; a look older than the oldest of them is repeated.
+/// Limit of remembered ended removals. If a query is older than the oldest of them, it is repeated.
 const ENDED_MAX: usize = 1024;
-/// Limit of pods per leased image; more than a node has pods.
+/// Limit of pods per leased image. A node has fewer pods.
 const PODS_MAX: usize = 1024;
-/// A written lease counts this much longer after a restart, so that not every request writes.
+/// A written lease lasts this much longer after a restart, so that not every request writes.
 pub(crate) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leases {
     /// Duration of a lease; zero disables leases.
     pub(crate) lasts: Duration,
-    /// By image id, because a removal names the id without a handler; then by pod, empty for unknown pods.
+    /// By image id, because a removal names the id without a handler; then by pod. Unknown pods are empty.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
-    /// Ended removals, with the value of `begun` at the end.
+    /// Ended removals, each with the value of `begun` at its end.
     ended: VecDeque<(u64, ImageId)>,
-    /// The leases on disk are unreadable: all images count as leased until then.
+    /// The leases on disk are unreadable: all images are treated as leased until this time.
     pub(crate) all_until: Option<SystemTime>,
-    /// The pods of the node are not known yet: all images count as leased until then.
+    /// The pods of the node are not known yet: all images are treated as leased until this time.
     pub(crate) pods_unknown_until: Option<SystemTime>,
     /// The last write, which may still be running: the request time that a restart restores, and the lease version.
     kept: BTreeMap<ImageId, (SystemTime, u64)>,
@@ -50,15 +50,15 @@ pub(crate) struct Leases {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// First request of the pod: later containers match it.
+    /// First request of the pod. Only later containers match the lease.
     pub(crate) since: SystemTime,
-    /// Last request; the duration counts from here.
+    /// Last request. The duration of the lease starts here.
     pub(crate) asked_at: SystemTime,
-    /// Requests without a matching container yet.
+    /// Number of requests without a matching container.
     pub(crate) open: u32,
 }
 
-/// The removal counter at the time of a look.
+/// The value of the removal counter when a caller queries the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ReadMark(u64);
 
@@ -68,13 +68,13 @@ pub(crate) enum RemovalBlocker {
     InUse(Vec<String>),
     /// Pinned by these patterns or by the runtime.
     Pinned(Vec<String>),
-    /// Leased to these pods, which are bound to the node and have no container of it yet.
+    /// Leased to these pods. They are bound to the node and have no container of the image yet.
     Awaited(Vec<String>),
     /// Requested after the entry was built.
     Touched,
     /// Leased until this time at the latest.
     Leased(SystemTime),
-    /// First seen without its last container at this time; a second pass has to confirm it.
+    /// First listed without its last container at this time. A second pass must confirm it.
     Released(SystemTime),
     Busy,
     /// The runtime lists no container after it listed some for the snapshot.
@@ -82,12 +82,12 @@ pub(crate) enum RemovalBlocker {
 }
 
 impl Leases {
-    /// The mark of a look, taken before the store is queried.
+    /// The mark of a query, taken before the store is queried.
     pub(crate) fn read_mark(&self) -> ReadMark {
         ReadMark(self.begun)
     }
 
-    /// Whether a removal of this image is running or started after the look, so that the store's answer is stale.
+    /// Whether a removal of this image is running or started after the query, so that the store's answer is stale.
     pub(crate) fn is_overtaken(&self, id: &ImageId, mark: ReadMark) -> bool {
         if self.removing.contains(id) {
             return true;
@@ -96,7 +96,7 @@ impl Leases {
         forgotten || self.ended.iter().any(|(begun, ended)| *begun > mark.0 && ended == id)
     }
 
-    /// Leases a found image to a pod. Returns the version with which the disk has the lease.
+    /// Leases a found image to a pod. Returns the lease version: a write of this version includes the lease.
     pub(crate) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
             return 0;
@@ -177,7 +177,7 @@ impl Leases {
         ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
     }
 
-    /// Removes expired leases; a start in the future moves to now, because the clock was set back.
+    /// Removes expired leases. A start in the future is moved to now, because the clock was set back.
     pub(crate) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
@@ -193,7 +193,7 @@ impl Leases {
         }
     }
 
-    /// Moves the ends of all leases with a step of the wall clock forward.
+    /// Moves the ends of all leases by a forward step of the wall clock.
     pub(crate) fn shift(&mut self, step: Duration) {
         for lease in self.images.values_mut().flat_map(BTreeMap::values_mut) {
             lease.asked_at += step;
@@ -211,7 +211,7 @@ impl Leases {
         }
     }
 
-    /// Starts a requested removal, which leases do not prevent; false where one runs.
+    /// Starts a requested removal. Leases do not prevent it. Returns false if a removal of the image is running.
     fn begin_ordered_removal(&mut self, id: &ImageId) -> bool {
         let is_first = self.removing.insert(id.clone());
         self.begun += u64::from(is_first);
@@ -223,17 +223,17 @@ impl Leases {
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
-        // A number above the mark of every earlier look.
+        // The new number is larger than the mark of every earlier query.
         self.begun += 1;
         self.ended.push_back((self.begun, id.clone()));
     }
 
-    /// Pods with a request without a matching container.
+    /// Pods that have a request without a matching container.
     pub(crate) fn open_pods(&self) -> BTreeSet<&str> {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
-    /// The leases to write, a little ahead, so that repeated requests write rarely.
+    /// The leases to write. Their times are a little ahead, so that repeated requests rarely write.
     pub(crate) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
@@ -242,10 +242,10 @@ impl Leases {
         due
     }
 
-    /// Restores leases from disk, of an earlier or another process, without their pods.
+    /// Restores leases from disk, written by an earlier or another process, without their pods.
     ///
-    /// A process writes a little ahead. A time further in the future is a clock set back: it counts from the start of
-    /// this process.
+    /// A process writes times a little ahead. A time further in the future means that the clock was set back. At a
+    /// start such a lease counts from now.
     pub(crate) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime, at_start: bool) {
         for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
             let asked_at = line.min(now);

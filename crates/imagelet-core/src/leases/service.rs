@@ -1,4 +1,4 @@
-//! The leases of a node: requests for an image, passes over its containers, and removals share them.
+//! The leases of a node, shared by requests for images, passes over containers, and removals.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -18,7 +18,7 @@ pub struct LeaseService {
     removals: tokio::sync::Notify,
 }
 
-/// A running removal: requests for the image wait until this is dropped and then look again.
+/// A running removal. Requests for the image wait until it is dropped and then query the store again.
 #[derive(Debug)]
 #[must_use = "the removal ends with it"]
 pub(crate) struct Removal<'a> {
@@ -31,9 +31,9 @@ impl LeaseService {
         Self { state: Mutex::default(), file, removals: tokio::sync::Notify::new() }
     }
 
-    /// Enables leases of this duration; zero disables them.
+    /// Enables leases of this duration. Zero disables leases.
     ///
-    /// Leases of an earlier process are restored. If their file is unreadable, every image counts as leased.
+    /// Restores the leases of an earlier process. If their file is unreadable, every image is treated as leased.
     pub fn start(&self, lasts: Duration, now: SystemTime) {
         let found = self.file.read();
         let mut leases = self.lock();
@@ -47,7 +47,7 @@ impl LeaseService {
         }
     }
 
-    /// Every image counts as leased until the pods of the node are known, and no longer than a lease lasts.
+    /// Treats every image as leased until the pods of the node are known, at most for the duration of a lease.
     pub fn expect_pods(&self, now: SystemTime) {
         let mut leases = self.lock();
         leases.pods_unknown_until = Some(now + leases.lasts);
@@ -57,12 +57,12 @@ impl LeaseService {
         self.lock().until(id, now)
     }
 
-    /// Queries a store on behalf of a pod, by uid or empty, and leases the image it finds: no collection removes the
-    /// image before the lease ends.
+    /// Queries a store on behalf of a pod (uid or empty) and leases the found image: no collection removes the image
+    /// before the lease ends.
     ///
-    /// `ask` is a look or a pull; `key` extracts the found image; `granted` is called with each lease. If a removal
-    /// intervenes between the answer and the lease, `ask` runs again, so the returned image is present. Concurrent requests
-    /// share one write to the disk, and a repeated request within seconds writes nothing.
+    /// `ask` is a query or a pull. `key` extracts the found image. `granted` is called with each lease. If a removal
+    /// starts between the answer and the lease, `ask` runs again, so the returned image is present. Concurrent requests
+    /// share one write to the disk. A repeated request within seconds writes nothing.
     pub(crate) async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -83,7 +83,7 @@ impl LeaseService {
             if let Some(version) = self.lease(&id, pod, mark, now) {
                 granted(key, now);
                 self.keep(version).await;
-                // A requested removal takes a leased image, too, and may have done so during the write.
+                // A requested removal also removes leased images, and may have done so during the write.
                 if !self.lock().is_overtaken(&id, mark) {
                     return Ok(answer);
                 }
@@ -93,14 +93,13 @@ impl LeaseService {
         }
     }
 
-    /// Leases an image seen since the look, and returns the version with which the disk has it; `None` if a removal
-    /// intervened.
+    /// Leases an image found by the query with this mark. Returns the lease version, or `None` if a removal intervened.
     fn lease(&self, id: &ImageId, pod: &str, mark: ReadMark, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))
     }
 
-    /// Starts a requested removal, which leases do not prevent, after waiting for another removal of the image.
+    /// Starts a requested removal, after another removal of the image has ended. Leases do not prevent it.
     pub(crate) async fn order_removal(&self, id: &ImageId) -> Removal<'_> {
         while !self.lock().begin_ordered_removal(id) {
             self.removal_ended(id).await;
@@ -115,7 +114,7 @@ impl LeaseService {
     async fn removal_ended(&self, id: &ImageId) {
         loop {
             let mut ended = std::pin::pin!(self.removals.notified());
-            // Enabled before the look, so that no notification is missed.
+            // Enabled before the check, so that no notification is missed.
             ended.as_mut().enable();
             if !self.lock().removing.contains(id) {
                 return;
@@ -124,7 +123,7 @@ impl LeaseService {
         }
     }
 
-    /// Writes the leases up to this version; after a failure they hold for this process alone.
+    /// Writes the leases up to this version. After a failure, the leases are valid only in this process.
     async fn keep(&self, wanted: u64) {
         let due = || {
             let mut leases = self.lock();

@@ -18,11 +18,11 @@ use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
 use imagelet_core::text::PlainError;
 
-/// The longest token; those of the API server have about a kilobyte.
+/// The maximum length of a token. The API server's tokens have about 1 KiB.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
-/// The life of a token where the answer names none: the API server's default.
+/// The lifetime of a token if the answer has none: the API server's default.
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
-/// The longest life that is believed.
+/// The maximum accepted lifetime.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 pub struct ClusterTokens {
@@ -46,7 +46,7 @@ impl TokenSource for ClusterTokens {
     }
 
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
-        // Not bound to a pod it would outlive its need.
+        // A token that is not bound to a pod would be valid for too long.
         if request.pod_name.is_empty() || request.pod_uid.is_empty() {
             return Err(PlainError::new("the request for the image names no pod, to which the token is bound"));
         }
@@ -64,7 +64,8 @@ fn path(namespace: &str, name: &str) -> String {
     ObjectName { namespace: namespace.into(), name: name.into() }.path("serviceaccounts")
 }
 
-/// A token for this audience alone, which ends with the pod. The API server rejects it where the account was created again.
+/// A token for only this audience that expires with the pod. The API server rejects the request if the account was
+/// recreated.
 fn token_request(request: &TokenRequest) -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -83,7 +84,7 @@ fn token_request(request: &TokenRequest) -> Value {
     })
 }
 
-/// Reads an issued token. The error shows nothing of it.
+/// Parses an issued token. The error contains nothing of the token.
 fn read_token(json: &[u8]) -> Result<IssuedToken, ApiError> {
     let invalid = |why: String| ApiError::SecretInvalid { what: "token", why };
     let KubeTokenRequest { spec, status, .. } =

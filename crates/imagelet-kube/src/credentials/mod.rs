@@ -1,6 +1,7 @@
-//! The credentials of pods and sets: their pull secrets and service accounts, each read by its name.
+//! The credentials of pods and sets: their pull secrets and service accounts, read by name.
 //!
-//! Nothing is listed or watched: an object is read when a pod of the node or a set names it. Those of pods are kept for a minute.
+//! No object is listed or watched. An object is read when a pod of the node or a set names it. Objects of pods are
+//! cached for a minute.
 
 mod cluster_tokens;
 mod object_cache;

@@ -1,4 +1,4 @@
-//! Objects by their names, each read once for all readers and kept for a minute.
+//! A cache of objects by name. Each object is read once for all readers and cached for a minute.
 
 use std::{
     collections::HashMap,
@@ -12,13 +12,13 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::api_error::ApiError;
 
-/// How long an object is used; the kubelet's own cache of secrets has the same time.
+/// The lifetime of a cached object, as in the kubelet's own cache of secrets.
 const AGE_MAX: Duration = Duration::from_mins(1);
-/// How long a failure answers for the next reader: the images of one pod are requested together.
+/// The lifetime of a cached failure. The images of one pod are requested together, so they share the failure.
 const FAILURE_AGE_MAX: Duration = Duration::from_secs(10);
-/// An object without a reader for this long is dropped.
+/// An object without a reader for this time is dropped.
 const IDLE_MAX: Duration = Duration::from_mins(5);
-/// Most objects, each of at most a megabyte.
+/// Maximum number of objects. An object has at most 1 MB.
 const OBJECTS_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,14 +28,14 @@ pub(crate) struct ObjectName {
 }
 
 impl ObjectName {
-    /// Where the object of a kind is, as paths spell it: `secrets`, `serviceaccounts`.
+    /// The API path of the object. `kind` is the plural: `secrets`, `serviceaccounts`.
     pub(crate) fn path(&self, kind: &str) -> String {
         let [namespace, name] = [&self.namespace, &self.name].map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC));
         format!("/api/v1/namespaces/{namespace}/{kind}/{name}")
     }
 }
 
-/// What a read led to; a failure is its text.
+/// The result of a read. A failure is its text.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 type LastRead<T> = Option<(Instant, ReadResult<T>)>;
 
@@ -43,7 +43,7 @@ pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>)
 
 struct Slot<T> {
     used_at: Instant,
-    /// Held during a read, so that other readers wait for its result.
+    /// Locked during a read, so that other readers wait for the result.
     cell: Arc<Mutex<LastRead<T>>>,
 }
 
@@ -54,7 +54,7 @@ impl<T> Default for ObjectCache<T> {
 }
 
 impl<T> ObjectCache<T> {
-    /// The object, read where it is absent or too old.
+    /// Returns the cached object. If it is absent or too old, it is read.
     pub(super) async fn get(
         &self,
         name: &ObjectName,

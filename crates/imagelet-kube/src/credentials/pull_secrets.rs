@@ -1,4 +1,4 @@
-//! The pull secrets of a pod: those it names, or those of its service account, and no others; and that of a set.
+//! The pull secrets of a pod (only those that the pod or else its service account names), and the pull secret of a set.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::{
     pods::{BoundPod, SECRETS_MAX},
 };
 
-/// Most bytes of one pod's documents: each of its images has a copy while it is pulled.
+/// Maximum bytes of one pod's documents. Each running pull of the pod has a copy.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
-/// Reads the pull secrets of pods by `get`, one by one.
+/// Reads the pull secrets of pods with `get` requests, one secret per request.
 pub(crate) struct PullSecrets {
     client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
@@ -33,7 +33,8 @@ impl PullSecrets {
         Self { client, secrets: ObjectCache::default(), accounts: ObjectCache::default() }
     }
 
-    /// The readable pull secrets of a pod, in its order. The others are skipped with a warning, as a kubelet does.
+    /// The readable pull secrets of a pod, in the pod's order. Unreadable secrets are skipped with a warning, as in a
+    /// kubelet.
     pub(crate) async fn of_pod(&self, pod: &BoundPod) -> Vec<PullSecret> {
         let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
@@ -57,7 +58,7 @@ impl PullSecrets {
         found
     }
 
-    /// A pod that names none has those of its service account: what the API server does when it admits a pod.
+    /// The secret names of the pod. If it has none, those of its service account, as the API server does at admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();

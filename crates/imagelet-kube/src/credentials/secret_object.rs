@@ -1,4 +1,4 @@
-//! A secret object of the API: its docker configuration, and nothing else of it.
+//! A secret object of the API, parsed only for its docker configuration.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 use super::object_cache::ObjectName;
 use crate::api_error::ApiError;
 
-/// Longest uid of an object; the API server's have 36 bytes.
+/// Maximum length of an object's uid. The API server's uids have 36 bytes.
 const UID_LENGTH_MAX: usize = 128;
 
 #[derive(Deserialize)]
@@ -30,7 +30,7 @@ struct SecretMetadata<'a> {
     uid: Cow<'a, str>,
 }
 
-/// Why a secret has no credentials for registries.
+/// Why a secret has no registry credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotPullSecret {
     #[error("its type is neither `kubernetes.io/dockerconfigjson` nor `kubernetes.io/dockercfg`")]
@@ -39,7 +39,7 @@ pub(super) enum NotPullSecret {
     Document(&'static str),
 }
 
-/// Reads a secret object. The error shows nothing of it.
+/// Parses a secret object. The error contains nothing of the secret.
 pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Result<PullSecret, NotPullSecret>, ApiError> {
     let object: SecretObject<'_> =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;

@@ -1,7 +1,8 @@
-//! Fetches the images of a pod as soon as it is bound to the node, before the kubelet requests them one after the other.
+//! Fetches the images of a pod when it is bound to the node, before the kubelet requests them one after the other.
 //!
-//! Each pod's images are fetched with its own credentials and the node's, by the manager: pulls are recorded, wait in its queue, and are
-//! shared with the kubelet's own. An image is fetched ahead once; whatever becomes of that, the next request is the kubelet's.
+//! The manager fetches each pod's images with the credentials of the pod and the node. These pulls are recorded, wait
+//! in the manager's queue, and are shared with the kubelet's pulls. An image is fetched ahead once. After success or
+//! failure, only the kubelet requests it.
 
 mod plan;
 
@@ -22,7 +23,7 @@ use tokio_util::task::JoinMap;
 use self::plan::{Fetch, FetchState, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
 
-/// Below that of every request: what a container waits for is pulled first.
+/// Lower than every other request: images that a container waits for are pulled first.
 const PRIORITY: i32 = -10;
 
 families! {
@@ -31,16 +32,16 @@ families! {
         MetricKind::Counter, &["outcome"];
 }
 
-/// The pods of the node, at each change.
+/// The pods of the node, sent after each change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
 #[derive(Clone, Debug)]
 pub struct LookAheadParts {
     pub manager: Arc<ImageManager>,
     pub runtime: RuntimeManager,
-    /// How many images are fetched ahead at once.
+    /// Maximum number of images that are fetched ahead at the same time.
     pub images_max: NonZeroUsize,
-    /// Receives the failures, as warnings about the node.
+    /// Receives the failures as warnings about the node.
     pub events: Arc<dyn EventSink>,
 }
 
@@ -58,7 +59,7 @@ impl LookAhead {
         Self { parts, secrets: Arc::new(PullSecrets::new(client)), metrics }
     }
 
-    /// Fetches for as long as the pods are received and this future lives.
+    /// Fetches images until the pods end or this future is dropped.
     pub(crate) async fn run(&self, mut pods: PodsReceiver) {
         let (mut states, mut tasks) = (HashMap::new(), JoinMap::new());
         loop {
@@ -81,7 +82,7 @@ impl LookAhead {
             for key in plan.cancel {
                 tracing::debug!(pod = &*key.pod.name, image = &*key.image, "no container waits for a look-ahead");
                 tasks.abort(&key);
-                // It counts as ended at once; its task ends soon.
+                // The fetch has ended for the plan; its task ends soon.
                 states.insert(key, FetchState::Ended);
             }
             for key in &plan.forget {
@@ -105,7 +106,7 @@ impl LookAhead {
                 "held_back"
             }
             Err(error) => {
-                // The sink logs it.
+                // Not logged here, because the sink logs the event.
                 let (what, at) = ("could not fetch an image ahead", (error.class(), error.stage()));
                 let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
                 self.parts.events.record(failure_event("LookAheadFailed", message, what, image, at));
@@ -115,7 +116,7 @@ impl LookAhead {
         self.count(end);
     }
 
-    /// Returns the outcome as the metric names it.
+    /// Returns the outcome as a label of the metric.
     async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
         let image = self.spelling(&fetch.image.image);
         if fetch.image.policy != PullPolicy::Always && self.is_present(&image).await {
@@ -126,7 +127,7 @@ impl LookAhead {
         let pull = PullRequest {
             image: ImageSpec::new(image),
             pod: fetch.key.pod.clone(),
-            // The kubelet's own request follows, and may join this pull.
+            // The kubelet's own request follows and may join this pull.
             patience: Patience::ONE_RETRY,
             ..PullRequest::default()
         };
@@ -142,7 +143,7 @@ impl LookAhead {
         self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }
 
-    /// As a request over CRI spells it, so that both share a pull: a runtime resolves short names itself.
+    /// Spells the image as a CRI request does, so that both share a pull. A runtime resolves short names itself.
     fn spelling(&self, image: &str) -> String {
         match image.parse::<Reference>() {
             Ok(reference) if self.parts.runtime.local().is_some() => reference.canonical().to_string(),
@@ -150,7 +151,7 @@ impl LookAhead {
         }
     }
 
-    /// An image whose presence is unknown counts as absent: the manager looks for it again.
+    /// An image whose presence is unknown is treated as absent, because the manager checks again.
     async fn is_present(&self, image: &str) -> bool {
         let Ok(name) = default_tag(image) else { return false };
         match self.parts.runtime.usable(&ImageSpec::new(name)).await {

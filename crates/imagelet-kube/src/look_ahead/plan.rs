@@ -1,4 +1,4 @@
-//! Decides which images of which pods are fetched ahead, and which fetches end: a pure function.
+//! Decides which images of which pods are fetched ahead, and which fetches are cancelled: a pure function.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -10,7 +10,7 @@ use imagelet_core::{events::PodIdentity, manager::PullPolicy};
 
 use crate::pods::{BoundPod, PodImageUse};
 
-/// One image of one pod, as the pod spells it: fetched once, however many containers use it.
+/// One image of one pod, as the pod spells it. It is fetched once for all its containers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FetchKey {
     pub(super) pod: PodIdentity,
@@ -20,7 +20,7 @@ pub(super) struct FetchKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
-    /// With whatever result: the next request is the kubelet's own.
+    /// Succeeded, failed or cancelled: the next request is the kubelet's.
     Ended,
 }
 
@@ -34,17 +34,17 @@ pub(super) struct Fetch {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
-    /// In this order.
+    /// To start in this order.
     pub(super) begin: Vec<Fetch>,
-    /// Fetches whose pod is gone, or has its container without them.
+    /// Fetches whose pod is deleted, or whose container already exists.
     pub(super) cancel: Vec<FetchKey>,
-    /// Ended fetches of pods that are gone.
+    /// Ended fetches of deleted pods.
     pub(super) forget: Vec<FetchKey>,
 }
 
-/// Plans the fetches for the pods of a node. At most `running_max` run at once.
+/// Plans the fetches for the pods of a node. At most `running_max` run at the same time.
 ///
-/// The first image of every pod comes before the second one of any.
+/// The first image of every pod is fetched before the second image of any pod.
 pub(super) fn plan(
     pods: &[Arc<BoundPod>],
     fetches: &HashMap<FetchKey, FetchState>,
@@ -77,14 +77,14 @@ pub(super) fn plan(
     plan
 }
 
-/// The images that containers of a pod wait for, each once, in the kubelet's order.
+/// The images that containers of a pod wait for, without duplicates, in the kubelet's order.
 fn images_to_fetch(pod: &BoundPod) -> Vec<PodImageUse> {
     let mut found: Vec<PodImageUse> = Vec::new();
     for image in pod.images.iter().filter(|it| it.waits) {
         match (found.iter_mut().find(|other| other.image == image.image), &image.policy) {
             (Some(other), PullPolicy::Always) => other.policy = PullPolicy::Always,
             (None, PullPolicy::Always | PullPolicy::IfNotPresent) => found.push(image.clone()),
-            // Neither `Never` nor a policy that the API server does not know leads to a fetch.
+            // `Never`, and a policy unknown to the API server, start no fetch.
             (_, _) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The pods of the node as the watch knows them: bounded, and with the images that each waits for.
+//! The pods of the node as received by the watch, limited in number, and the images that each pod waits for.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -7,22 +7,22 @@ use kube::runtime::watcher::Event;
 
 use super::{BoundPod, PODS_MAX, PodObject, StartTracker, bound_pod};
 
-/// By `NAMESPACE/NAME`; finished pods and those being deleted are absent.
+/// By `NAMESPACE/NAME`. Finished and deleted pods, and pods that are being deleted, are absent.
 #[derive(Debug)]
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
-    /// The pods of a list that is being read.
+    /// The pods of a list that is being received.
     listing: BTreeMap<String, Arc<BoundPod>>,
     starts: StartTracker,
 }
 
 impl KnownPods {
-    /// No pods yet; the start of each is measured.
+    /// Starts without pods. The start of each pod is measured.
     pub(crate) fn new(starts: StartTracker) -> Self {
         Self { pods: BTreeMap::new(), listing: BTreeMap::new(), starts }
     }
 
-    /// Returns whether other images are awaited than before, or for another pod; after a list always.
+    /// Returns whether the awaited images, or the pods that wait, changed. Always true at the end of a list.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => self.listing.clear(),
@@ -51,7 +51,7 @@ impl KnownPods {
         is_changed
     }
 
-    /// Returns whether it was known: a pod with all its containers has fetches on record.
+    /// Returns whether the pod was known: there may be fetches for it, even if all its containers exist.
     fn remove(&mut self, object: &PodObject) -> bool {
         self.starts.forget(object);
         self.pods.remove(&object.full_name()).is_some()
@@ -69,7 +69,7 @@ impl KnownPods {
         self.pods.len()
     }
 
-    /// What the pod says about images; `None`: it needs none any more.
+    /// The pod's images. `None`: the pod needs no image any more.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
         let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());

@@ -1,4 +1,4 @@
-//! What a pod object says about images: a plain function, and its answer.
+//! The images of a pod object: a pure function, and its result type.
 
 mod known_pods;
 mod object;
@@ -22,19 +22,19 @@ use waits::waits;
 
 use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
-/// Most pods of a node; the kubelet's own limit is 110 by default.
+/// Maximum pods of a node. The kubelet's default limit is 110.
 const PODS_MAX: usize = 2000;
-/// Longest image name; a reference without its registry has at most about 600 bytes.
+/// Maximum length of an image name. A reference without its registry has at most about 600 bytes.
 const IMAGE_LENGTH_MAX: usize = 1024;
-/// Most images of one pod; pods have a handful.
+/// Maximum images of one pod. Usual pods have fewer than ten.
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
-/// A pod that is bound to a node and neither finished nor being deleted, as far as it is about images.
+/// The image-related fields of a pod that is bound to a node and neither finished nor being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BoundPod {
     pub(crate) identity: PodIdentity,
-    /// Its service account; empty: it has none, as the pod of a kubelet's own manifest.
+    /// The name of its service account. Empty if it has none, as a pod from a kubelet's manifest file.
     pub(crate) service_account: Arc<str>,
     /// The names of its pull secrets, in its own namespace.
     pub(crate) pull_secrets: Vec<Arc<str>>,
@@ -51,12 +51,12 @@ pub(crate) struct PodImageUse {
     pub(crate) image: Arc<str>,
     /// The pull policy, defaulted as in the API server.
     pub(crate) policy: PullPolicy,
-    /// Its container does not exist yet, or is going to be created again.
+    /// The container does not exist yet or will be created again.
     pub(crate) waits: bool,
 }
 
 impl PodImageUse {
-    /// The field of the pod that names the image, as events of a kubelet have it; empty for a volume.
+    /// The field of the pod that names the image, as in a kubelet's events. Empty for a volume.
     pub(crate) fn field(&self) -> String {
         match self.role {
             PodRole::Volume => String::new(),
@@ -70,7 +70,7 @@ impl BoundPod {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
 
-    /// The images that its containers wait for; `None`: all exist.
+    /// The images that its containers wait for. `None`: all containers exist.
     pub(crate) fn waiting(&self) -> Option<WaitingPod> {
         let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
         let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
@@ -78,8 +78,8 @@ impl BoundPod {
     }
 }
 
-/// The images of a pod; `None` for a pod that is finished or being deleted, which starts no more containers, and for an object
-/// with a name that the API server rejects.
+/// The images of a pod. `None` if the pod is finished or being deleted, because it starts no more containers. `None`
+/// also for an object with a name that the API server rejects.
 pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
@@ -94,7 +94,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
         Some(policy) if images.len() < IMAGES_MAX => {
             images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
         }
-        // The kubelet reports a name that is none.
+        // The kubelet reports an invalid name.
         _ => {
             let image = shown(&shown_name(image));
             tracing::debug!(namespace, pod = pod_name, image, "passing over an image of a pod");
@@ -131,7 +131,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     })
 }
 
-/// The policy as the API server defaults it; `None`: the image has no valid name.
+/// The policy with the API server's default. `None`: the image has no valid name.
 fn defaulted_policy(image: &str, policy: &str) -> Option<PullPolicy> {
     let is_name = image.len() <= IMAGE_LENGTH_MAX && image.parse::<Reference>().is_ok();
     let default = PullPolicy::default_for(Some(image).filter(|_| is_name)?).ok()?;

@@ -1,4 +1,4 @@
-//! The fields of a pod object that are about images and its start; all others are skipped without being stored.
+//! The fields of a pod object for its images and its start. Other fields are skipped without being stored.
 
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -40,7 +40,7 @@ pub(super) struct PodSpec {
     pub(super) volumes: List<VolumeSpec>,
     pub(super) image_pull_secrets: List<LocalObjectReference>,
     pub(super) service_account_name: String,
-    /// The deprecated spelling.
+    /// The deprecated field for the service account.
     pub(super) service_account: String,
     pub(super) restart_policy: String,
 }
@@ -51,7 +51,7 @@ pub(super) struct ContainerSpec {
     pub(super) name: String,
     pub(super) image: String,
     pub(super) image_pull_policy: String,
-    /// Of an init container: `Always` makes it a sidecar.
+    /// For an init container: `Always` makes it a sidecar.
     pub(super) restart_policy: Option<String>,
     pub(super) restart_policy_rules: List<IgnoredAny>,
 }
@@ -70,7 +70,7 @@ pub(super) struct VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// The kubelet makes it by itself: no disk from elsewhere is attached for it.
+    /// Whether the kubelet creates the volume itself, so that no external disk is attached.
     pub(super) fn is_of_the_node(&self) -> bool {
         let Self { image, secret, config_map, downward_api, empty_dir, projected, .. } = self;
         image.is_some() || [secret, config_map, downward_api, empty_dir, projected].iter().any(|it| it.is_some())
@@ -81,7 +81,7 @@ impl VolumeSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
     pub(super) phase: String,
-    /// When the kubelet began with the pod.
+    /// The time when the kubelet started to process the pod.
     pub(super) start_time: Option<Time>,
     pub(super) container_statuses: List<ContainerStatus>,
     pub(super) init_container_statuses: List<ContainerStatus>,
@@ -95,12 +95,12 @@ pub(super) struct ContainerStatus {
     pub(super) state: Option<ContainerState>,
 }
 
-/// Null is the default, as in Go.
+/// Null is parsed as the default value, as in Go.
 fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// What a container does; `None`: it has no status.
+/// The state of a container. `None`: it has no status.
 pub(super) fn state_of<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerState> {
     statuses?.iter().find(|status| status.name == name)?.state.as_ref()
 }

@@ -1,5 +1,5 @@
-//! How long the pods of the node take to start, without pulls and init containers: the kubelet's own measure, by what the
-//! watch shows, and the pulls beside it (`docs/spec/pull.md §9.4`).
+//! The start latency of the node's pods, without pulls and init containers. It is the kubelet's metric, measured from
+//! the watch. The pull time is measured, too (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::HashSet,
@@ -31,7 +31,7 @@ families! {
         MetricKind::Histogram(BUCKETS), &[];
 }
 
-/// From a time to a later one.
+/// A start time and an end time.
 type Interval = (SystemTime, SystemTime);
 
 /// Measures each pod once, when all its containers run.
@@ -39,7 +39,7 @@ type Interval = (SystemTime, SystemTime);
 pub(crate) struct StartTracker {
     metrics: Arc<Metrics>,
     pulls: Arc<PodStarts>,
-    /// The uids of pods that were seen before the kubelet began with them, and do not run yet.
+    /// The uids of pods that do not run yet and were first seen before the kubelet started to process them.
     starting: HashSet<String>,
 }
 
@@ -67,18 +67,19 @@ impl StartTracker {
         self.metrics.observe(&PULLING, &[], pulling.as_secs_f64());
     }
 
-    /// The pod is gone, finished, or being deleted.
+    /// Removes a pod that is deleted, finished or being deleted.
     pub(super) fn forget(&mut self, pod: &PodObject) {
         self.starting.remove(pod.metadata.uid.as_deref().unwrap_or_default());
     }
 
-    /// Only these pods are known.
+    /// Removes all pods except these.
     pub(super) fn retain(&mut self, uids: &HashSet<&str>) {
         self.starting.retain(|uid| uids.contains(uid.as_str()));
     }
 }
 
-/// The object of a kubelet's own manifest has another uid than its pod, and a volume from elsewhere takes its own time.
+/// False for a mirror pod, whose object has another uid than the pod, and for external volumes, which add their own
+/// time.
 fn is_measured(pod: &PodObject) -> bool {
     pod.metadata.annotations.is_none() && pod.spec.volumes.iter().flatten().all(VolumeSpec::is_of_the_node)
 }
@@ -103,7 +104,7 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StartDurations {
-    /// Without pulls and init containers; what overlaps counts once.
+    /// Start latency without pulls and init containers. Overlapping times are subtracted once.
     start: Duration,
     pulling: Duration,
 }
@@ -114,7 +115,7 @@ fn split(whole: Interval, pulls: &[Interval], inits: &[Interval]) -> StartDurati
     StartDurations { start: length.saturating_sub(covered(whole, &both)), pulling: covered(whole, pulls) }
 }
 
-/// How much of a time these cover.
+/// The total time in which at least one of the intervals runs, limited to `from`–`to`.
 fn covered((from, to): Interval, intervals: &[Interval]) -> Duration {
     let mut within: Vec<Interval> = intervals.iter().map(|(start, end)| ((*start).max(from), (*end).min(to))).collect();
     within.sort();

@@ -1,13 +1,13 @@
-//! Whether a container of a pod is still to be created, first or again.
+//! Whether a container of a pod will still be created, for the first time or again.
 
 use imagelet_core::manager::PodRole;
 use k8s_openapi::api::core::v1::ContainerState;
 
 use super::object::ContainerSpec;
 
-/// Whether the container does not exist yet, or is going to be created again. `of_pod` is the restart policy of the pod.
+/// Whether the container does not exist yet or will be created again. `of_pod` is the pod's restart policy.
 ///
-/// A container without a status waits, and so does one in back-off, whether for its image or after a crash.
+/// A container without a status waits. A container in back-off (for its image or after a crash) waits, too.
 pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerState>, of_pod: &str) -> bool {
     match state {
         Some(ContainerState { running: Some(_), .. }) => false,
@@ -21,18 +21,18 @@ pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&Con
     }
 }
 
-/// When a container that ended is created again.
+/// The restart policy that decides whether an ended container is created again.
 fn restart_policy<'a>(role: PodRole, container: &'a ContainerSpec, of_pod: &'a str) -> &'a str {
     let is_policy = |text: &&str| ["Always", "OnFailure", "Never"].contains(text);
-    // The rules decide by the exit code, and are the kubelet's to read.
+    // The rules depend on the exit code, and only the kubelet evaluates them.
     if container.restart_policy_rules.iter().flatten().next().is_some() {
         return "Always";
     }
     match (role, container.restart_policy.as_deref().filter(is_policy)) {
-        // Created by a person, once.
+        // A user created the container, and it runs once.
         (PodRole::Ephemeral, _) => "Never",
         (_, Some(own)) => own,
-        // It has to succeed once.
+        // An init container must succeed once.
         (PodRole::Init, None) if !["OnFailure", "Never"].contains(&of_pod) => "OnFailure",
         (_, None) => of_pod,
     }

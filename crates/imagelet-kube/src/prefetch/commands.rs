@@ -18,17 +18,17 @@ use crate::{
 
 const SETS_MAX: usize = 5000;
 const PAGE_SETS: u32 = 100;
-/// The name by which the command line owns the fields that it writes.
+/// The field manager of the command line.
 const FIELD_MANAGER: &str = "imagelet-cli";
 
-/// A set to apply, checked before anything is sent.
+/// A set to apply. It is checked before the first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetDocument {
     name: SetName,
     object: Value,
 }
 
-/// The fields of a document; a misspelled one is refused.
+/// The fields of a document. An unknown field is rejected.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DocumentFields {
@@ -36,16 +36,16 @@ struct DocumentFields {
     kind: String,
     metadata: ObjectMeta,
     spec: Value,
-    /// What `kubectl get -o yaml` prints is not sent.
+    /// Accepted from `kubectl get -o yaml`, and not sent.
     #[serde(default, rename = "status")]
     _status: IgnoredAny,
 }
 
 impl SetDocument {
-    /// Reads a document; a namespaced set without a namespace is in this one.
+    /// Parses a document. A namespaced set without a namespace gets `namespace`.
     ///
     /// # Errors
-    /// When it is no set, or breaks a rule: the error names the field.
+    /// If the document is not a set or breaks a rule. The error names the field.
     pub fn read(document: Value, namespace: &str) -> Result<Self, SetRejection> {
         let no_fields = |error: serde_json::Error| SetRejection(shown(&error.to_string()));
         let [group, kind] = ["apiVersion", "kind"].map(|field| document[field].as_str().unwrap_or_default());
@@ -72,12 +72,12 @@ impl SetDocument {
     }
 }
 
-/// One set with its status, for people and programs.
+/// One set with its status, for users and programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SetRow {
     /// `ImageSet` or `ClusterImageSet`.
     pub kind: &'static str,
-    /// Empty for a set of the cluster.
+    /// Empty for a cluster-wide set.
     pub namespace: String,
     pub name: String,
     pub images: usize,
@@ -85,9 +85,9 @@ pub struct SetRow {
     pub nodes: NodeCounts,
     /// All nodes are ready.
     pub complete: bool,
-    /// The message of the condition `Complete`, or why it is absent.
+    /// The message of the condition `Complete`, or why the condition is absent.
     pub message: String,
-    /// `CLASS at HOP on N nodes, first NODE: IMAGE: MESSAGE`, the most frequent first.
+    /// `CLASS at HOP on N nodes, first NODE: IMAGE: MESSAGE`, the most frequent failure first.
     pub failures: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl PrefetchApi {
     /// Creates or changes a set.
     ///
     /// # Errors
-    /// When the API server rejects it or cannot be reached.
+    /// If the API server rejects the set or is unreachable.
     pub async fn apply(&self, document: &SetDocument) -> Result<(), ApiError> {
         let name = &document.name;
         let manager = PatchParams::apply(FIELD_MANAGER).force();
@@ -111,10 +111,10 @@ impl PrefetchApi {
         Ok(())
     }
 
-    /// All sets, by kind, namespace and name. Sets of one namespace with `namespace`; only sets of this name with `name`.
+    /// All sets, by kind, namespace and name. `namespace` and `name` limit the result.
     ///
     /// # Errors
-    /// When the API server rejects the list, cannot be reached or has more than 5,000 sets of a kind.
+    /// If the API server rejects the list, is unreachable or has more than 5,000 sets of a kind.
     pub async fn sets(&self, namespace: Option<&str>, name: Option<&str>) -> Result<Vec<SetRow>, ApiError> {
         let mut rows = Vec::new();
         for scope in SetScope::ALL {
@@ -130,10 +130,10 @@ impl PrefetchApi {
         Ok(rows)
     }
 
-    /// Deletes a set: of this namespace, or with `None` of the cluster. Returns false for an absent one.
+    /// Deletes a set in this namespace, or a cluster-wide set with `None`. Returns false if the set is absent.
     ///
     /// # Errors
-    /// When the API server rejects that or cannot be reached.
+    /// If the API server rejects the request or is unreachable.
     pub async fn remove(&self, namespace: Option<&str>, name: &str) -> Result<bool, ApiError> {
         let scope = if namespace.is_some() { SetScope::Namespace } else { SetScope::Cluster };
         let set = SetName { scope, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };

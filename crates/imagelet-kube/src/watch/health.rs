@@ -1,4 +1,4 @@
-//! Whether the objects of a watch are known, and how fresh that is: for probes and metrics.
+//! The health of a watch: whether its objects are known, and the time of the last contact. For probes and metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -32,16 +32,16 @@ pub struct WatchHealth {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// The pods were listed once since the start.
+    /// The pods were listed at least once since the start.
     pub is_listed: bool,
-    /// The watch follows the API server.
+    /// The watch is connected and receives changes.
     pub in_sync: bool,
     pub heard_at: Option<Instant>,
-    /// Watches, and attempts to begin one, that failed.
+    /// Number of failed watches and failed attempts to start a watch.
     pub restarts: u64,
-    /// Pods that are bound to the node and not finished.
+    /// Number of pods that are bound to the node and not finished.
     pub pods: usize,
-    /// Those with containers that do not exist yet.
+    /// Number of pods with containers that do not exist yet.
     pub waiting: usize,
     pub failure: Option<String>,
 }
@@ -64,7 +64,7 @@ impl WatchHealth {
         self.lock().clone()
     }
 
-    /// What becomes of the requests of the watch. Returns the failure that has ended.
+    /// Records the progress of a request. Returns the failure that has ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
         let mut report = self.lock();
         match answer {
@@ -94,8 +94,8 @@ impl WatchHealth {
         self.set(&WAITING, waiting as f64);
     }
 
-    /// A watch, or the attempt to start one, failed; an expired one only begins anew. Returns whether the failure is another
-    /// one than before.
+    /// Records that a watch, or an attempt to start a watch, failed. An expired watch is only restarted. Returns
+    /// whether the failure differs from the previous one.
     pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
         if let Some(metrics) = &self.metrics {
             metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);

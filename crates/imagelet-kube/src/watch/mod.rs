@@ -1,6 +1,8 @@
-//! The watch of one collection of objects: `kube`'s, with one line in the log for each failure, and its health.
+//! The watch of one collection of objects. It wraps `kube`'s watch and adds one log line per failure, and a health
+//! state.
 //!
-//! The API server is the only source. While it is away the last known objects stay: nothing is released by its absence.
+//! The API server is the only source. While it is unreachable, the last known objects stay, so no lease or pin is
+//! released.
 
 mod health;
 
@@ -25,18 +27,19 @@ use crate::{
     client::observed,
 };
 
-/// The life of a watch, up to a fifth shorter: the watches of a fleet do not end together.
+/// The maximum duration of a watch. A random part of up to a fifth is subtracted, so that the watches of a fleet do not
+/// end at the same moment.
 const LIFE_MAX: Duration = Duration::from_secs(288);
-/// The first wait after a failure; it doubles with each failure in a row.
+/// The first wait after a failure. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// The longest wait where the API server does not have the kind or forbids it, which may last for ever.
+/// The maximum wait if the API server does not have the kind or forbids it, which may be permanent.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
-/// A failure after this time without one is the first in a row.
+/// After this time without a failure, the next failure is the first in a row.
 const HEALTHY_AFTER: Duration = Duration::from_mins(2);
 
-/// Follows the objects, which `name` describes, for as long as this future lives. `take` receives each change, and `Init` where a list
-/// that has begun is worth nothing.
+/// Watches the objects until this future is dropped. `name` describes the objects. `take` receives each change, and
+/// `Init` if a partial list must be discarded.
 pub(crate) async fn follow<K>(
     name: &'static str,
     client: &Client,
@@ -55,7 +58,8 @@ pub(crate) async fn follow<K>(
     });
     let life = scattered(LIFE_MAX, 0.2, random_share()).as_secs();
     let (api, config) = (Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
-    // An `Init` comes before each attempt to list, and would end the failures in a row of those that fail.
+    // The library sends `Init` before each attempt to list. It is filtered out, because it would reset the count of
+    // failures.
     let begin = || {
         let events = watcher(api.clone(), config.clone());
         Box::pin(events.try_filter(|event| ready(!matches!(event, Event::Init))))
@@ -76,7 +80,7 @@ pub(crate) async fn follow<K>(
         };
         take(Event::Init);
         let code = code(&error);
-        // The API server forgets the version at which the watch is from time to time: a list follows.
+        // The API server sometimes drops the version from which the watch continues. A list follows.
         if health.failed(text(&error), code == Some(410)) {
             let error = text(&error);
             if code == Some(404) {
@@ -94,7 +98,7 @@ pub(crate) async fn follow<K>(
         let longest = if matches!(code, Some(403 | 404)) { ABSENT_RETRY_MAX } else { RETRY_MAX };
         tokio::time::sleep(backoff(RETRY_FIRST, longest, failures)).await;
         (failures, since) = (failures.saturating_add(1), Instant::now());
-        // The API server does not have the version from which the library would repeat the watch: a list comes first.
+        // The API server no longer has the version from which the library continues the watch, so a new list is needed.
         if matches!(code, Some(410 | 504)) {
             events = begin();
         }
@@ -108,8 +112,8 @@ where
     store.wait_until_ready().now_or_never().is_some()
 }
 
-/// The wait after so many failures in a row, each of which doubles it: between half of it and all of it, so that the agents
-/// of a fleet do not return together.
+/// The wait after this number of failures in a row. It doubles with each failure. A random part of up to a half is
+/// subtracted, so that the agents of a fleet do not retry at the same moment.
 pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
     scattered(grown(first, 2.0, longest, failures), 0.5, random_share())
 }

@@ -1,8 +1,8 @@
-//! What an answer of containerd may hold.
+//! The limits of an answer of containerd.
 
 use crate::wire::MessageBounds;
 
-/// Bounds of one answer over all its messages: many times the size of the largest nodes.
+/// Limits of one answer over all its messages. The largest nodes stay far below them.
 pub(crate) const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
 #[cfg(test)]

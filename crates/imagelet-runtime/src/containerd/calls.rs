@@ -39,14 +39,14 @@ impl ContainerdClient {
         self.ask_many("Namespaces.List", "", ()).await
     }
 
-    /// Creates a lease that expires after `lifetime`, at the next collection.
+    /// Creates a lease. It expires after `lifetime`, at the next collection.
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Answer<()> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
         self.ask("Leases.Create", lease.as_str(), message).await
     }
 
-    /// Deletes a lease; with `collects` returns after the next collection. An absent lease is no error.
+    /// Deletes a lease. With `collects`, returns after the next collection. An absent lease is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         self.ask_to_remove("Leases.Delete", lease.as_str(), message).await
@@ -56,14 +56,14 @@ impl ContainerdClient {
         self.ask_many("Leases.List", "", ()).await
     }
 
-    /// The resources of a lease; empty for an absent lease.
+    /// The resources of a lease. Empty for an absent lease.
     pub async fn leased(&self, lease: &str) -> Answer<Vec<leases::Resource>> {
         let listed = self.ask_many("Leases.ListResources", lease, lease.to_owned());
         Ok(present(listed.await)?.unwrap_or_default())
     }
 
-    /// Adds a resource to a lease, whether it exists or not: `content` with all that its labels refer to, or
-    /// `snapshots/SNAPSHOTTER` with its parents.
+    /// Adds a resource to a lease, even if the resource does not exist. `kind` is `content` (includes all content that
+    /// its labels refer to) or `snapshots/SNAPSHOTTER` (includes its parents).
     pub async fn hold(&self, lease: &LeaseId, kind: &str, id: &str) -> Answer<()> {
         let resource = leases::Resource { id: id.to_owned(), r#type: kind.to_owned() };
         let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
@@ -93,17 +93,18 @@ impl ContainerdClient {
         self.list("Snapshots.List", snapshotter, snapshotter.to_owned()).await
     }
 
-    /// The usage of a snapshot without its parents: from the database if committed, else by a walk. `None` if absent.
+    /// The usage of a snapshot without its parents. Read from the database if committed, otherwise by a walk. `None` if
+    /// absent.
     pub async fn usage(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::UsageResponse>> {
         present(self.ask("Snapshots.Usage", key, of_snapshot(snapshotter, key)).await)
     }
 
-    /// Describes a blob; `None` if the namespace has none of this digest.
+    /// Describes a blob. `None` if the namespace has no blob with this digest.
     pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
         self.ask_one("Content.Info", digest, digest.to_owned()).await
     }
 
-    /// Sets labels of a blob; its other labels stay.
+    /// Sets labels of a blob. Its other labels do not change.
     pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Answer<()> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
@@ -137,7 +138,7 @@ impl ContainerdClient {
             Ok(written)
         };
         let call = self.read("Content.Write", digest, ReceiverStream::new(messages), read);
-        // A call that ends early drops its receiver, which ends the sender.
+        // If the call ends early, its receiver is dropped, which stops the sender.
         let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, &labels), call);
         let unexpected = |why: &str| Err(self.unexpected("Content.Write", digest, why));
         if let Err(error) = sent {
@@ -163,7 +164,7 @@ impl ContainerdClient {
         self.ask("Images.Create", &name, One { item: Some(image) }).await
     }
 
-    /// Sets target and labels of an image record; its other labels stay.
+    /// Sets the target and labels of an image record. Its other labels do not change.
     pub async fn update_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
@@ -172,7 +173,7 @@ impl ContainerdClient {
         self.ask("Images.Update", &name, message).await
     }
 
-    /// Deletes an image record; its content is collected later. An absent record is no error.
+    /// Deletes an image record. containerd collects its content later. An absent record is no error.
     pub(crate) async fn delete_image(&self, name: &str) -> Answer<()> {
         self.ask_to_remove("Images.Delete", name, name.to_owned()).await
     }
@@ -181,7 +182,7 @@ impl ContainerdClient {
         self.plugins("io.containerd.snapshotter.v1").await
     }
 
-    /// The plugins that store blobs; usually one.
+    /// The plugins that store blobs; usually one plugin.
     pub(crate) async fn content_stores(&self) -> Answer<Vec<introspection::Plugin>> {
         self.plugins("io.containerd.content.v1").await
     }
@@ -222,7 +223,7 @@ fn expiry(now: SystemTime, lifetime: Duration) -> String {
     Timestamp::try_from(now + lifetime).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Sends a write from its first message to its commit with the last bytes. Stops when the call has ended.
+/// Sends a write from the first message to the commit, which has the last bytes. Stops if the call has ended.
 async fn send_steps(
     steps: mpsc::Sender<content::WriteContentRequest>,
     digest: &str,
@@ -232,7 +233,8 @@ async fn send_steps(
 ) -> io::Result<()> {
     let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
     let total = length(size)?;
-    // Equal names would lock each other out: another import of the same image, or one that failed.
+    // containerd locks writes with the same name. Another or a failed import of the same image must not block this
+    // write.
     let name = format!("{}-{digest}", LeaseId::unique().as_str());
     let mut offset = 0;
     loop {

@@ -1,4 +1,4 @@
-//! The client of containerd's socket: it connects when needed, and sends each call with namespace, lease and deadline.
+//! The client of containerd's socket. It connects on demand and sends each call with namespace, lease and deadline.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// The limit of a call that walks or removes trees: a commit measures one, the end of a lease removes its content.
+/// The time limit of calls that walk or remove trees: a commit measures a tree, and the end of a lease removes content.
 const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
 const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
@@ -45,7 +45,7 @@ impl ContainerdClient {
         Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
-    /// The same client with all calls under a lease, which holds what they create.
+    /// The same client with all calls under a lease. The lease protects what the calls create.
     #[must_use]
     pub fn under(&self, lease: &LeaseId) -> Self {
         Self { lease: Some(lease.header()), ..self.clone() }
@@ -75,7 +75,7 @@ impl ContainerdClient {
             .await
     }
 
-    /// Sends one call and reads its answer of one or more messages; the deadline covers all of them.
+    /// Sends one call and reads its answer of one or more messages. The deadline covers all messages.
     pub(crate) async fn read<Q, A, F>(
         &self,
         call: &'static str,
@@ -88,13 +88,13 @@ impl ContainerdClient {
     {
         let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops working for a call that has ended.
+        // The peer receives the deadline and stops its work after it.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        // Boxed: a call is large, and would be part of each outer future.
+        // Boxed, because the future of a call is large and would increase every outer future.
         match tokio::time::timeout(deadline, Box::pin(send(self.channel.clone(), request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
@@ -105,7 +105,7 @@ impl ContainerdClient {
         }
     }
 
-    /// An answer that no containerd returns.
+    /// The error for an answer that containerd never returns.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
         ContainerdError::new(Code::Unknown, &self.socket, call, subject, why)
     }
@@ -118,9 +118,9 @@ pub(crate) fn path(call: &str) -> PathAndQuery {
     path.try_into().expect("names of calls are letters")
 }
 
-// Messages of which field 1 is all. One that has a text alone is a `String`: Prost encodes it as such a field.
+// Messages with only field 1. A message with only one text is a `String`, which Prost encodes in the same way.
 
-/// The message that holds one other, such as `GetImageResponse`.
+/// A message with one other message, such as `GetImageResponse`.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct One<T: Message + Default> {
@@ -128,7 +128,7 @@ pub struct One<T: Message + Default> {
     pub item: Option<T>,
 }
 
-/// The message that lists others, such as `ListImagesResponse`, or a page of a list.
+/// A message with a list of messages, such as `ListImagesResponse` or a page of a list.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Many<T: Message + Default> {

@@ -1,4 +1,4 @@
-//! Why a call to containerd failed, with what a caller acts on.
+//! The error of a call to containerd, with a code for its callers.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::wire::innermost;
 
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// containerd reports a full disk under any code.
+/// containerd reports a full disk with any code, so its text is searched.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// A failed call. Prints the call, its subject, the socket and the cause.
+/// A failed call. Its text has the call, its subject, the socket and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ContainerdError {
@@ -39,8 +39,9 @@ impl ContainerdError {
         Self::new(code, socket, call, subject, &shown(&why))
     }
 
-    /// One that a caller acts on: containerd is not reached (`Unavailable`), does not know the call (`Unimplemented`), has a
-    /// full disk (`ResourceExhausted`), did not answer in time, has the object or lacks it; else `Unknown`.
+    /// `Unavailable`: containerd is unreachable. `Unimplemented`: it does not know the call. `ResourceExhausted`: its
+    /// disk is full. Also the codes for no answer in time, an existing object and an absent object. Otherwise
+    /// `Unknown`.
     pub fn code(&self) -> Code {
         self.code
     }
@@ -53,7 +54,7 @@ impl From<ContainerdError> for RuntimeError {
             Code::Unavailable => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
             Code::DeadlineExceeded => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
             Code::ResourceExhausted => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
-            // An absent object of containerd is no absent image of a registry.
+            // An object that is absent in containerd is not an image that is absent in a registry.
             _ => (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime),
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
@@ -69,7 +70,7 @@ fn code(status: &Status) -> Code {
     }
 }
 
-/// containerd's text for a log: of bounded length, on one line.
+/// containerd's text for a log: limited in length, on one line.
 fn shown(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
     if text.contains(is_unprintable) { quoted(text) } else { text.to_owned() }

@@ -1,6 +1,6 @@
-//! containerd's own interface: the calls of an import, of exact sizes and of names.
+//! containerd's own API: the calls for imports, exact sizes and image names.
 //!
-//! **Invariant:** only `calls` and `client` send calls, and every call has a namespace, a deadline and a bound.
+//! **Invariant:** only `calls` and `client` send calls. Every call has a namespace, a deadline and a size limit.
 
 pub(crate) mod bounded;
 pub(crate) mod calls;

@@ -1,4 +1,4 @@
-//! When a peer that could not be reached is tried again (`docs/spec/cri.md §2`): as gRPC clients do.
+//! The wait before the next attempt to reach an unreachable peer (`docs/spec/cri.md §2`), as in gRPC clients.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 const BASE: Duration = Duration::from_millis(100);
 const FACTOR: f64 = 1.6;
-/// The random deviation, as a share of the wait.
+/// The random deviation as a share of the wait.
 const JITTER: f64 = 0.2;
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
@@ -27,7 +27,7 @@ struct Attempts {
 }
 
 impl Backoff {
-    /// Fails during the wait, with the last error.
+    /// Fails with the last error during the wait.
     pub(crate) fn check(&self, now: Instant) -> io::Result<()> {
         let state = self.lock();
         match state.until {

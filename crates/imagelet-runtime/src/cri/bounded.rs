@@ -1,10 +1,10 @@
-//! What a runtime's answers may hold: a message of 16 MiB can stand for gigabytes in memory, and a stream for any number.
+//! The limits of a runtime's answers. A message of 16 MiB can need gigabytes in memory, and a stream has no limit.
 //!
-//! The parts of a message are counted before it is decoded; those of a stream over all its messages.
+//! The parts of a message are counted before it is decoded. The parts of a stream are counted over all its messages.
 
 use crate::{MESSAGE_BYTES_MAX, wire::MessageBounds};
 
-/// A list: many times the size of the largest nodes.
+/// The limits of a list. The largest nodes stay far below them.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 

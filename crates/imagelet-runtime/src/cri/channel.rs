@@ -1,4 +1,4 @@
-//! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
+//! Connects to a runtime's socket on demand, reconnects after an outage, and limits the duration of each call.
 
 use std::{
     error::Error as _,
@@ -33,11 +33,11 @@ use crate::{
     wire,
 };
 
-/// The limit of one attempt; the interface's own minimum.
+/// The time limit of one attempt: the minimum that the CRI interface requires.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// One attempt, unless the backoff forbids it. It counts as failed until a call is answered: a peer that accepts and drops
-/// connections is not dialled without end.
+/// Makes one attempt, unless the back-off forbids it. The attempt is counted as failed until a call is answered, so
+/// that a peer that accepts and drops connections is not dialled in a loop.
 async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
@@ -55,9 +55,9 @@ pub(crate) struct Peer {
     pub(crate) channel: Channel,
     backoff: Arc<Backoff>,
     endpoint: Endpoint,
-    /// The limit of each call but a pull.
+    /// The time limit of each call except a pull.
     pub(crate) timeout: Duration,
-    /// Whether lists are streamed; off for good once the runtime has no streams. Clones share it.
+    /// Whether lists are streamed. Permanently off after the runtime rejected a stream. Clones share it.
     streams: Arc<AtomicBool>,
 }
 
@@ -108,14 +108,14 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         trace::inject(request.metadata_mut());
-        // Boxed: a call is large, and would be part of each outer future.
+        // Boxed, because the future of a call is large and would increase every outer future.
         let answer = trace::follow(call, Box::pin(send(self.channel.clone(), request))).await;
         self.note(answer.as_ref().err());
         answer
     }
 
-    /// A list: streamed (`docs/spec/cri.md §3.1`) if that is on and the runtime supports it, so that no list exceeds
-    /// one message; else whole. A failed stream's partial result is dropped.
+    /// A list. It is streamed (`docs/spec/cri.md §3.1`) if enabled and supported by the runtime, so that it may exceed
+    /// one message. Otherwise it is one message. The partial result of a failed stream is dropped.
     pub(crate) async fn list<A: Message + Default + 'static, T>(
         &self,
         stream: Call,
@@ -152,12 +152,12 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops working for a call that has ended.
+        // The peer receives the deadline and stops its work after it.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
-                // No caller cancelled, so the peer's `Cancelled` means the deadline it received.
+                // No caller cancelled, so the peer's `Cancelled` means that the deadline passed.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out(call))
                 }
@@ -167,18 +167,18 @@ impl Peer {
         }
     }
 
-    /// Ends the backoff after an answer. A status with a cause was made on this side.
+    /// Resets the back-off after an answer. A status with a cause is from this process and not an answer.
     pub(crate) fn note(&self, failed: Option<&Status>) {
         if failed.is_none_or(|status| status.source().is_none()) {
             self.backoff.reset();
         }
     }
 
-    /// The error of a status, with the socket if the peer is away.
+    /// The error of a status. It includes the socket if the peer is unreachable.
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {
-            // A pull has no deadline here: the peer names its own timeout.
+            // A pull has no deadline in this process: the peer reports its own timeout.
             RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,

@@ -1,4 +1,4 @@
-//! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
+//! The ports to a container runtime over CRI: its images, and its containers, which use the images.
 
 use crate::cri::RuntimeConfiguration;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -28,44 +28,46 @@ const API_VERSION: &str = "0.1.0";
 
 /// The images of a runtime.
 ///
-/// Connects at the first call and reconnects; while the runtime is away, calls fail at once. Every call has a deadline
-/// except a pull: drop its future to cancel it, or set a stall limit. CRI reports no progress, so a pull reports none.
+/// Connects with the first call and reconnects. While the runtime is unreachable, calls fail at once. Every call except
+/// a pull has a deadline. To cancel a pull, drop its future or set a stall limit. CRI reports no progress, so a pull
+/// reports none.
 #[derive(Clone, Debug)]
 pub struct RemoteImageService {
     peer: Peer,
-    /// `None`: a pull may hang without end.
+    /// `None`: a pull may hang forever.
     watch: Option<Arc<StallWatch>>,
 }
 
 impl RemoteImageService {
-    /// Connects, and verifies with one call that a CRI image service listens.
+    /// Connects, and verifies with one call that the peer is a CRI image service.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         service.filesystem().await.map_err(|error| service.peer.refused("image", error))?;
         Ok(service)
     }
 
-    /// The same without the check; the first call connects. Needs a tokio runtime.
+    /// The same without the check. The first call connects. Needs a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
 
-    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
+    /// Sets whether lists are streamed, so that a list may exceed one message. Off if the runtime does not support
+    /// streams.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// Ends a pull after this time without a sign of life: the runtime does not answer, or its folders are containerd's
-    /// and readable, and nothing is written there. A slow pull continues. `None`: no pull is ended.
+    /// Ends a pull after this time without activity: the runtime does not answer, or no bytes are written in its
+    /// folders, if they are containerd's and readable. A slow pull continues. `None`: no pull is ended.
     #[must_use]
     pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
         self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
         self
     }
 
-    /// Runs work that may hang, and ends it when the stall watch reports a stall.
+    /// Runs work that may hang, and ends the work when the stall watch reports a stall.
     async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
         let Some(watch) = &self.watch else { return Ok(work.await) };
         tokio::select! {
@@ -94,7 +96,7 @@ impl RemoteImageService {
     ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
         require_name(spec)?;
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
-        // An error is not the specified answer for an absent image, but has the same meaning.
+        // This error is not the specified answer for an absent image, but it has the same meaning.
         let response = present(self.peer.ask(Call::Image("ImageStatus"), request).await)?;
         let v1::ImageStatusResponse { image, info } = response.unwrap_or_default();
         match image {
@@ -108,7 +110,7 @@ impl RemoteImageService {
 
 #[async_trait]
 impl ImageService for RemoteImageService {
-    /// A filter is answered by `status`: containerd ignores filters and lists everything.
+    /// `status` answers a filter, because containerd ignores filters and lists all images.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
@@ -163,7 +165,7 @@ impl ImageService for RemoteImageService {
     }
 }
 
-/// The containers and sandboxes of a runtime. Connects, and fails, as [`RemoteImageService`] does.
+/// The containers and sandboxes of a runtime. Connects and fails like [`RemoteImageService`].
 #[derive(Clone, Debug)]
 pub struct RemoteContainerService {
     peer: Peer,
@@ -177,19 +179,20 @@ pub struct RuntimeVersion {
 }
 
 impl RemoteContainerService {
-    /// Connects, and verifies with one call that a CRI runtime service listens.
+    /// Connects, and verifies with one call that the peer is a CRI runtime service.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         service.ask_version("").await.map_err(|error| service.peer.refused("runtime", error))?;
         Ok(service)
     }
 
-    /// The same without the check; the first call connects. Needs a tokio runtime.
+    /// The same without the check. The first call connects. Needs a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// Sets whether lists are streamed, so that none exceeds one message. Falls back if the runtime has no streams.
+    /// Sets whether lists are streamed, so that a list may exceed one message. Off if the runtime does not support
+    /// streams.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
@@ -206,7 +209,7 @@ impl RemoteContainerService {
         })
     }
 
-    /// The part of the runtime's configuration that imports depend on.
+    /// The part of the runtime's configuration that imports need.
     pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
         let response = self.ask_status().await?;
         let conditions = response.status.unwrap_or_default().conditions;
@@ -257,7 +260,7 @@ impl ContainerService for RemoteContainerService {
         Ok(self.ask_container(container_id).await?.is_none())
     }
 
-    /// Read from the verbose answer; containerd and CRI-O add it.
+    /// The verbose answer has the image if the runtime is containerd or CRI-O.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: true };
         let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
@@ -271,7 +274,7 @@ impl ContainerService for RemoteContainerService {
     }
 }
 
-/// An empty name is rejected: containerd takes it for the only image of its store.
+/// Rejects an empty name: containerd resolves it to an image if its store has only one.
 fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     if spec.image.is_empty() {
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));

@@ -1,4 +1,5 @@
-//! Where a runtime listens: reads `unix:///run/containerd/containerd.sock` as the kubelet does (`docs/spec/cri.md §1`).
+//! The address of a runtime: parses `unix:///run/containerd/containerd.sock` as the kubelet does
+//! (`docs/spec/cri.md §1`).
 
 use std::{
     ffi::OsString,
@@ -10,10 +11,10 @@ use std::{
 
 use percent_encoding::percent_decode_str;
 
-/// The kernel's limit: `sun_path` less its final NUL.
+/// The kernel's limit: `sun_path` without its final NUL.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// The absolute path of a unix socket. Prints as the URL it was parsed from, or as `unix://PATH`.
+/// The absolute path of a unix socket. Printed as the URL from which it was parsed, or as `unix://PATH`.
 ///
 /// ```
 /// use imagelet_runtime::cri::Endpoint;
@@ -43,7 +44,7 @@ impl Endpoint {
 
     fn new(text: String, path: PathBuf) -> Result<Self, EndpointError> {
         let refused = if !path.is_absolute() {
-            // A client would take the first part of it for a host, and drop it.
+            // A client would parse the first part of the path as a host and drop it.
             format!(
                 "{text:?} does not name the absolute path of a socket\nhint: write unix:///PATH, with three slashes"
             )
@@ -59,7 +60,7 @@ impl Endpoint {
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
-    /// A text without a scheme is taken as a path.
+    /// A text without a scheme is parsed as a path.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         if text.is_empty() {
             return Err(EndpointError("endpoint is required".to_owned()));

@@ -1,6 +1,7 @@
-//! The Container Runtime Interface `runtime.v1`, both ways: client, server, and the conversion between wire and words.
+//! The Container Runtime Interface `runtime.v1` as client and server, and the conversion between wire messages and core
+//! types.
 //!
-//! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
+//! **Invariant:** only `convert` knows the meaning of wire fields and parses status messages.
 
 mod backoff;
 pub(crate) mod bounded;

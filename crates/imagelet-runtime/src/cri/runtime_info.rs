@@ -1,4 +1,4 @@
-//! The runtime's identity and configuration that native import depends on, from its CRI responses.
+//! The runtime's identity and configuration, from its CRI answers. Native imports depend on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,18 +11,18 @@ use imagelet_core::{
 };
 
 const RUNTIME: &str = "containerd";
-/// The only snapshotter whose snapshots are plain folders that overlayfs stacks.
+/// The only snapshotter whose snapshots are plain folders, stacked by overlayfs.
 pub(crate) const OVERLAYFS: &str = "overlayfs";
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
-/// The staging folder of imports below containerd's root: on the mount of the snapshots, and outside of the snapshotter's
-/// folder, which containerd cleans.
+/// The staging folder of imports below containerd's root. It is on the mount of the snapshots and outside the
+/// snapshotter's folder, because containerd removes unknown entries there.
 const STAGING_FOLDER: &str = "imagelet-staging";
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
-/// The condition by which containerd reports deprecated settings by their ids.
+/// The condition in which containerd reports deprecated settings by their ids.
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
-/// Parts of the ids of registry settings that imagelet does not read.
+/// Parts of the ids of deprecated registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,12 +43,12 @@ pub struct SnapshotterPlace {
     pub snapshotter: String,
 }
 
-/// The configuration that imports depend on.
+/// The configuration on which imports depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfiguration {
-    /// The snapshotter of images; `None`: not reported.
+    /// The default snapshotter of images. `None`: not reported.
     pub snapshotter: Option<String>,
-    /// The snapshotter of each runtime handler; empty for the default one.
+    /// The snapshotter of each runtime handler. Empty for the default snapshotter.
     pub handlers: BTreeMap<String, String>,
     pub sandbox_images: Vec<String>,
     pub registries: RegistrySettings,
@@ -56,20 +56,20 @@ pub struct RuntimeConfiguration {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrySettings {
-    /// Reported by its configuration.
+    /// The runtime's configuration contains the registry settings.
     Reported {
-        /// Folders of `HOST/hosts.toml`, in order.
+        /// Folders that contain `HOST/hosts.toml`, in order.
         folders: Vec<PathBuf>,
-        /// Registries with mirrors; `*` means all.
+        /// Registries with mirrors. `*` means all registries.
         mirrors: BTreeSet<String>,
         /// Hosts with credentials or certificates.
         configs: BTreeSet<String>,
-        /// Whether requests carry additional headers.
+        /// Whether requests have additional headers.
         has_headers: bool,
     },
-    /// Not reported.
+    /// The runtime does not report registry settings.
     Hidden {
-        /// The runtime warns of deprecated ones (mirrors, credentials, certificates), or its report is unreadable.
+        /// The runtime warns of deprecated settings (mirrors, credentials, certificates), or its report is unreadable.
         has_unread: bool,
     },
 }
@@ -83,7 +83,7 @@ impl Default for RegistrySettings {
 impl RegistrySettings {
     fn reported(registry: &Members<'_>) -> Self {
         let folders: String = registry.get("configPath").unwrap_or_default();
-        // Older configurations key credentials by endpoint address.
+        // Older configurations use the endpoint address as the key of credentials.
         let of_address = |address: String| {
             let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
             host.split('/').next().unwrap_or_default().to_owned()
@@ -97,7 +97,7 @@ impl RegistrySettings {
         }
     }
 
-    /// The setting for a registry that imagelet does not read, if any.
+    /// A setting for the registry that imagelet does not read. `None`: no such setting.
     pub fn unread(&self, registry: &str) -> Option<&'static str> {
         let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
@@ -117,17 +117,17 @@ impl RuntimeInfo {
         Self { name, version, ..Self::default() }
     }
 
-    /// Whether it is containerd, the only runtime with stores for imports.
+    /// Whether the runtime is containerd. Only containerd supports imports.
     pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
 
-    /// The location of the layers that imports use.
+    /// The location of the layers for imports.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
         self.places.iter().find(|place| place.snapshotter == OVERLAYFS)
     }
 
-    /// The default snapshotter of images. `None`: there are several and none is reported.
+    /// The default snapshotter of images. `None`: several exist and the default is not reported.
     pub fn snapshotter(&self) -> Option<&str> {
         match (&self.configuration.snapshotter, &self.places[..]) {
             (Some(reported), _) => Some(reported),
@@ -136,7 +136,7 @@ impl RuntimeInfo {
         }
     }
 
-    /// Whether sandboxes use an image of this name.
+    /// Whether the runtime uses this image for sandboxes.
     pub(crate) fn is_sandbox_image(&self, image: &Reference) -> bool {
         let wanted = image.canonical();
         let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
@@ -158,7 +158,7 @@ impl SnapshotterPlace {
         places
     }
 
-    /// From the image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
+    /// Parses the image folder that CRI reports: `ROOT/io.containerd.snapshotter.v1.NAME`.
     pub fn of(mountpoint: &Path) -> Option<Self> {
         let name = mountpoint.file_name()?.to_str()?.strip_prefix(SNAPSHOTTER_FOLDER)?;
         let root = mountpoint.parent().filter(|root| root.is_absolute())?;
@@ -177,7 +177,7 @@ impl SnapshotterPlace {
 }
 
 impl RuntimeConfiguration {
-    /// Reads a runtime's verbose status and its condition messages by type.
+    /// Parses a runtime's verbose status. `conditions` are its condition messages by type.
     pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
         let text = info.get("config");
         let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| Members::of(text));

@@ -1,9 +1,9 @@
-//! Ends pulls of a runtime that show no more signs of life.
+//! Ends pulls of a runtime that is no longer active.
 //!
-//! CRI reports no progress of a pull. Signs of life are an answer of the runtime and, where its folders are
-//! containerd's and readable, the bytes it writes: the blobs it fetches and the usage of its snapshots. They belong to
-//! the runtime, not to one pull, so a hanging pull ends only after an active one. A runtime with unreadable folders
-//! counts as active while it answers: a slow pull is never ended.
+//! CRI reports no progress of a pull. Activity is an answer of the runtime. If its folders are containerd's and
+//! readable, only written bytes are activity: the blobs that it fetches and the usage of its snapshots. Activity
+//! belongs to the runtime and not to one pull, so a hanging pull ends only after the last active pull. A slow pull is
+//! never ended.
 
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
@@ -15,26 +15,26 @@ use tokio::{
 
 use crate::cri::SnapshotterPlace;
 
-/// The folder of containerd's running fetches, each in a folder of its own.
+/// The folder of containerd's running fetches. Each fetch has its own folder.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
-/// Fetches that are checked; a node runs some dozens.
+/// Maximum checked fetches. A node usually runs some dozens.
 const INGESTS_MAX: usize = 4096;
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 
-/// One sample of a runtime.
+/// One observation of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// No answer.
     Silent,
-    /// An answer; the folders are not readable.
+    /// An answer, and unreadable folders.
     Answers,
     /// An answer, and the written bytes.
     Wrote(Written),
 }
 
-/// Any difference is a sign of life.
+/// Any difference between two observations is activity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     snapshots: Vec<(u64, Option<u64>)>,
@@ -45,18 +45,18 @@ pub(crate) struct Written {
 pub(crate) enum Stalled {
     /// The runtime does not answer.
     Silent,
-    /// It answers, and writes nothing.
+    /// The runtime answers and writes no bytes.
     Idle,
 }
 
 #[derive(Debug)]
 pub(crate) struct StallWatch {
     pub(crate) quiet_max: Duration,
-    /// Locked during a sample: one serves all pulls.
+    /// Locked during an observation, so that one observation serves all pulls.
     pulse: Mutex<Pulse>,
 }
 
-/// The decision, without I/O.
+/// The decision without I/O.
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
@@ -83,7 +83,7 @@ impl Pulse {
         }
     }
 
-    /// Whether a pull that began at this time has stalled.
+    /// Whether a pull that started at `began` has stalled.
     fn verdict(&self, began: Instant, quiet_max: Duration, now: Instant) -> Option<Stalled> {
         let lived_at = self.lived_at.map_or(began, |at| at.max(began));
         let is_over = now.saturating_duration_since(lived_at) >= quiet_max;
@@ -96,7 +96,7 @@ impl StallWatch {
         Self { quiet_max, pulse: Mutex::default() }
     }
 
-    /// Returns when a pull that begins now has stalled.
+    /// Waits until a pull that starts now has stalled.
     pub(crate) async fn stalled<F: Future<Output = Look>>(&self, look: impl Fn() -> F) -> Stalled {
         let began = Instant::now();
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
@@ -104,7 +104,7 @@ impl StallWatch {
             sleep(every).await;
             let mut pulse = self.pulse.lock().await;
             if pulse.looked_at.is_none_or(|at| at.elapsed() >= every / 2) {
-                // A sample that hangs counts as silence, and does not delay the end.
+                // An observation that hangs is treated as no answer, and does not delay the end.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
                 pulse.note(found, Instant::now());
@@ -116,8 +116,8 @@ impl StallWatch {
     }
 }
 
-/// The bytes written by a runtime with these file systems, if its folders are containerd's and readable. Reads the
-/// disk.
+/// The bytes written by a runtime with these file systems. `None` if its folders are not containerd's or not readable.
+/// Reads the disk.
 pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
     let root = filesystems.images.iter().find_map(|place| SnapshotterPlace::of(&place.mountpoint))?.root;
     let ingests = ingests(&root.join(INGESTS))?;
@@ -127,7 +127,7 @@ pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
 
 fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
     let entries = fs::read_dir(folder).ok()?.flatten().take(INGESTS_MAX);
-    // A fetch that ended meanwhile has no size, which is also a sign of life.
+    // A fetch that ended meanwhile has no size. That change is also activity.
     let sized = |entry: fs::DirEntry| {
         let size = fs::symlink_metadata(entry.path().join(INGESTED)).map_or(0, |file| file.len());
         (entry.file_name(), size)

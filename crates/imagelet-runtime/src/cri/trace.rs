@@ -1,4 +1,4 @@
-//! Propagates a caller's trace: the headers of an incoming call are sent with the calls made for it (W3C trace context).
+//! Propagates a caller's trace: calls made for an incoming call get its trace headers (W3C trace context).
 
 use tonic::{
     Status,
@@ -9,11 +9,11 @@ use tracing::Instrument as _;
 use crate::cri::convert::{Call, code_name};
 
 const PARENT: &str = "traceparent";
-/// The other headers of a trace, with their limits.
+/// The other headers of a trace with their length limits.
 const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
 const PARENT_LENGTH_MAX: usize = 256;
 
-/// Follows a client's call with a span and an event for the request and the response.
+/// Records a client's call as a span, with events for the request and the response.
 pub(crate) async fn follow<A>(call: Call, sent: impl Future<Output = Result<A, Status>>) -> Result<A, Status> {
     let span = tracing::debug_span!(
         "cri_call",
@@ -37,7 +37,7 @@ tokio::task_local! {
     static CURRENT: TraceContext;
 }
 
-/// The headers of a call's trace, and what the first of them says.
+/// The trace headers of a call, and the parsed `traceparent`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceContext {
     headers: Vec<(&'static str, MetadataValue<Ascii>)>,
@@ -45,7 +45,7 @@ pub(crate) struct TraceContext {
 }
 
 impl TraceContext {
-    /// The trace of a call; empty if its headers are invalid.
+    /// The trace of a call. Empty if its headers are invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
         let Some((parent, caller)) = metadata.get(PARENT).and_then(|it| Some((it, read_parent(it.as_bytes())?))) else {
             return Self::default();
@@ -61,7 +61,7 @@ impl TraceContext {
         self.headers.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
-    /// Runs a call so that the calls it makes belong to the trace. Spawned tasks do not.
+    /// Runs a call so that the calls made for it belong to the trace. Spawned tasks do not belong to the trace.
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
         CURRENT.scope(self, call).await
     }
@@ -76,13 +76,13 @@ pub struct CallerTrace {
     pub is_sampled: bool,
 }
 
-/// The span of the CRI call that the task answers; `None` outside of a call, or where the call has no trace.
+/// The span of the CRI call that this task answers. `None` outside a call, or if the call has no trace.
 pub fn current_trace() -> Option<CallerTrace> {
     CURRENT.try_with(|current| current.caller).ok()?
 }
 
 pub(crate) fn inject(metadata: &mut MetadataMap) {
-    // No scope: the call was not made for an incoming one.
+    // Fails outside the scope of an incoming call; then no header is added.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.headers {
             metadata.insert(*name, value.clone());
@@ -90,7 +90,7 @@ pub(crate) fn inject(metadata: &mut MetadataMap) {
     });
 }
 
-/// Reads `00-TRACE-SPAN-FLAGS`, to which later versions may append.
+/// Parses `00-TRACE-SPAN-FLAGS`. Later versions may append fields.
 fn read_parent(header: &[u8]) -> Option<CallerTrace> {
     let mut parts = header.split(|byte| *byte == b'-');
     let ([version], trace) = (hex(parts.next()?)?, hex(parts.next()?)?);
@@ -100,7 +100,7 @@ fn read_parent(header: &[u8]) -> Option<CallerTrace> {
     is_valid.then_some(CallerTrace { trace, span, is_sampled: flags & 1 == 1 })
 }
 
-/// Reads digits in lower case.
+/// Parses lower-case hexadecimal digits.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |digit: u8| char::from(digit).to_digit(16).filter(|_| !digit.is_ascii_uppercase());
     let mut bytes = [0; N];

@@ -1,6 +1,6 @@
-//! The private readers that fuzz targets check: containerd's lists, and the labels of its blobs and leases.
+//! Access for fuzz targets to private parsers: containerd's lists, and the labels of its blobs and leases.
 //!
-//! `crates/imagelet/tests/fuzz/` has the checks. The program itself does not call this module.
+//! The checks are in `crates/imagelet/tests/fuzz/`. The program does not call this module.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::{
     sizes::{Listed, has_expired},
 };
 
-/// What containerd lists.
+/// The lists of containerd.
 #[derive(Clone, Debug, Default)]
 pub struct Lists {
     pub images: Vec<images::Image>,
@@ -26,7 +26,7 @@ pub struct Lists {
     pub elsewhere: HashSet<String>,
 }
 
-/// The parts of all images; `usage` has bytes and inodes of a snapshot.
+/// The parts of all images. `usage` returns bytes and inodes of a snapshot.
 pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
     let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
     let mut listed = Listed { images, contents, snapshots, leased, elsewhere, ..Listed::default() };
@@ -38,13 +38,13 @@ pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64
     listed.graph().map_err(|error| error.to_string())
 }
 
-/// Whether a lease with these labels has ended at a moment of the epoch, in seconds.
+/// Whether a lease with these labels has ended at `now`, in seconds since 1970.
 pub fn lease_has_ended(labels: BTreeMap<String, String>, now: i64) -> Option<bool> {
     let lease = leases::Lease { id: String::new(), labels };
     Some(has_expired(&lease, Timestamp::from_second(now).ok()?))
 }
 
-/// The label with the repositories of a blob, after a pull of `reference`.
+/// The label with the source repositories of a blob, after a pull of `reference`.
 pub fn label_of_source(reference: &Reference, before: &BTreeMap<String, String>) -> Option<(String, String)> {
     source_label(reference, before)
 }

@@ -1,6 +1,6 @@
-//! The private conversions that fuzz targets check, each from a message of the wire to the words and back.
+//! Access for fuzz targets to private conversions: each from a wire message to core types and back.
 //!
-//! `crates/imagelet/tests/fuzz/` has the checks. The program itself does not call this module.
+//! The checks are in `crates/imagelet/tests/fuzz/`. The program does not call this module.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
     Some((spec, v1::ImageStatusRequest { image, verbose: request.verbose }.encode_to_vec()))
 }
 
-/// The filter of a request for a list; `None` selects everything, or it is no request.
+/// The filter of a list request. `None` if it selects all images, or if the bytes are not a request.
 pub fn requested_filter(bytes: &[u8]) -> Option<ImageSpec> {
     convert::filter_from_wire(v1::ListImagesRequest::decode(bytes).ok()?.filter)
 }
@@ -50,7 +50,7 @@ pub fn listed_images(bytes: &[u8]) -> Option<(Vec<Image>, Vec<Vec<u8>>)> {
     Some((images, batches.collect()))
 }
 
-/// The use of file systems, and the same as an answer.
+/// The usage of file systems, and the same usage as an answer.
 pub fn filesystems(bytes: &[u8]) -> Option<(ImageFilesystems, Vec<u8>)> {
     let read = convert::filesystems_from_wire(v1::ImageFsInfoResponse::decode(bytes).ok()?);
     let encoded = convert::filesystems_to_wire(&read).encode_to_vec();
@@ -67,13 +67,13 @@ pub fn listed_sandboxes(bytes: &[u8]) -> Option<Vec<Sandbox>> {
     Some(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
 }
 
-/// The images of a container's volumes, if the answer is complete.
+/// The images of a container's volumes. `None` if the bytes are not an answer.
 pub fn volumes(bytes: &[u8]) -> Option<Result<Vec<String>, RuntimeError>> {
     let status = v1::ContainerStatusResponse::decode(bytes).ok()?.status.unwrap_or_default();
     Some(convert::check_container_status(&status).map(|()| convert::volumes_from_wire(status)))
 }
 
-/// Why the bytes are no complete answer of other kinds.
+/// The errors of these bytes as answers of other kinds.
 pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
     fn refusal<A: Message + Default>(
         bytes: &[u8],
@@ -89,7 +89,7 @@ pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
     refusals.into_iter().flatten().collect()
 }
 
-/// How many entries, and parts of entries, a list and a single answer count as.
+/// The counted entries and parts of these bytes as a list and as a single answer.
 pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
     let used = |bounds: crate::wire::MessageBounds| {
         let left = bounds.less(bytes)?;
@@ -98,7 +98,7 @@ pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
     Some([used(LIST)?, used(ONE)?])
 }
 
-/// The error of a runtime's status for each kind of call, and the status that passes it on: code and message.
+/// For each kind of call: the error of a runtime's status, and code and message of the status that is returned for it.
 pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
     let status = Status::new(Code::from_i32(code), message);
     let calls = [Call::Pull, Call::Remove, Call::Image("ListImages"), Call::Runtime("ListContainers")];
@@ -110,7 +110,7 @@ pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
     calls.into_iter().map(relay).collect()
 }
 
-/// A runtime's message about a pull, as it is shown.
+/// A runtime's message about a pull in the form that is shown.
 pub fn shown_refusal(message: &str, request: &PullRequest) -> String {
     convert::without_credential(Status::unknown(message), request).message().to_owned()
 }

@@ -1,4 +1,4 @@
-//! The private readers and conversions that fuzz targets check. The program itself does not call this module.
+//! Access for fuzz targets to private parsers and conversions. The program does not call this module.
 
 pub mod containerd;
 pub mod cri;

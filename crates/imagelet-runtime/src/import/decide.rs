@@ -1,4 +1,4 @@
-//! Decides whether a pull is imported natively or forwarded to the runtime, and how a failed import continues.
+//! Decides whether a pull is imported natively or forwarded to the runtime, and what happens after a failed import.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::cri::{OVERLAYFS, RuntimeInfo};
 
-/// The pod annotation from which containerd knows the handler of a pull.
+/// The pod annotation that tells containerd the handler of a pull.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
-/// After a successful forward its registry is forwarded first for this long.
+/// After a successful forward, further pulls from its registry are forwarded for this time.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
@@ -22,17 +22,17 @@ const PREFERRED_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportMode {
-    /// Imports where possible, else forwards.
+    /// Imports if possible, otherwise forwards.
     #[default]
     Auto,
     /// Forwards each pull.
     Never,
-    /// Forwards no pull; without an import the pull fails with the reason.
+    /// Forwards no pull. If an import is impossible, the pull fails with the reason.
     Require,
 }
 
-/// The runtime for an import, as far as runtime and request decide it; staging may fail later. Without a request: for any
-/// pull. `is_preferred`: a recent forward to its registry succeeded.
+/// Returns the runtime if runtime and request permit an import. Staging may still fail later. `request`: `None` for any
+/// pull. `is_preferred`: a recent forward to the image's registry succeeded.
 pub(super) fn import_target<'a>(
     mode: ImportMode,
     runtime: &'a Result<RuntimeInfo, ForwardReason>,
@@ -66,14 +66,14 @@ pub(super) fn import_target<'a>(
     if let Some(setting) = runtime.configuration.registries.unread(&registry) {
         return Err(ForwardReason::RegistrySetting { setting, registry });
     }
-    // Without forwards, a forward's earlier success is irrelevant.
+    // Only this mode forwards pulls, so only this mode uses the earlier success of a forward.
     if is_preferred && mode == ImportMode::Auto {
         return Err(ForwardReason::RegistryPreferred(registry));
     }
     Ok(runtime)
 }
 
-/// The snapshotter of a handler applies to its images as well.
+/// The snapshotter of the handler must be supported, because containerd uses it for the handler's images.
 fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
@@ -91,13 +91,13 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) runtime: RuntimeInfo,
-    /// The start of the runtime that it is of.
+    /// The start of the runtime that was surveyed.
     pub(super) incarnation: Option<String>,
     pub(super) at: Instant,
 }
 
 impl Survey {
-    /// The runtime, where the survey is younger than the limit and of the runtime's present start.
+    /// The runtime, if the survey is younger than the limit and the runtime has not restarted since.
     pub(super) fn younger_than(
         &self,
         limit: Duration,
@@ -110,13 +110,15 @@ impl Survey {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// The runtime pulls the image, once. With `remember`, a success lets the registry be forwarded first for a while.
+    /// The runtime pulls the image once. With `remember`, a success lets further pulls from the registry be forwarded
+    /// for a while.
     Forward { remember: bool },
     /// The pull fails.
     Fail,
 }
 
-/// The next step after a failed import. A pull for another platform cannot be forwarded: CRI has no field for it.
+/// The next step after a failed import. A pull for another platform cannot be forwarded, because CRI has no platform
+/// field.
 pub(super) fn after_failure(
     mode: ImportMode,
     stage: ImportStage,
@@ -127,18 +129,18 @@ pub(super) fn after_failure(
     if mode != ImportMode::Auto || request.platform.is_some() {
         return AfterFailure::Fail;
     }
-    // The runtime has the records and does not list the image: its own pull completes it.
+    // The runtime has the records but does not list the image. Its own pull completes the image.
     if stage == ImportStage::Recorded {
         let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
-        // The registry answered; a second request would be the same.
+        // The registry answered. A second request would have the same result.
         C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
         C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
         // The runtime would fill the same disk.
         C::DiskFull => AfterFailure::Fail,
-        // The content is invalid, or was rejected to protect the node.
+        // The content is invalid, or it was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
         C::Unacceptable if fault.stage != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
@@ -173,7 +175,7 @@ impl PreferredRegistries {
 impl ImportMode {
     pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
 
-    /// The word in the configuration.
+    /// The value in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,8 +1,8 @@
-//! Native import: images are fetched and unpacked here, and become an unmodified containerd's own.
+//! Native import: imagelet fetches and unpacks images and adds them to an unmodified containerd as its own images.
 //!
-//! Pulls are imported where that is possible, and forwarded to the runtime elsewhere. After an import the runtime owns ordinary
-//! images without a reference to imagelet. A lease of containerd protects an import until it is complete; containerd reclaims a
-//! failed one with its lease.
+//! Pulls are imported if possible and otherwise forwarded to the runtime. After an import the runtime owns ordinary
+//! images without a reference to imagelet. A containerd lease protects an import until it is complete. If an import
+//! fails, containerd reclaims its content with the lease.
 
 mod decide;
 mod service;

@@ -1,4 +1,4 @@
-//! A runtime's image service whose pulls are imported natively where possible, and forwarded elsewhere.
+//! A runtime's image service. Its pulls are imported natively if possible and otherwise forwarded.
 
 use std::{
     collections::VecDeque,
@@ -25,38 +25,40 @@ use tokio_util::sync::CancellationToken;
 use super::decide::{AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target};
 use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 
-/// Time limit of the runtime's report.
+/// Time limit of a survey of the runtime.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
-/// Pulls use a survey for this long without another one.
+/// Pulls reuse a survey for this time.
 const SURVEY_FRESH: Duration = Duration::from_mins(1);
-/// A survey that failed is replaced by a successful one of this time: a busy runtime is still the same.
+/// If a survey fails, a successful survey of at most this age is used: a busy runtime has not changed.
 const SURVEY_RECENT: Duration = Duration::from_mins(10);
 /// Time limit to open staging and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-/// The interval of checks whether the runtime has changed: pulls find a fresh survey.
+/// The interval of checks whether the runtime has changed. It is shorter than a survey's lifetime, so pulls find a
+/// fresh survey.
 const WATCH_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
 
 /// Opens the resources of imports for a runtime.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Reads the runtime's identity and configuration; for a runtime other than containerd, name and version suffice.
+    /// Reads the runtime's identity and configuration. For a runtime other than containerd, name and version are
+    /// enough.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// The runtime's socket, for messages.
+    /// The runtime's socket for messages.
     fn socket(&self) -> &Path;
 
-    /// A text that changes with each start of the runtime, found without a call; `None`: it does not run.
+    /// A text that changes with each start of the runtime and needs no call. `None`: the runtime does not run.
     fn incarnation(&self) -> Option<String>;
 
     /// Opens staging and the runtime's own API.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason>;
 
-    /// Fetches an image and imports it, where the site is open. Returns once the runtime lists the image and the disk
-    /// has it. Dropping the future cancels the import; its resources in the runtime are released in the background.
+    /// Fetches an image and imports it, if the site is open. Returns after the runtime lists the image and the image is
+    /// on disk. Dropping the future cancels the import; its resources in the runtime are released in the background.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
-    /// The hosts that an import of an image may ask beside its registry.
+    /// The hosts that an import of an image may contact in addition to its registry.
     async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost>;
 
     /// Disk space that running imports have reserved and not yet written.
@@ -66,7 +68,7 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
-/// The parameters of an open site: any change reopens it.
+/// The parameters of an open site. A change of any parameter reopens the site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SiteKey {
     version: String,
@@ -74,7 +76,7 @@ struct SiteKey {
     registries: RegistrySettings,
 }
 
-/// A finished pull and its way.
+/// A finished pull and its route.
 #[derive(Clone, Debug)]
 pub struct RouteTaken {
     /// The time it ended.
@@ -89,11 +91,11 @@ pub struct RouteTaken {
 pub struct ImportHealth {
     pub mode: ImportMode,
     pub runtime: Result<RuntimeInfo, ForwardReason>,
-    /// The reason against imports; `None`: pulls are imported.
+    /// The reason against imports. `None`: pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
-/// A runtime's images. Pulls are imported or forwarded; other calls pass through.
+/// A runtime's images. Pulls are imported or forwarded. Other calls are passed to the runtime.
 #[derive(Debug)]
 pub struct ImportingImages {
     inner: Arc<dyn ImageService>,
@@ -108,7 +110,7 @@ pub struct ImportingImages {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The last successful one.
+    /// The last successful survey.
     survey: Option<Survey>,
     opened: Option<SiteKey>,
     preferred: PreferredRegistries,
@@ -122,7 +124,7 @@ struct Pull<'a> {
 }
 
 impl ImportingImages {
-    /// Wraps the images of a runtime, with imports where the site permits them.
+    /// Wraps the images of a runtime. Pulls are imported if the site permits imports.
     pub fn new(
         inner: Arc<dyn ImageService>,
         site: Arc<dyn ImportSite>,
@@ -134,7 +136,7 @@ impl ImportingImages {
         Self { inner, site, mode, opening, closing, shared: Mutex::default(), metrics }
     }
 
-    /// Checks periodically whether imports are possible, so that no pull has to wait, until the images are dropped.
+    /// Checks periodically whether imports are possible, so that no pull has to wait. Ends when the images are dropped.
     pub async fn watch(images: Weak<Self>) {
         let mut last = None;
         loop {
@@ -168,19 +170,19 @@ impl ImportingImages {
         ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
-    /// The routes of the last pulls, the newest last.
+    /// The routes of the last pulls. The newest is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
         self.shared().routes.iter().cloned().collect()
     }
 
-    /// Cancels the running imports, and returns once the runtime has released their resources.
+    /// Cancels the running imports. Returns after the runtime has released their resources.
     pub async fn close(&self) {
         self.closing.cancel();
         self.site.close().await;
     }
 
-    /// The runtime: of the last survey where that is younger than the limit, else of a new one. One that fails does not
-    /// invalidate a recent one.
+    /// The runtime from the last survey if that is younger than `age_max`, otherwise from a new survey. If the new
+    /// survey fails, a recent survey stays valid.
     async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
         let incarnation = self.site.incarnation();
         let known = |age_max| {
@@ -201,7 +203,7 @@ impl ImportingImages {
             Ok(Err(error)) if error.kind() == RuntimeErrorKind::Unsupported => {
                 return Err(ForwardReason::ApiClosed(error.chain()));
             }
-            // Both name the socket.
+            // These errors name the socket.
             Ok(Err(error)) if matches!(error.kind(), RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut) => {
                 error.chain()
             }
@@ -211,7 +213,7 @@ impl ImportingImages {
         known(SURVEY_RECENT).ok_or(ForwardReason::RuntimeUnknown(failed))
     }
 
-    /// The runtime may be another one when it is back.
+    /// Drops the survey: the runtime may be another one after the outage.
     fn forget_runtime(&self) {
         let mut shared = self.shared();
         (shared.survey, shared.opened) = (None, None);
@@ -227,7 +229,7 @@ impl ImportingImages {
         self.open(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
-    /// Opens the site for a runtime as it is, once until the runtime changes.
+    /// Opens the site for the runtime, once until the runtime changes.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
         let key = SiteKey {
             version: runtime.version.clone(),
@@ -319,7 +321,7 @@ impl ImportingImages {
     }
 }
 
-/// The error of a pull that may not be forwarded. What ends without a change can be retried.
+/// The error of a pull that must not be forwarded. A temporary reason gets an error that is retried.
 fn not_importable(image: &str, reason: &ForwardReason) -> RuntimeError {
     let (kind, hint) = match reason {
         ForwardReason::NameInvalid => {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::cri::{RegistrySettings, RemoteContainerService, RuntimeInfo, SnapshotterPlace};
 
-/// A stopping daemon may still own the staging folder.
+/// A stopping daemon may still own the staging folder for this time.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -30,16 +30,16 @@ pub struct RuntimeSite {
     pub containers: RemoteContainerService,
     pub images: Arc<dyn ImageService>,
     pub socket: PathBuf,
-    /// Fetch and unpack settings; root and registry settings are replaced by the runtime's.
+    /// Fetch and unpack settings. The runtime's root and registry settings replace the configured ones.
     pub engine: EngineConfig,
     /// Sandbox images in addition to those that the runtime reports.
     pub sandbox_images: Vec<String>,
-    /// Frees space for imports; set once the node is open.
+    /// Frees space for imports. Set after the node is open.
     pub room: OnceLock<Arc<dyn MakeRoom>>,
     pub opened: Mutex<Opened>,
 }
 
-/// The last opened engine: at most one owns the staging folder.
+/// The last opened engine. At most one engine owns the staging folder.
 #[derive(Debug, Default)]
 pub struct Opened {
     engine: Option<(EngineConfig, Arc<Engine>)>,
@@ -48,13 +48,13 @@ pub struct Opened {
 }
 
 impl RuntimeSite {
-    /// The engine that stages layers; reused until staging or registry settings change.
+    /// Opens the engine that stages layers. The engine is reused until staging or registry settings change.
     async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
         {
             let mut opened = self.lock();
             match &opened.engine {
                 Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
-                // The engine releases the folder once its running imports have ended.
+                // The engine releases the folder after its running imports have ended.
                 _ => (opened.engine, opened.importer) = (None, None),
             }
         }
@@ -81,7 +81,7 @@ impl ImportSite for RuntimeSite {
         let version = self.containers.version().await?;
         let runtime = RuntimeInfo::named(version.name, version.version);
         if !runtime.is_containerd() {
-            // CRI-O walks through all its files to answer for its disks.
+            // Not queried: CRI-O reads all its files to report its disks.
             return Ok(runtime);
         }
         let (mut configuration, filesystems) =
@@ -94,7 +94,7 @@ impl ImportSite for RuntimeSite {
         &self.socket
     }
 
-    /// A runtime creates its socket anew at each start.
+    /// The identity of the socket, because a runtime recreates its socket at each start.
     fn incarnation(&self) -> Option<String> {
         let socket = fs::metadata(&self.socket).ok()?;
         Some(format!("{} {} {}.{}", socket.dev(), socket.ino(), socket.ctime(), socket.ctime_nsec()))
@@ -118,7 +118,7 @@ impl ImportSite for RuntimeSite {
             config.registry.hosts_dirs.clone_from(folders);
         }
         let engine = self.open_engine(config).await?;
-        // The owner of the staging folder runs all imports, so other leases belong to dead processes.
+        // The owner of the staging folder runs all imports, so other leases belong to ended processes.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::of_api(&error))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");

@@ -1,8 +1,8 @@
 //! The parts of containerd's images: a pure function of containerd's lists.
 //!
-//! A part is a committed snapshot or a blob. An image has the parts that containerd's collector reaches from the
-//! image's records: by labels (`containerd.io/gc.ref.*`) and by the parents of snapshots. Parts that the collector
-//! reaches from other roots are held.
+//! A part is a committed snapshot or a blob. The parts of an image are those that containerd's collector reaches from
+//! the image's records, through labels (`containerd.io/gc.ref.*`) and the parents of snapshots. A part that the
+//! collector also reaches from other roots is *held*: no image removal frees it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -20,37 +20,37 @@ use crate::containerd::{
     v1::{content, images, leases, snapshots},
 };
 
-/// Label of a document that refers to a blob; a suffix begins with `.` or `/`.
+/// Label of a document that refers to a blob. A suffix starts with `.` or `/`.
 const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
-/// Label of a document that refers to a snapshot; the snapshotter's name follows.
+/// Label of a document that refers to a snapshot. The snapshotter's name follows.
 const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
-/// Labels that keep a resource without a reference, for a time or as long as another resource exists.
+/// Labels that keep a resource without a reference: for a time, or as long as another resource exists.
 const STAYS: [&str; 4] =
     ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
 const LEASED_CONTENT: &str = "content";
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
-/// A blob's file occupies whole blocks.
+/// A blob's file uses whole blocks.
 const BLOCK_BYTES: u64 = 4 << 10;
-/// Most references that are followed: some hundred times those of ten thousand images.
+/// Limit of followed references: about 100 times the references of 10,000 images.
 const STEPS_MAX: usize = 50_000_000;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listed {
     pub(crate) images: Vec<images::Image>,
     pub(crate) contents: Vec<content::Info>,
-    /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
+    /// Snapshots by snapshotter. A snapshotter is absent if its snapshots could not be listed.
     pub(crate) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
     pub(crate) leased: Vec<leases::Resource>,
-    /// Digests of blobs that other namespaces list, too.
+    /// Digests of blobs that other namespaces also list.
     pub(crate) elsewhere: HashSet<String>,
-    /// Of committed snapshots; one whose usage is not reported is absent.
+    /// Usage of committed snapshots. A snapshot without reported usage is absent.
     pub(crate) usages: HashMap<CommittedSnapshot, Freed>,
     pub(crate) folders: PartFolders,
 }
 
-/// Names are reused after a removal; name and creation time together are unique.
+/// The identity of a snapshot. Names are reused after a removal; name and creation time together are unique.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct CommittedSnapshot {
     pub(crate) snapshotter: Arc<str>,
@@ -58,7 +58,7 @@ pub(crate) struct CommittedSnapshot {
     pub(crate) created_at: (i64, i32),
 }
 
-/// Where the parts lie, as far as containerd says so.
+/// The folders of the parts, as far as containerd reports them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartFolders {
     pub(crate) contents: Option<Arc<Path>>,
@@ -66,7 +66,7 @@ pub(crate) struct PartFolders {
     pub(crate) snapshots: HashMap<String, Arc<Path>>,
 }
 
-/// The lists have more references than any real containerd's.
+/// The lists have more references than those of any real containerd.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
 pub(crate) struct TooEntangled;
@@ -95,7 +95,7 @@ impl Listed {
             reached.entry(roots).or_insert_with(|| Arc::clone(&found));
             let owners = owners(record, &found, &ids);
             if owners.is_empty() {
-                // A removal of images leaves the record.
+                // No image has this record, so no removal of an image removes it.
                 held.extend(&found.nodes);
             }
             for id in owners {
@@ -107,22 +107,22 @@ impl Listed {
     }
 }
 
-/// The folders around each snapshot that its snapshotter makes and does not count. `None`: unknown.
+/// Number of folders that a snapshotter creates around each snapshot and does not count. `None`: unknown.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
-        // The snapshot's own and `work`.
+        // The snapshot's folder and `work`.
         "overlayfs" => Some(2),
         "native" => Some(0),
         _ => None,
     }
 }
 
-/// The images that a record belongs to, by CRI's id: the digest of the configuration.
+/// The images that a record belongs to. CRI's image id is the digest of the configuration.
 fn owners<'a>(record: &'a images::Image, found: &'a Reached, ids: &HashSet<&str>) -> BTreeSet<&'a str> {
     if is_id(&record.name) {
         return BTreeSet::from([record.name.as_str()]);
     }
-    // An index may have the configurations of several platforms, of which CRI shows one.
+    // An index may have the configurations of several platforms. CRI shows one of them.
     let shown: BTreeSet<&str> =
         found.configs.iter().map(|config| &**config).filter(|config| ids.contains(config)).collect();
     if shown.is_empty() { found.configs.iter().map(|config| &**config).collect() } else { shown }
@@ -132,18 +132,18 @@ fn is_id(name: &str) -> bool {
     name.parse::<Digest>().is_ok()
 }
 
-/// All resources, numbered: blobs first, then snapshots.
+/// All resources with their numbers: blobs first, then snapshots.
 struct Nodes<'a> {
     contents: HashMap<&'a str, u32>,
     snapshots: HashMap<(&'a str, &'a str), u32>,
-    /// The snapshotter and the snapshot of each number above those of blobs.
+    /// The snapshotter and the snapshot of each number after the blobs.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
     references: Vec<Vec<u32>>,
     configs: Vec<Option<&'a str>>,
-    /// References to snapshots of absent lists.
+    /// References to snapshots of snapshotters without a list.
     unseen: Vec<Vec<(&'a str, &'a str)>>,
     steps_left: usize,
-    /// The last walk that visited each resource.
+    /// The number of the last walk that visited each resource.
     seen: Vec<usize>,
     walk: usize,
 }
@@ -221,7 +221,7 @@ impl<'a> Nodes<'a> {
         roots
     }
 
-    /// The roots other than images: leases, labels, snapshots in use, other namespaces.
+    /// The roots other than images: leases, labels, snapshots in use, and other namespaces.
     fn holders(&self, listed: &Listed) -> Vec<u32> {
         let leased = listed.leased.iter().filter_map(|resource| {
             if resource.r#type == LEASED_CONTENT {
@@ -239,7 +239,7 @@ impl<'a> Nodes<'a> {
         leased.chain(blobs).chain(in_use).collect()
     }
 
-    /// Follows references, each resource once.
+    /// Follows references from the roots and visits each resource once.
     fn reach(&mut self, roots: impl IntoIterator<Item = u32>) -> Result<Reached, TooEntangled> {
         self.walk += 1;
         let (mut found, mut open) = (Reached::default(), roots.into_iter().collect::<Vec<u32>>());
@@ -256,9 +256,9 @@ impl<'a> Nodes<'a> {
         Ok(found)
     }
 
-    /// The parts that images have: blobs and committed snapshots.
+    /// The parts of images: blobs and committed snapshots.
     fn graph(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> LayerGraph {
-        // Parts without a size: of an impossible length, or of a snapshotter that does not report it.
+        // Parts without a size: the length is invalid, or the snapshotter does not report the usage.
         let (mut layers, mut unmeasured) = (Vec::new(), 0);
         let (mut places, mut unseen) = (HashMap::new(), HashSet::new());
         let mut place = |node: u32| {

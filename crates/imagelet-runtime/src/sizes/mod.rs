@@ -1,6 +1,6 @@
-//! Exact sizes: which images of a containerd share which parts, and what each part takes on the disk.
+//! Exact sizes: which images of a containerd share which parts, and the disk usage of each part.
 //!
-//! Read from containerd's own records; no tree is walked and no blob is read.
+//! The data is from containerd's own records. No tree is walked and no blob is read.
 
 mod graph;
 
@@ -32,7 +32,7 @@ const USAGES_AT_ONCE: usize = 32;
 const LEASES_AT_ONCE: usize = 16;
 const LEASES_MAX: usize = 10_000;
 const NAMESPACES_MAX: usize = 64;
-/// Snapshotters with images; most nodes have one.
+/// Limit of snapshotters with images. Most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
 
 const EXPIRES: &str = "containerd.io/gc.expire";
@@ -41,18 +41,19 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 pub struct ContainerdSizes {
     client: ContainerdClient,
     survey_max: Duration,
-    /// Of the snapshots of the last survey: the usage of a committed snapshot never changes.
+    /// The usages of the snapshots in the last survey. The usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
 }
 
 impl ContainerdSizes {
-    /// A reader with this client; a survey of all images takes `survey_max` at most.
+    /// Creates a reader. A survey of all images takes at most `survey_max`.
     pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
         Self { client, survey_max, usages: Mutex::default() }
     }
 
     async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
-        // In this order each list contains what the previous one refers to, except after a concurrent removal.
+        // In this order, each list contains the objects that the previous list refers to, unless they are removed
+        // concurrently.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
         let named = snapshotters(&images, &contents);
@@ -66,7 +67,8 @@ impl ContainerdSizes {
         graph.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))
     }
 
-    /// Where containerd keeps blobs and snapshots. Unknown folders count as those of the measured file system.
+    /// The folders of containerd's blobs and snapshots. An unknown folder is treated as part of the measured file
+    /// system.
     async fn folders(&self) -> PartFolders {
         let of = |stores: Result<Vec<introspection::Plugin>, ContainerdError>, below: &'static str| {
             let stores = stores.unwrap_or_else(|error| {
@@ -99,7 +101,7 @@ impl ContainerdSizes {
         for snapshotter in named {
             match self.client.snapshots(&snapshotter).await {
                 Ok(snapshots) => drop(all.insert(snapshotter, snapshots)),
-                // Its plugin is not loaded any more, while labels still refer to it.
+                // The snapshotter's plugin is no longer loaded, but labels still refer to it.
                 Err(error) if matches!(error.code(), Code::NotFound | Code::Unknown) => {
                     tracing::debug!(snapshotter, %error, "could not list the snapshots of a snapshotter");
                 }
@@ -122,7 +124,7 @@ impl ContainerdSizes {
         Ok(resources.into_iter().flatten().collect())
     }
 
-    /// Digests of the blobs of other namespaces: the disk has each blob once for all namespaces.
+    /// Digests of the blobs of other namespaces. The disk has each blob once for all namespaces.
     async fn elsewhere(&self) -> Result<HashSet<String>, ContainerdError> {
         let namespaces = self.client.namespaces().await?;
         if namespaces.len() > NAMESPACES_MAX {
@@ -167,7 +169,7 @@ impl ContainerdSizes {
     }
 }
 
-/// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
+/// Whether a lease has expired for containerd's collector, which treats an unreadable time as no expiry.
 pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
     lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
 }

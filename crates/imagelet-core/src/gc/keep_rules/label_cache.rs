@@ -1,4 +1,4 @@
-//! A cache of image labels for keep rules: one runtime call per image, and none where no rule reads labels.
+//! A cache of image labels for keep rules: one runtime call per image, and no call if no rule reads labels.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -14,13 +14,13 @@ use crate::{
     ports::RuntimeManager,
 };
 
-/// Concurrent calls; the limit leaves capacity of the runtime for pods.
+/// Limit of concurrent calls, so that the runtime has capacity for pods.
 const CALLS_MAX: usize = 8;
 
-/// Labels by image; `None`: the runtime does not report the image configuration.
+/// Labels by image. `None`: the runtime does not report the image configuration.
 pub(crate) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
 
-/// Known labels of present images. A changed rule set invalidates the cache, because it reads other labels.
+/// Cached labels of present images. A new rule set invalidates the cache, because its rules may read other labels.
 #[derive(Debug, Default)]
 pub(crate) struct LabelCache(Mutex<(Arc<KeepRules>, Labels)>);
 
@@ -48,7 +48,7 @@ impl LabelCache {
             .buffer_unordered(CALLS_MAX)
             .collect()
             .await;
-        // The next collection retries images without an answer.
+        // The next collection retries images whose call failed.
         labels.extend(asked.into_iter().flatten());
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::clone(rules), labels.clone());
         labels
@@ -67,7 +67,7 @@ async fn ask(
             details.labels.retain(|name, _| names.contains(name.as_str()));
             Some(Some(details.labels))
         }
-        // The image is absent, which a removal detects.
+        // The image is absent; its removal reports that.
         Ok(None) => None,
         Err(error) => {
             tracing::warn!(image = %spec.image, error = error.chain(), "could not ask for the labels of an image");

@@ -1,4 +1,4 @@
-//! Which rule keeps which image: a plain function of the rules and the images.
+//! Matches keep rules with images: a pure function.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,7 +17,7 @@ use crate::{
     inventory::{ImageEntry, ImageOrigin},
 };
 
-/// For each image, the first matching rule as a reason; empty without rules. The order of the images does not matter.
+/// For each image, the first matching rule as a reason. Empty if there are no rules. Independent of the image order.
 pub(crate) fn held_by_rules(
     entries: &[Arc<ImageEntry>],
     labels: &Labels,
@@ -58,12 +58,12 @@ pub(crate) fn held_by_rules(
 fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     let since = entry.usage.times.last_used.max(entry.usage.times.first_seen);
     rule.unused_max.is_none_or(|max| {
-        // A time in the future counts as now.
+        // A time in the future is treated as now.
         since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed <= max))
     })
 }
 
-/// The reason to make of a matching rule.
+/// Creates the reason if the rule matches; `None` if the rule does not match.
 fn covers(
     scope: &KeepScope,
     entry: &ImageEntry,
@@ -88,7 +88,7 @@ fn covers(
 
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;
 
-/// All tags by repository. Entries of one image for several handlers count as one image.
+/// All tags by repository. The entries of one image for several handlers are one image.
 fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
     let mut repositories = Repositories::new();
     let mut positions: HashMap<&ImageId, usize> = HashMap::with_capacity(entries.len());

@@ -1,4 +1,4 @@
-//! Rules of an operator about which images stay: the kinds of rules, and how each is configured.
+//! Keep rules of an operator: their kinds and their configuration.
 
 mod label_cache;
 mod matching;
@@ -14,13 +14,13 @@ use crate::{
     text::{PlainError, duration_text},
 };
 
-/// Limit of rules; each image is matched against each rule.
+/// Limit of rules. Each image is matched against each rule.
 pub const KEEP_RULES_MAX: usize = 1_000;
 const LAST_TAGS_MAX: u32 = 10_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRules {
-    /// Rules in order; the first match is the reason.
+    /// The first matching rule is the reason.
     pub keep: Vec<KeepRule>,
     /// Remove only images that imagelet pulled or adopted.
     pub only_owned: bool,
@@ -35,7 +35,7 @@ impl KeepRules {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeepRule {
     pub(super) scope: KeepScope,
-    /// The longest idle time of a kept image; `None`: unlimited.
+    /// An image that was idle for longer is not kept. `None`: unlimited.
     pub(super) unused_max: Option<Duration>,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum KeepScope {
     LastTags {
         /// Matches full or short repository names.
         repository: Glob,
-        /// Number of tags; several tags of one image count once.
+        /// Number of tags. Several tags of one image count once.
         count: NonZeroU32,
     },
     Label {
@@ -52,12 +52,12 @@ pub(super) enum KeepScope {
         /// Matches the value; `None`: any value.
         value: Option<Glob>,
     },
-    /// The last user is a pod of a matching namespace.
+    /// Matches if the last user of the image is a pod of a matching namespace.
     Namespace(Glob),
     Image(PinPattern),
 }
 
-/// A rule as configured: exactly one of the first four keys, and its options.
+/// A configured rule: exactly one of the first four keys, and its options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRuleText {
     /// A glob over repository names; requires `last_tags`.
@@ -69,12 +69,12 @@ pub struct KeepRuleText {
     pub namespace: Option<String>,
     /// A reference, a glob, or 12 or more digits of an id or digest.
     pub image: Option<String>,
-    /// The longest idle time, from the last use or the first sight, of an image to keep.
+    /// An image that was idle for longer, since its last use or first sight, is not kept.
     pub unused_max: Option<Duration>,
 }
 
 impl KeepRule {
-    /// The pattern of a rule without an idle limit, which acts as a pin.
+    /// The pattern of an image rule without an idle limit. Such a rule acts as a pin.
     pub fn pin(&self) -> Option<&PinPattern> {
         match (&self.scope, self.unused_max) {
             (KeepScope::Image(pattern), None) => Some(pattern),

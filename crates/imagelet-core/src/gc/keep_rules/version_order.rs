@@ -1,4 +1,4 @@
-//! The order of a repository's tags: versions by number, other tags by first sight of their image.
+//! The order of a repository's tags: versions by number, other tags by the first sight of their image.
 
 use std::{cmp::Reverse, time::SystemTime};
 
@@ -11,11 +11,11 @@ pub(super) struct Tag<'a> {
 
 /// The images of the last `count` version tags and of the last `count` other tags.
 ///
-/// The order of the input does not matter unless two tags share both text and first sight.
+/// The result is independent of the input order, unless two tags have the same text and the same first sight.
 pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     let (mut versions, mut others) = (Vec::new(), Vec::new());
     for Tag { text, first_seen, image } in tags {
-        // Latest first; equal times by text, larger first.
+        // The latest tag is first. Tags of the same time are ordered by text, the larger text first.
         let sight = (Reverse((first_seen, parts(text), text)), image);
         match version(text) {
             Some(version) => versions.push((Reverse(version), sight)),
@@ -39,11 +39,12 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
     found
 }
 
-/// Numbers with dots; whether it is a release, which is later than its pre-releases; and the parts of a pre-release.
+/// The numbers between dots; whether the version is a release (later than its pre-releases); the parts of a
+/// pre-release.
 type Version<'a> = (Vec<Number<'a>>, bool, Vec<Part<'a>>);
 
 /// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after
-/// a `v`: it may be a year, a build, or the digits of a commit.
+/// a `v`, because a bare number may be a year, a build, or the digits of a commit.
 fn version(text: &str) -> Option<Version<'_>> {
     let bare = text.strip_prefix(['v', 'V']);
     let text = bare.unwrap_or(text);
@@ -62,7 +63,7 @@ fn number(text: &str) -> Option<Number<'_>> {
     is_number.then_some((digits.len(), digits))
 }
 
-/// Numbers by value and before words; words alphabetically.
+/// Numbers are compared by value and are before words. Words are compared alphabetically.
 type Part<'a> = (bool, Option<Number<'a>>, &'a str);
 
 fn part(text: &str) -> Part<'_> {

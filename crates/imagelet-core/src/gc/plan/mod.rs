@@ -1,8 +1,9 @@
-//! Which images go, in which order, and why each other stays: a plain function of its input (`docs/spec/gc.md §6-§8, §21`).
+//! Decides which images are removed, in which order, and why the others stay. A pure function
+//! (`docs/spec/gc.md §6-§8, §21`).
 //!
-//! Images past the maximum age are removed first, whatever the disk. Then, where space is wanted, the plan removes as
-//! much as is wanted and no image more. Where all candidates are not enough, it removes long-idle images, and more on a
-//! nearly full disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
+//! Images past the maximum age are removed first, at any disk usage. Then the plan removes no more images than the
+//! wanted space needs. If all candidates are not enough, it removes long-idle images, and more images on a nearly full
+//! disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
 
 mod retention_score;
 mod select;
@@ -30,7 +31,7 @@ use crate::{
     ports::{Certainty, Freed, LayerGraph},
 };
 
-/// Everything a plan depends on. Equal inputs give equal plans.
+/// All inputs of a plan. Equal inputs give equal plans.
 #[derive(Clone, Debug)]
 pub(super) struct PlanInput<'a> {
     pub(super) request: &'a GcRequest,
@@ -38,13 +39,13 @@ pub(super) struct PlanInput<'a> {
     pub(super) snapshot: &'a Snapshot,
     /// The disk at the start of the collection; `None`: not measured.
     pub(super) disk: Option<DiskUse>,
-    /// Not included in `disk`.
+    /// What the collection has already freed; not subtracted from `disk`.
     pub(super) done: Done,
-    /// The keep-rule reason by index; empty without rules.
+    /// The keep-rule reason by index. Empty if there are no rules.
     pub(super) ruled: &'a [Option<Reason>],
     /// Shared layers; `None`: unknown.
     pub(super) layers: Option<&'a LayerGraph>,
-    /// Images that this collection or an earlier one failed to remove, and why.
+    /// Images that this collection or an earlier one failed to remove, with the errors.
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
@@ -73,15 +74,15 @@ impl PlanInput<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    /// In the order of listed sizes: the next removals after a failed one.
+    /// The next removals after a failed removal, if the order is that of listed sizes.
     pub(super) reserve: Vec<Step>,
-    /// By index: why the image stays; `None`: it is removed.
+    /// By index: why the image stays. `None`: the plan removes the image.
     pub(super) kept: Vec<Option<Reason>>,
-    /// Bytes to free; `None` where no space or everything unused is wanted.
+    /// Bytes to free. `None` if no space is wanted, or if all unused images are to be removed.
     pub(super) wanted: Option<Freed>,
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
-    /// What holds the space after the steps, where the goal is out of reach.
+    /// The users of the space after all steps. `None` if the goal is reachable.
     pub(super) shortfall: Option<Shortfall>,
 }
 
@@ -90,7 +91,7 @@ pub(super) struct Step {
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
-    /// Bytes freed after the previous steps.
+    /// Bytes that this step frees after the previous steps.
     pub(super) frees: Freed,
 }
 
@@ -98,7 +99,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut kept: Vec<Option<Reason>> =
         input.snapshot.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
-    // Entries are ordered by key, which a stable sort preserves among equals.
+    // Entries are sorted by key. A stable sort preserves that order among equals.
     let is_first =
         |place: &usize| input.request.policy.rules.idle_since_sight && input.snapshot.entries[*place].usage.prefetched;
     free.sort_by_key(|place| {
@@ -229,7 +230,7 @@ fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
         && too_fresh(entry, input).is_none()
 }
 
-/// `now - since > age`; an absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
+/// `now - since > age`. An absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
 fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
     since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
 }
@@ -240,8 +241,8 @@ fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool
 
 /// How much to free for space, after the removals by age.
 ///
-/// Reaching the high threshold ends the pressure, so that is worth it even where the low threshold is out of reach. A
-/// low threshold of zero is always out of reach and means: as far as possible. Reservations of running pulls are added
+/// Usage below the high threshold ends the pressure, so this is the least amount if the low threshold is unreachable. A
+/// low threshold of zero is always unreachable: it frees as much as possible. Reservations of running pulls are added
 /// to the goal.
 fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
     let aged = input.done.age.plus(aged);
@@ -260,7 +261,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
             }
             if !policy.is_planned() {
                 let all = Freed { bytes: ByteSize(bytes?.0), inodes: 0 }.less(input.done.space);
-                // With equal thresholds the kubelet removes one image although nothing is wanted.
+                // With equal thresholds the kubelet removes one image, although the amount to free is zero.
                 return Some(Wanted { all, least: all, relief: None });
             }
             let of = |bytes, inodes| Freed { bytes: ByteSize(bytes), inodes };

@@ -1,8 +1,8 @@
 //! The retention score: the expected cost of removing an image, as use frequency times fetch cost.
 //!
-//! The score is Greedy-Dual-Size-Frequency, where the selection divides by size: frequency × cost ÷ bytes freed. The
-//! frequency is one use per mean interval between uses, and it decays once an image is later than its interval.
-//! Superseded versions and images that were never used again score less.
+//! The score is Greedy-Dual-Size-Frequency: frequency × cost ÷ bytes freed. The selection divides by the size. The
+//! frequency is one use per mean interval between uses. It decays after an image is unused for longer than its
+//! interval. Superseded versions and images that were never used again have a lower score.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,12 +16,12 @@ use crate::{
     ports::LayerGraph,
 };
 
-/// The assumed interval where none is known: an image unused for a working day is rarely used again.
+/// The assumed interval if no interval is known: an image unused for a working day is rarely used again.
 const INTERVAL_GUESSED: f64 = 0.3 * DAY;
-/// The weight of the assumed interval, in intervals, and the weight limit of a measured mean.
+/// The weight of the assumed interval, in intervals. The next constant limits the weight of a measured mean.
 const GUESS_WEIGHT: f64 = 0.5;
 const KNOWN_WEIGHT_MAX: f64 = 10.0 / 3.0;
-/// Decay starts after this many intervals, and runs this many times as fast as time.
+/// Decay starts after `SLACK` intervals and runs `AGING` times as fast as time.
 const SLACK: f64 = 1.3;
 const AGING: f64 = 8.0;
 /// The factor of an image that was never used again.
@@ -29,17 +29,17 @@ const NEVER_RETURNED: f64 = 0.5;
 /// The factor of an old version whose successor is in use.
 const SUPERSEDED: f64 = 0.03;
 const DAY: f64 = 86_400.0;
-/// The assumed link speed in bytes per second; a pull at this speed costs its bytes.
+/// The assumed link speed in bytes per second. The cost of a pull at this speed is its number of bytes.
 const LINK_BYTES: f64 = 20e6;
 /// The bounds of the cost factor of a slow or fast registry.
 const SLOWNESS: (f64, f64) = (0.5, 4.0);
-/// A smaller pull measures the latency of a registry, not its speed.
+/// A smaller pull measures the latency of a registry and not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1, as for an image that was
-/// prefetched and never used.
+/// Expected cost per day of removing each image, in bytes at usual link speed. The minimum is 1, which is the cost of
+/// an image that was prefetched and never used.
 ///
-/// Images share the cost of a shared layer. A layer that stays in any case costs nothing.
+/// The cost of a shared layer is divided between its images. A layer that stays on the disk anyway costs 0.
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let candidates = || places.iter().map(|place| input.id(*place)).collect();
     let fetched = input.layers.map(|graph| shared_out(graph, candidates())).unwrap_or_default();
@@ -65,7 +65,8 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
-/// Bytes to fetch again per image: layers that stay cost nothing, and shared layers are split.
+/// Bytes to fetch again per image. A layer that stays costs 0; the size of a shared layer is divided between its
+/// images.
 fn shared_out<'a>(graph: &LayerGraph, candidates: BTreeSet<&'a ImageId>) -> BTreeMap<&'a ImageId, f64> {
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();

@@ -1,4 +1,4 @@
-//! Unreachable goals: the holders of the space, the report text, and the report rate.
+//! Unreachable goals: the users of the disk space, the report text, and the report rate.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use crate::{
     ports::{Certainty, Freed},
 };
 
-/// Holders of the disk space after all planned removals. The parts add up to the used bytes.
+/// Users of the disk space after all planned removals. The parts add up to the used bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortfall {
     pub in_use: ByteSize,
@@ -27,7 +27,7 @@ pub struct Shortfall {
     pub missing: Freed,
 }
 
-/// Splits the used space by holder, after the images at the indices `removed` have freed this much. `candidates`: indices.
+/// Divides the used space by user, after the images at the indices `removed` freed `freed`. `candidates` are indices.
 pub(crate) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
@@ -54,7 +54,7 @@ pub(crate) fn shortfall(
         }
     }
     if let Some(graph) = input.layers {
-        // The strongest and the weakest hold on each layer; an unknown image counts as kept.
+        // The strongest and the weakest reason to keep each layer. An unknown image is treated as kept.
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
@@ -102,13 +102,13 @@ impl Shortfall {
     }
 }
 
-/// The last reported shortfall. A shortfall is reported again after it ended, after a part changed by more than a
-/// twentieth of the disk, or after a restart.
+/// The last reported shortfall. A shortfall is reported again after it ended, after a part changed by more than 5 % of
+/// the disk, or after a restart.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
-    /// Whether the shortfall differs from the last reported one, which it then replaces.
+    /// Whether the shortfall differs from the last reported shortfall. A different one replaces it.
     pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
@@ -123,7 +123,7 @@ impl ReportedShortfall {
     }
 }
 
-/// Normal pod churn changes less than this.
+/// Normal starts and stops of pods change less than this.
 const CHANGE_MIN_PERCENT: u64 = 5;
 
 fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
@@ -136,7 +136,7 @@ fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
     bytes && is_small(inodes, disk.inodes.unwrap_or_default())
 }
 
-/// The event text. It begins like the kubelet's, which alerts match.
+/// The event text. It begins like the kubelet's, because alerts match that text.
 pub(crate) fn message(
     used_percent: u8,
     capacity: ByteSize,

@@ -1,9 +1,9 @@
-//! The ledger: the usage history on disk, in one file that each write replaces.
+//! The ledger: the usage history on disk, in one file. Each write replaces the file.
 //!
-//! The first line is the digest of the second one, a JSON object. A file that does not match its digest is set aside.
+//! The first line is the digest of the second line, a JSON object. A file that does not match its digest is renamed.
 //!
-//! Another process may write, as a command does beside a daemon: a file that this process has neither read nor written
-//! is merged before the next write.
+//! Another process may write the file, such as a command beside a daemon. A file that this process has neither read nor
+//! written is merged before the next write.
 
 use std::{
     collections::BTreeMap,
@@ -26,12 +26,12 @@ use crate::{
 };
 
 pub(crate) const LEDGER: &str = "ledger";
-/// The written version; a file of a later one is set aside. A field may be added without a new version.
+/// The written version. A file with a later version is renamed. New fields do not need a new version.
 const VERSION: u32 = 1;
 
 pub(crate) type Images = BTreeMap<ImageKey, ImageUsage>;
 
-/// The content; `&Images` for writing.
+/// The content of the file. Writers use `&Images`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ledger<I = Images> {
     version: u32,
@@ -59,8 +59,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The images as the process that wrote them left them, to the last pass. Untrusted observations do not count: the
-    /// reader begins its own waiting time.
+    /// The images in the state of the last pass of the writing process. Unconfirmed observations are dropped: the
+    /// reader starts its own waiting time.
     pub(crate) fn into_images(self) -> Images {
         let Self { window, mut images, .. } = self;
         for usage in images.values_mut() {
@@ -74,7 +74,7 @@ impl Ledger {
     }
 }
 
-/// A ledger, written again with its images as the next process takes them, for fuzz targets.
+/// Decodes a ledger and encodes the images that the next process would restore, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_ledger(text: &[u8]) -> Result<Vec<u8>, String> {
     let ledger = Ledger::decode(text)?;
@@ -89,7 +89,7 @@ impl Ledger<&Images> {
     }
 }
 
-/// The file, and the state in which this process last saw it.
+/// The file, and its state when this process last read or wrote it.
 #[derive(Debug)]
 pub(crate) struct LedgerFile {
     directory: StateDir,
@@ -107,7 +107,7 @@ impl LedgerFile {
     }
 
     fn read(&mut self) -> io::Result<Ledger> {
-        // Before the reading: a replacement meanwhile is a change.
+        // Before the read, so that a concurrent replacement is detected as a change.
         self.seen = self.state()?;
         self.directory.read(LEDGER, Ledger::decode)
     }
@@ -132,33 +132,35 @@ impl LedgerFile {
 }
 
 impl Inventory {
-    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be the first call.
+    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be the first
+    /// call.
     #[must_use]
     pub fn forgetful(self, is_forgetful: bool) -> Self {
         self.lock().memory.is_forgetful = is_forgetful;
         self
     }
 
-    /// Whether no ledger had an image: the first start on this node, or a lost ledger.
+    /// Whether the ledger was empty: the first start on this node, or a lost ledger.
     pub fn remembers_nothing(&self) -> bool {
         self.lock().memory.images.is_empty()
     }
 
-    /// Records the image of another manager and its age, where this inventory did not know it. Takes effect with the
-    /// next pass, unless better data is known.
+    /// Records an image of another manager and its age, if this inventory did not know the image. The next pass applies
+    /// the record, unless it has better data.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         self.lock().memory.adopt(id, since);
     }
 
-    /// Writes the ledger; earlier changes are on disk on return. Does nothing without a state directory or changes.
+    /// Writes the ledger. Earlier changes are on disk on return. Does nothing without a state directory or without
+    /// changes.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path.clone(), source })
     }
 
-    /// Writes the ledger if the last write is old, or at once where a container came to an image that had none: after a
-    /// crash only the ledger knows the containers that a restarting runtime does not list. For a timer, because uses occur
-    /// without a pass, too.
+    /// Writes the ledger if the last write is old, or at once if an image got its first container: after a crash only
+    /// the ledger knows the containers that a restarting runtime does not list. Called by a timer, because images are
+    /// also used between passes.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {
@@ -175,7 +177,7 @@ impl Inventory {
     }
 }
 
-/// The file's lock is taken first, so that states are written in the order they are taken.
+/// Locks the file first, so that states are written in the order in which they are read.
 fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Result<()> {
     let mut file = held(ledger);
     if !held(state).dirty {
@@ -196,12 +198,12 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
         state.mark_written();
         Ledger::new(state.watch, &state.memory.images).encode()
     };
-    // What a full disk refuses is tried again after the usual time.
+    // A failed write, for example on a full disk, is retried after the usual interval.
     text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
 }
 
 impl InventoryState {
-    /// Whether a ledger that was written so long ago has to be written again now.
+    /// Whether the ledger must be written now. `age` is the time since the last write.
     pub(crate) fn is_flush_due(&self, age: Option<Duration>) -> bool {
         self.dirty && (self.memory.has_new_users || age.is_none_or(|age| age >= FLUSH_EVERY))
     }
@@ -213,7 +215,7 @@ impl InventoryState {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves at worst a stale table, which the next pass corrects.
+    // A panic elsewhere leaves at worst a stale table. The next pass corrects it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

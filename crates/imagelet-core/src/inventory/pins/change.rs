@@ -1,4 +1,4 @@
-//! Pins and unpins, in step with what other processes pin.
+//! Pins and unpins, merged with the pins of other processes.
 
 use std::{io, sync::Arc};
 
@@ -17,7 +17,7 @@ impl Inventory {
         self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
-    /// Replaces the configured pins, which no command removes and no file stores.
+    /// Replaces the configured pins. No command removes them and no file stores them.
     pub(crate) fn set_configured_pins(&self, pins: Vec<PinPattern>) {
         let mut state = self.lock();
         if state.configured_pins != pins {
@@ -26,17 +26,17 @@ impl Inventory {
         }
     }
 
-    /// The patterns that pin an image, and `runtime` where the runtime pins it.
+    /// The patterns that pin an image, and `runtime` if the runtime pins it.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
     }
 
-    /// Marks a pinned image, and one that a pod waits for, so that other image managers keep it, too.
+    /// Marks an image as pinned if it is pinned or a pod waits for it, so that other image managers keep it, too.
     pub fn mark_pinned(&self, image: &mut Image) {
         image.pinned |= self.lock().is_pinned(image);
     }
 
-    /// Marks all pinned images of a list. A list without any stays the same one.
+    /// Marks all pinned images of a list. A list without pinned images is returned unchanged.
     pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
         let has_own = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.set_pins.is_empty();
@@ -51,14 +51,15 @@ impl Inventory {
         images.into()
     }
 
-    /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false for an existing pin.
-    /// The pin is on disk on return.
+    /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false if the pin exists. The
+    /// pin is on disk on return.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
         let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
         pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
     }
 
-    /// Pins patterns in one pass over the file, each as [`Inventory::pin`] does: a rejected one does not affect the others.
+    /// Pins several patterns with one write of the file, each as [`Inventory::pin`] does. A rejected pattern does not
+    /// affect the others.
     pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
         let mut pinned = Vec::new();
         self.change_pins(|pins| {
@@ -68,7 +69,7 @@ impl Inventory {
         Ok(pinned)
     }
 
-    /// Removes a pattern, spelled as pinned. Returns false for an absent pin. The change is on disk on return.
+    /// Removes a pattern, spelled as pinned. Returns false if the pin is absent. The change is on disk on return.
     pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
         self.change_pins(|pins| {
             let before = pins.len();
@@ -85,7 +86,7 @@ impl Inventory {
             return Ok(changed);
         };
         let failed = |source| InventoryError::File { path: directory.path.clone(), source };
-        // Another process may have pinned meanwhile: the file is read under the lock.
+        // Another process may have changed the pins, so the file is read under the lock.
         let lock = directory.lock().map_err(failed)?;
         let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
         let changed = change(&mut pins);
@@ -99,7 +100,7 @@ impl Inventory {
         Ok(changed)
     }
 
-    /// Reloads other processes' pins; an unreadable file changes nothing.
+    /// Reloads the pins of other processes. If the file is unreadable, the pins do not change.
     pub(crate) async fn reload_pins(&self) {
         let Some(directory) = self.directory.clone() else { return };
         let path = directory.path.clone();
@@ -119,7 +120,7 @@ impl Inventory {
     }
 }
 
-/// Adds a pattern; false where it exists.
+/// Adds a pattern. Returns false if the pattern exists.
 fn add(pins: &mut Vec<PinPattern>, pattern: &str) -> Result<bool, PinError> {
     let pattern: PinPattern = pattern.parse()?;
     if pins.iter().any(|pin| pin.text() == pattern.text()) {

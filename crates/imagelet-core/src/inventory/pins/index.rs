@@ -1,4 +1,4 @@
-//! An index of many patterns: the patterns that match one image, without a comparison with each of them.
+//! An index of many patterns. It finds the patterns that match an image without comparing each pattern.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use super::{Form, PinPattern, digest_of};
 use crate::image::{Image, Reference};
 use crate::inventory::reference_match::{bare_id, tail};
 
-/// Patterns with their values. Names and digests are looked up; globs and prefixes of digits are compared one by one.
+/// Patterns with their values. Names and digests are looked up; globs and digit prefixes are compared one by one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PatternIndex<T> {
     patterns: Vec<(PinPattern, T)>,
@@ -14,7 +14,7 @@ pub(crate) struct PatternIndex<T> {
     by_name: HashMap<String, Vec<usize>>,
     /// The digits of a digest → its patterns.
     by_digest: HashMap<String, Vec<usize>>,
-    /// What follows the last slash of a listed name that may be one of `by_name`.
+    /// The texts after the last slash of the listed names that may match `by_name`.
     tails: HashSet<String>,
     one_by_one: Vec<usize>,
 }
@@ -32,7 +32,7 @@ impl<T> PatternIndex<T> {
         for (index, (pattern, _)) in patterns.iter().enumerate() {
             match &pattern.form {
                 Form::Name(name) => {
-                    // Normalising changes nothing after the last slash except for an added tag.
+                    // Normalising changes the part after the last slash only by adding a tag.
                     let tail = tail(name);
                     tails.extend([Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned));
                     by_name.entry(name.clone()).or_default().push(index);
@@ -64,7 +64,7 @@ impl<T> PatternIndex<T> {
         found.into_iter().map(|index| &self.patterns[index].1).collect()
     }
 
-    /// The patterns of a listed name. Stores list full names, so few need parsing.
+    /// The patterns that match a listed name. Stores list full names, so few names need parsing.
     fn called(&self, name: &str) -> Option<&Vec<usize>> {
         self.by_name.get(name).or_else(|| {
             let parsed = self.tails.contains(tail(name)).then(|| name.parse::<Reference>())?;

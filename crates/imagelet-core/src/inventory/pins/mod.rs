@@ -1,4 +1,4 @@
-//! Which images an operator wants kept: references, globs, ids.
+//! Pin patterns of an operator: references, globs and ids.
 
 pub(crate) mod change;
 pub(crate) mod index;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 use crate::inventory::reference_match::{bare_id, is_id_prefix};
 
-/// Limit of patterns; each refresh matches each of them.
+/// Limit of patterns. Each refresh matches every pattern.
 pub(crate) const PATTERNS_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,12 +17,12 @@ pub enum PinError {
     /// The glob matches every image.
     #[error("a pattern of `*` alone would pin every image")]
     Everything,
-    /// Longer than any name, or above the limit of patterns.
+    /// The pattern is longer than any name, or there are too many patterns.
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
     #[error(transparent)]
     Glob(#[from] crate::image::GlobError),
-    /// Not a glob, an id or a reference.
+    /// The pattern is not a glob, an id or a reference.
     #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }
@@ -35,11 +35,11 @@ pub struct PinPattern {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Form {
-    /// A `*` matches any characters; matched against whole names.
+    /// A `*` matches any characters. The glob must match the whole name.
     Glob(Glob),
-    /// A prefix of an id or digest, and, where valid, a name.
+    /// A prefix of an id or digest. If the text is also a valid name, the second field is that name.
     Digits(String, Option<String>),
-    /// A full digest given with a repository: the content matches under any current name.
+    /// A full digest given with a repository. It matches the content under any current name.
     Content(String),
     Name(String),
 }
@@ -105,12 +105,12 @@ fn digest_of(name: &str) -> Option<&str> {
     name.split_once('@').map(|(_, digest)| bare_id(digest))
 }
 
-/// Whether a listed name equals this normalised one. Stores list full names, so few need parsing.
+/// Whether a listed name equals this normalised name. Stores list full names, so few names need parsing.
 fn is_called(name: &str, wanted: &str) -> bool {
     if name == wanted {
         return true;
     }
-    // Normalising changes nothing after the last slash except for an added tag.
+    // Normalising changes the part after the last slash only by adding a tag.
     let tail = wanted.rsplit('/').next().unwrap_or(wanted);
     let may_be = name.ends_with(tail) || tail.strip_suffix(":latest").is_some_and(|tail| name.ends_with(tail));
     may_be && name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)

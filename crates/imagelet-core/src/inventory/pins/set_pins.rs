@@ -1,4 +1,5 @@
-//! Pins of `ImageSet` objects: the whole list at once, on disk, so that a restart without the API server keeps them.
+//! Pins of `ImageSet` objects. The whole list is replaced at once, and a restart without the API server restores it
+//! from disk.
 
 use std::io;
 
@@ -10,12 +11,12 @@ use crate::{
     },
 };
 
-/// A list of references with their owners; lost: nothing is pinned for sets until the agent knows them.
+/// A list of references with their owners. If the file is lost, sets pin no image until the agent knows the sets.
 const FILE: &str = "set-pins.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedPin {
-    /// The image as the set names it.
+    /// The image as spelled in the set.
     pub pattern: PinPattern,
     /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub owner: String,
@@ -26,8 +27,8 @@ impl Inventory {
         self.lock().set_pins.clone()
     }
 
-    /// Replaces the pins of sets by these: a reference and its owner. They are on disk on return.
-    /// After an error the former pins stay.
+    /// Replaces the pins of sets with these pairs of reference and owner. The pins are on disk on return. After an
+    /// error the former pins stay.
     pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
         if pins.len() > PATTERNS_MAX {
             let pattern = pins[PATTERNS_MAX].0.clone();
@@ -48,7 +49,7 @@ impl Inventory {
     }
 }
 
-/// The pins on disk; an invalid one is logged and skipped.
+/// The pins on disk. An invalid pin is logged and skipped.
 pub(crate) fn read(directory: &StateDir) -> io::Result<Vec<OwnedPin>> {
     let content = |text: &[u8]| serde_json::from_slice(text).map_err(|error| misread(&error));
     let mut pins: Vec<(String, String)> = directory.read(FILE, content)?;
@@ -65,7 +66,7 @@ fn write(directory: &StateDir, pins: &[OwnedPin]) -> io::Result<()> {
 
 fn parse(pins: Vec<(String, String)>) -> Vec<OwnedPin> {
     let parse = |(reference, owner): (String, String)| {
-        // A name with `*` would be read as a glob.
+        // A name with `*` would be parsed as a glob.
         let pattern = Some(reference.as_str()).filter(|name| !name.contains('*')).and_then(|name| name.parse().ok());
         if pattern.is_none() {
             tracing::warn!(reference, owner, "skipping a pin of a set that is no reference");

@@ -1,4 +1,4 @@
-//! The usage record of one image, its use statistics included, with the rules by which uses and passes change it.
+//! The usage record of one image with its use statistics, and the rules that update it for uses and passes.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,26 +12,27 @@ use crate::{
 /// A shorter pause belongs to the previous use: no collection removes an image that fast.
 const GAP_MIN: Duration = Duration::from_mins(2);
 
-/// How long an unlisted image, or the container after an `ensure`, is awaited: longer than the commit of a pull takes.
+/// How long to wait for the listing of an image, or for the container after an `ensure`. The commit of a pull is
+/// shorter.
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
 pub struct UseReport {
-    /// `NAMESPACE/POD` of the requesting pod, if any.
+    /// `NAMESPACE/POD` of the requesting pod, if known.
     pub user: Option<String>,
     pub pulled: Option<PullCost>,
-    /// A prefetch, which is no use.
+    /// The request is a prefetch, which is not a use.
     pub is_prefetch: bool,
 }
 
-/// The times of a pass, and what its lists are worth.
+/// The times of a pass, and whether its lists are reliable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PassTimes {
-    /// Time of the request: the first sight of new images.
+    /// Time of the request; becomes the first sight of new images.
     pub(crate) detected_at: SystemTime,
-    /// Time after the listings: the last use of images in use.
+    /// Time after the listings; becomes the last use of images in use.
     pub(crate) now: SystemTime,
-    /// The same by the wall clock, for waits.
+    /// The same time by the wall clock, for waits.
     pub(crate) wall: SystemTime,
     /// How long a list without an image's last container is not trusted.
     pub(crate) settling: Duration,
@@ -43,26 +44,26 @@ pub(crate) struct PassTimes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseTimes {
-    /// Of the first pass that saw it; a present image has one.
+    /// The first pass that listed the image. A present image has this time.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub first_seen: Option<SystemTime>,
-    /// Of the last use or request.
+    /// The last use or request.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
-    /// Of the first pass that found a formerly used image unused; `None` where long ago. A restarting runtime may return a
-    /// short list, so a second pass has to confirm it.
+    /// The first pass that found a formerly used image unused. `None` if that was long ago. A restarting runtime may
+    /// return a short list, so a second pass must confirm it.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<SystemTime>,
-    /// Of the last request by a pull or a pod.
+    /// The last request by a pull or a pod.
     #[serde(skip)]
     pub(crate) requested_at: Option<SystemTime>,
 }
 
-/// The usage of an image, as the ledger has it.
+/// The usage of an image, in the format of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageUsage {
@@ -70,10 +71,10 @@ pub struct ImageUsage {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) in_use: bool,
     pub origin: ImageOrigin,
-    /// It was prefetched for a set, and nothing has used it since: a collection takes it first.
+    /// The image was prefetched for a set and not used since. A collection removes it first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub prefetched: bool,
-    /// The last user as `NAMESPACE/POD`, if a pod.
+    /// The last user as `NAMESPACE/POD`, if it was a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,10 +83,10 @@ pub struct ImageUsage {
     /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     #[serde(skip)]
     pub used_by: Vec<String>,
-    /// In use by a container of the runtime at the last pass, and not only by mounts.
+    /// A container of the runtime used the image in the last pass, not only mounts.
     #[serde(skip)]
     pub(crate) has_containers: bool,
-    /// Announced uses without a seen container.
+    /// Announced uses whose container is not listed yet.
     #[serde(skip)]
     pub(crate) credits: u8,
 }
@@ -97,7 +98,7 @@ impl ImageUsage {
 
     pub(super) fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
         if let Some(cost) = reported.pulled {
-            // A pull without new layers says nothing about the cost.
+            // A pull without new layers does not measure the cost.
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
                 self.pulled = Some(cost);
             }
@@ -125,7 +126,7 @@ impl ImageUsage {
         self.times.begun = self.times.begun.max(Some(at));
     }
 
-    /// Applies that a pass found users or none. Returns whether it changes a release.
+    /// Updates the release time: whether a pass found users of the image. Returns whether the release time changed.
     pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
         let before = self.times.released_at;
         let is_settled = |at: &SystemTime| pass.wall.duration_since(*at).unwrap_or_default() >= pass.settling;
@@ -154,13 +155,14 @@ impl ImageUsage {
         is_news
     }
 
-    /// Moves the first sight back. The image counts as requested now, because a pull that was not reported is possible.
+    /// Moves the first sight back. The image is treated as requested now, because an unreported pull is possible.
     pub(super) fn date_back(&mut self, since: SystemTime, now: SystemTime) {
         self.times.first_seen = self.times.first_seen.map(|seen| seen.min(since));
         self.times.requested_at = Some(now);
     }
 
-    /// Applies the users of a pass; `by_creation`: containers may be older than the watching. Returns whether they changed.
+    /// Applies the users of a pass. `by_creation`: containers may be older than the observation. Returns whether the
+    /// record changed.
     pub(super) fn see(&mut self, uses: Option<&ImageUses>, by_creation: bool, now: SystemTime) -> bool {
         let in_use = uses.is_some();
         self.has_containers = uses.is_some_and(|uses| uses.has_containers);
@@ -214,12 +216,12 @@ pub struct PullCost {
     pub at: SystemTime,
 }
 
-/// The known origin of an image on the node.
+/// The known origin of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
     Pulled,
-    /// Another manager pulled it, and a pull record or an operator transferred it.
+    /// The image was present in the first pass, or was added without imagelet.
     Adopted,
     /// Present at the first pass, or added without imagelet.
     #[default]
@@ -236,22 +238,22 @@ impl ImageOrigin {
     }
 }
 
-/// Use statistics that predict future uses.
+/// Use statistics to predict future uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseHistory {
-    /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. A container after an `ensure` is the
-    /// same use.
+    /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. An `ensure` and its container are one
+    /// use.
     pub uses: u64,
     pub returns: u32,
-    /// Mean seconds between uses with a pause, weighted to the latest. Zero: never used again.
+    /// A newer image of the same repository was used, and this image was not used after that one appeared.
     pub interval: u64,
     /// A newer image of the same repository was used since.
     pub superseded: bool,
 }
 
 impl UseHistory {
-    /// Records a use this long after the start of the previous one.
+    /// Records a use. `after` is the time since the start of the previous use.
     pub(crate) fn returned(&mut self, after: Duration) {
         /// Weight of the latest interval in percent.
         const LATEST: u64 = 30;

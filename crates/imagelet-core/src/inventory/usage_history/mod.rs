@@ -1,4 +1,4 @@
-//! The usage history of images, absent ones included: what uses, pulls and passes change.
+//! The usage history of present and absent images, updated by uses, pulls and passes.
 
 pub(crate) mod image_usage;
 
@@ -16,19 +16,19 @@ use crate::inventory::{
     usage_history::image_usage::{ImageOrigin, ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport, UseTimes},
 };
 
-/// Limit of remembered absent images; the oldest is removed first.
+/// Limit of remembered absent images. The oldest record is removed first.
 pub(crate) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
-/// Limit of reported images without a pass that lists them.
+/// Limit of reported images that no pass has listed.
 const PENDING_MAX: usize = 1024;
-/// Limit of remembered images while a runtime lists none.
+/// Limit of remembered images while the runtime lists no image.
 const UNLISTED_MAX: usize = 100_000;
 const ADOPTED_MAX: usize = 50_000;
-/// How long a runtime may list no image and still be assumed to have kept them.
+/// If a runtime lists no image for longer, it is assumed to have lost its images.
 const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
-/// A single image that comes back may have been pulled again.
+/// If a single image comes back, it may have been pulled again.
 const RETURNED_MIN: usize = 2;
-/// The percentage of images that must come back at once. A wiped store that is refilled has few of them at first.
+/// The percentage of images that must come back at once. A wiped store that is refilled has fewer at first.
 const RETURNED_PERCENT: usize = 90;
 
 #[derive(Debug)]
@@ -43,17 +43,17 @@ pub(crate) struct UsageHistory {
     pub(crate) images: BTreeMap<ImageKey, ImageUsage>,
     /// Reports on images that no pass has listed yet.
     pub(crate) pending: BTreeMap<ImageKey, Pending>,
-    /// Images recorded by another manager of the node, and their first time, where known.
+    /// Images recorded by another manager of the node, and their first time if known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
-    /// When an empty list made all images absent, until the next non-empty one.
+    /// The time when an empty list made all images absent. `None` after the next non-empty list.
     unlisted: Option<SystemTime>,
-    /// The current pass found that images absent since then were present all the time.
+    /// The current pass found that images absent since this time were present all the time.
     returning: Option<SystemTime>,
     /// An image that comes back is new in all reports, as in the kubelet.
     pub(crate) is_forgetful: bool,
-    /// No pass since the start: the present containers are not all new.
+    /// No pass has run since the start, so some present containers are older than this process.
     is_resumed: bool,
-    /// Since the last ledger write a container or sandbox of the runtime came to an image that had none.
+    /// A container or sandbox of the runtime came to an image without containers since the last ledger write.
     pub(crate) has_new_users: bool,
 }
 
@@ -67,7 +67,8 @@ impl UsageHistory {
         }
     }
 
-    /// Merges another process's data: the later time and the larger count win. What is in use the own next pass says.
+    /// Merges another process's data: the later time and the larger count are used. The next pass of this process sets
+    /// the users.
     pub(crate) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {
@@ -89,7 +90,7 @@ impl UsageHistory {
         }
     }
 
-    /// Records a use: a caller got the image. A request may have the id without the handler.
+    /// Records that a caller got the image. The key of a request may have the id without the handler.
     pub(crate) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
         reported.user.take_if(|user| reported.is_prefetch || user.len() > USER_LENGTH_MAX);
         let mut is_listed = false;
@@ -103,7 +104,7 @@ impl UsageHistory {
         if !is_listed && (self.pending.len() < PENDING_MAX || self.pending.contains_key(key)) {
             let first = || Pending { reported: UseReport::default(), uses: 0, at };
             let pending = self.pending.entry(key.clone()).or_insert_with(first);
-            // A use counts, whatever came before or after it.
+            // If the image was used, it is not a prefetch, in any order of the two reports.
             pending.reported.is_prefetch = reported.is_prefetch && pending.uses == 0;
             pending.at = pending.at.max(at);
             pending.uses += uses;
@@ -129,7 +130,7 @@ impl UsageHistory {
         self.images.iter().filter(|(_, usage)| usage.times.gone.is_none())
     }
 
-    /// Applies a pass over images in order of keys, each once. Returns whether the ledger on disk is stale.
+    /// Applies a pass over images in order of keys, without duplicates. Returns whether the ledger on disk is stale.
     pub(crate) fn apply(&mut self, images: &[Arc<Image>], users: &Users, pass: &PassTimes) -> bool {
         self.begin_pass(images, pass.now);
         let mut changed = self.is_resumed && !self.images.is_empty();
@@ -183,7 +184,7 @@ impl UsageHistory {
         let before = usage.times.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
             if self.returning != Some(gone) {
-                // Another manager brought it back, unless a recorded pull is later.
+                // Another manager pulled the image again, unless a recorded pull is later.
                 if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
                     usage.origin = ImageOrigin::Found;
                 }
@@ -213,7 +214,7 @@ impl UsageHistory {
         self.images.insert(key, usage);
     }
 
-    /// Marks old versions: a newer image of the repository is in use, and they were not requested since it came.
+    /// Marks images as superseded if a newer image of the repository was used and they were not used since it appeared.
     fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for (image, (_, usage)) in images.iter().zip(self.present()).filter(|(_, (_, it))| it.history.uses > 0) {
@@ -230,7 +231,7 @@ impl UsageHistory {
         }
     }
 
-    /// Bounds the absent images. Returns whether it removed any.
+    /// Limits the absent images. Returns whether it removed some.
     fn forget_removed(&mut self, mut absent: Vec<(SystemTime, ImageKey)>, now: SystemTime) -> bool {
         absent.sort_unstable();
         let absent_max = if self.unlisted.is_some() { UNLISTED_MAX } else { REMOVED_IMAGES_MAX };
@@ -286,7 +287,7 @@ fn by_id(key: &ImageKey) -> ImageKey {
     ImageKey::new(key.id().clone(), String::new())
 }
 
-/// Repositories of the image's names; may repeat.
+/// Repositories of the image's names. May contain duplicates.
 fn repositories(image: &Image) -> impl Iterator<Item = &str> {
     let tagged = image.tags.iter().map(|name| match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,

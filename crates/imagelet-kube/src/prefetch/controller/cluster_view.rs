@@ -1,4 +1,4 @@
-//! What the controller knows of the cluster: sets, nodes and reports, and which nodes report nothing new.
+//! The controller's view of the cluster: sets, nodes and reports, and the nodes whose report does not change.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,10 +21,10 @@ use crate::{
     watch::is_listed,
 };
 
-/// A node that may begin and reports nothing new for so long holds up no other one.
+/// An admitted node whose report does not change for this time is stalled and does not delay other nodes.
 const STALLED_AFTER: Duration = Duration::from_mins(15);
 
-/// The caches of one time as the leader.
+/// The caches of one term as the leader.
 #[derive(Debug)]
 pub(super) struct ClusterView {
     pub(super) sets: SharedSets,
@@ -33,21 +33,21 @@ pub(super) struct ClusterView {
     pub(super) changed: Notify,
 }
 
-/// By set and node: the last report of a busy node, and since when it is the same. A restart loses it, which delays and changes
-/// nothing.
+/// By set and node: the last report of a busy node, and the time of its last change. A restart clears the map, which
+/// only delays the stall detection.
 pub(super) type BusyNodes = HashMap<(String, String), (Option<SetReport>, Instant)>;
 
 #[derive(Debug, Default)]
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
-    /// The next pass at the latest, where nothing changes.
+    /// The latest time of the next pass if nothing changes.
     pub(super) next: Option<Instant>,
     pub(super) sets_known: usize,
     pub(super) reports_known: usize,
 }
 
 impl ClusterView {
-    /// Decides for all sets; `None`: not everything is listed yet.
+    /// Decides for all sets. `None`: the sets, nodes or reports are not listed yet.
     pub(super) fn plan(&self, busy: &mut BusyNodes, wall: SystemTime, now: Instant) -> Option<PassPlan> {
         if !is_listed(&self.reports) || !is_listed(&self.nodes) {
             return None;
@@ -64,7 +64,7 @@ impl ClusterView {
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let soonest = |next: &mut Option<Instant>, at| *next = Some(next.map_or(at, |next| next.min(at)));
         let mut still_busy = BusyNodes::new();
-        // In the order of the places, so that no namespace takes all writes of a pass.
+        // In the order of places, so that one namespace cannot use all writes of a pass.
         for (set, limit) in all_sets.iter().flat_map(KnownSets::placed) {
             plan.sets_known += 1;
             let (mut selected, mut is_full) = (Vec::new(), false);

@@ -1,4 +1,4 @@
-//! Leader election by a `Lease` of `coordination.k8s.io`: at most one controller acts.
+//! Leader election with a `Lease` of `coordination.k8s.io`: at most one controller is active.
 
 use std::time::Duration;
 
@@ -14,17 +14,18 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::api_error::{code, text};
 
 const LEASE: &str = "imagelet-controller";
-/// A lease that its holder does not renew for so long is free.
+/// A lease that its holder does not renew for this time is free.
 const LEASE_LASTS: Duration = Duration::from_secs(30);
-/// How often the holder renews it, and how often the others look.
+/// The interval in which the holder renews the lease and the other candidates read it.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// A holder that could not renew its lease for so long stops, before another one may begin.
+/// If the holder could not renew its lease for this time, it stops, before another candidate may start.
 const RENEWED_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Election {
     api: Api<Lease>,
     identity: String,
-    /// The lease as last seen, and since when it is unchanged by this process' clock: clocks of others do not count.
+    /// The last read lease, and the time since when it is unchanged. The time is by this process' clock: other clocks
+    /// are not trusted.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
@@ -33,7 +34,7 @@ impl Election {
         Self { api: Api::namespaced(client, namespace), identity: identity.to_owned(), seen: None }
     }
 
-    /// Waits until this process holds the lease. `answered` is called with each answer of the API server.
+    /// Waits until this process has the lease. `answered` is called with each answer of the API server.
     pub(super) async fn acquire(&mut self, answered: impl Fn()) {
         let mut is_failing = false;
         loop {
@@ -53,7 +54,7 @@ impl Election {
         }
     }
 
-    /// Renews the lease for as long as that succeeds.
+    /// Renews the lease until a renewal fails for too long.
     pub(super) async fn hold(&mut self) {
         let mut ends_at = Instant::now() + RENEWED_MAX;
         loop {
@@ -68,7 +69,7 @@ impl Election {
         }
     }
 
-    /// Takes or renews the lease. Returns whether this process holds it.
+    /// Takes or renews the lease. Returns whether this process has it.
     async fn try_hold(&mut self) -> Result<bool, kube::Error> {
         let found = self.api.get_opt(LEASE).await?;
         let (lease, now) = (found.as_ref().and_then(|lease| lease.spec.as_ref()), Instant::now());
@@ -81,7 +82,8 @@ impl Election {
         }
         let spec = Some(next(lease, &self.identity, Timestamp::now()));
         let written = if let Some(found) = found {
-            // It has the version that was read: another candidate that was faster is a conflict.
+            // The request has the version that was read. If another candidate was faster, the API server reports a
+            // conflict.
             self.api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
         } else {
             let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
@@ -102,7 +104,7 @@ fn holder(lease: Option<&LeaseSpec>) -> &str {
     lease.and_then(|lease| lease.holder_identity.as_deref()).unwrap_or_default()
 }
 
-/// Whether this process may take the lease that it read, or renew it.
+/// Whether this process may take or renew the lease that it read.
 fn is_free(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> bool {
     let holder = holder(lease);
     holder.is_empty() || holder == identity || unchanged_for >= LEASE_LASTS

@@ -1,4 +1,4 @@
-//! The controller: one process of the cluster that admits nodes in waves, counts, and deletes what is finished.
+//! The controller: one process of the cluster that admits nodes in waves, counts nodes, and deletes finished sets.
 
 mod cluster_view;
 mod election;
@@ -41,13 +41,13 @@ use crate::{
     watch::{backoff, follow},
 };
 
-/// Objects of one page of a list: a page is in memory as it was received while its objects are read.
+/// Objects per page of a list. The whole received page is in memory while its objects are parsed.
 const PAGE_OBJECTS: u32 = 100;
 const FIELD_MANAGER: &str = "imagelet-controller";
-/// The shortest time between two writes of one status: each is sent to all agents.
+/// The minimum time between two writes of one status. Each write is sent to all agents.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
 const PASS_EVERY: Duration = Duration::from_secs(2);
-/// The first wait after a pass with a failed request; it doubles with each failed pass in a row.
+/// The first wait after a pass with a failed request. The wait doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
 
@@ -69,7 +69,7 @@ pub fn controller_metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied()
 }
 
-/// The controller of a cluster. Several may run; the holder of the lease acts.
+/// The controller of a cluster. Several may run; only the holder of the lease is active.
 pub struct PrefetchController {
     client: Client,
     namespace: String,
@@ -83,12 +83,13 @@ pub struct ControllerReport {
     /// The API server has answered about the lease.
     pub has_answer: bool,
     pub leads: bool,
-    /// It knows all sets, reports and nodes.
+    /// The controller knows all sets, reports and nodes.
     pub is_listed: bool,
 }
 
 impl PrefetchController {
-    /// A controller whose lease is in this namespace. `identity` is its own among all controllers, as the name of its pod.
+    /// A controller whose lease is in this namespace. `identity` is unique among all controllers, for example the pod's
+    /// name.
     pub fn new(client: Client, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
@@ -107,7 +108,7 @@ impl PrefetchController {
         *self.report.borrow()
     }
 
-    /// Acts whenever it holds the lease, for as long as this future lives.
+    /// Waits for the lease and is active while it has the lease, until this future is dropped.
     pub async fn run(&self) {
         let mut election = Election::new(self.client.clone(), &self.namespace, &self.identity);
         loop {
@@ -138,7 +139,7 @@ impl PrefetchController {
         let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
         let view = ClusterView { sets: SharedSets::default(), reports, nodes, changed: Notify::new() };
         let take_node = |event: Event<PartialObjectMeta<Node>>| {
-            // Labels alone count.
+            // Only the labels are needed.
             let narrow = |node: &mut PartialObjectMeta<Node>| {
                 (node.metadata.managed_fields, node.metadata.annotations) = (None, None);
             };
@@ -171,7 +172,7 @@ impl PrefetchController {
                         if failures == 0 {
                             tracing::warn!(error = text(&error), "a request of the controller failed; it is repeated");
                         }
-                        // Nothing that changes meanwhile shortens the wait.
+                        // No change shortens this wait.
                         sleep(backoff(RETRY_FIRST, RETRY_MAX, failures)).await;
                         failures = failures.saturating_add(1);
                         continue;
@@ -192,7 +193,7 @@ impl PrefetchController {
         }
     }
 
-    /// Writes and deletes. Returns when the next pass is due, also where nothing changes.
+    /// Writes statuses and deletes sets. Returns when the next pass is due, even if nothing changes.
     async fn act(
         &self,
         plan: PassPlan,
@@ -214,7 +215,7 @@ impl PrefetchController {
                 }
                 SetAction::Delete => {
                     tracing::info!(set = %set.name, "deleting a set: its time after the end has passed");
-                    // Another set may have its name by now.
+                    // A set that was recreated with the same name must not be deleted.
                     let this = Preconditions { uid: Some(set.uid), ..Preconditions::default() };
                     let options = DeleteParams::default().preconditions(this);
                     unless_gone(set.name.api(&self.client).delete(&set.name.name, &options).await)?;
@@ -236,7 +237,7 @@ impl PrefetchController {
     }
 }
 
-/// The set was deleted, or another one has its name: the watch knows soon.
+/// Ignores that the set was deleted or recreated, because the watch reports it soon.
 fn unless_gone<T>(answer: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match answer {
         Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(error),

@@ -1,4 +1,4 @@
-//! The status of a set from the reports of its nodes, and whether the set is to be deleted. Plain functions.
+//! The status of a set from the reports of its nodes, and whether the set must be deleted. Pure functions.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -9,22 +9,23 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::waves::{SelectedNode, wave};
 use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetStatus};
 
-/// Most classes of failures in a status.
+/// Maximum failure classes in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
-    /// Nothing before this time, if any: then the set is to be deleted.
+    /// No action before this time. At this time the set is deleted. `None`: no action until a change.
     Idle {
         until: Option<SystemTime>,
     },
     Write(Box<SetStatus>),
-    /// Deletes the set: it finished long enough ago.
+    /// Deletes the set, because its time after the end has passed.
     Delete,
 }
 
-/// Decides for one set, which may be beyond a limit. `nodes` are in the order of their places, with their reports of this spec.
+/// Decides for one set, which may be above a limit. `nodes` are in the order of their places. Their reports are about
+/// this spec.
 pub(super) fn decide(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -58,7 +59,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], n
         observed_generation: set.generation,
         started_at: Some(known(&before.started_at)),
         finished_at: is_finished.then(|| known(&before.finished_at)),
-        // No node begins what all of them pass over.
+        // All nodes ignore a set above the other limits, so no node is admitted.
         wave: if limit.is_none_or(|limit| limit == SetLimit::Report) { wave(set, nodes) } else { None },
         nodes: counts,
         failures: failures(nodes),
@@ -66,8 +67,8 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], n
     }
 }
 
-/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set that is beyond a limit. Each has the time since when it has
-/// its status.
+/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set above a limit. Each condition has the time of its
+/// last status change.
 fn conditions(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -110,7 +111,7 @@ fn conditions(
     conditions
 }
 
-/// The failures by class and step, the most frequent first; each with the first node that has it.
+/// The failures by class and step, the most frequent first. Each has its first node.
 fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
     let mut found: BTreeMap<(&str, &str), FailureCount> = BTreeMap::new();
     for node in nodes {
@@ -129,7 +130,7 @@ fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
             };
             let failure = found.entry((class, hop)).or_insert_with(|| of_node(0));
             failure.nodes += 1;
-            // The first by name, so that the status does not depend on the order of the waves.
+            // The first node by name, so that the status does not depend on the order of the waves.
             if node.name < failure.node.as_str() {
                 *failure = of_node(failure.nodes);
             }

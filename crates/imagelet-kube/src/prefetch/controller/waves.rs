@@ -1,4 +1,4 @@
-//! Which nodes may begin: a cut through the order of the nodes, that only moves forward for one spec.
+//! The nodes that may begin: a cut in the order of the nodes. The cut only increases for one spec.
 
 use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStatus};
 
@@ -6,15 +6,15 @@ use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStat
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,
     pub(super) place: u64,
-    /// What it reports of this spec; `None`: nothing yet.
+    /// The phase that the node reports for this spec. `None`: no report yet.
     pub(super) phase: Option<SetPhase>,
     pub(super) images: &'a [ImageReport],
-    /// It may begin, and reported nothing new for a long time: it holds no other node up.
+    /// The node may begin, and its report has not changed for a long time. It does not delay other nodes.
     pub(super) is_stalled: bool,
 }
 
 impl SelectedNode<'_> {
-    /// Whether the node takes one of the slots, once it may begin.
+    /// Whether an admitted node uses one of the slots.
     fn is_busy(&self) -> bool {
         !self.is_stalled && !self.phase.is_some_and(SetPhase::is_finished)
     }
@@ -22,8 +22,8 @@ impl SelectedNode<'_> {
 
 /// The next cut. `nodes` are in the order of their places.
 ///
-/// Each node below the cut may begin, and at most so many of them are busy. The cut depends on the reports alone, and never
-/// moves back for one spec: a controller that starts anew, in whatever state, continues where the last one was.
+/// Each node below the cut may begin. At most the limit of these nodes are busy. The cut depends only on the reports
+/// and the previous cut, and never decreases for one spec, so a restarted controller continues at the last cut.
 pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveStatus> {
     let limit = set.spec.max_concurrent_nodes?.of(nodes.len());
     let before = set.status.wave.filter(|_| set.is_observed()).unwrap_or_default().cut;
@@ -35,7 +35,7 @@ pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveSta
         busy += usize::from(node.is_busy());
         last = Some(node.place);
     }
-    // All may begin, and so may nodes that join later.
+    // All nodes may begin, including nodes that join later.
     Some(WaveStatus { cut: PLACES })
 }
 

@@ -1,4 +1,4 @@
-//! The agent of prefetch on one node: follows the sets and its own Node, pulls, pins, and reports.
+//! The agent of prefetch on one node: watches the sets and its own Node, pulls, pins, and reports.
 
 mod plan;
 mod port;
@@ -53,20 +53,20 @@ use crate::{
     watch::{backoff, follow},
 };
 
-/// The name by which the agents own the fields that they write.
+/// The field manager of all agents.
 const FIELD_MANAGER: &str = "imagelet";
-/// The first wait after a failed pull; it doubles with each failure in a row.
+/// The first wait after a failed pull. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_mins(15);
-/// The first wait after a failed request for the report.
+/// The first wait after a failed request to write the report.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
-/// How often the progress of a pull is read, and whether images are still present.
+/// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
-/// The priority of each pull for a set: those of pods come first.
+/// The priority of each pull for a set. Pulls for pods have a higher priority.
 pub const PREFETCH_PRIORITY: i32 = i32::MIN;
 
-/// Prefetches the images of the sets that select one node.
+/// Prefetches the images of the sets that select this node.
 pub struct PrefetchAgent {
     client: Client,
     node: String,
@@ -81,29 +81,29 @@ struct Inputs {
     changed: Notify,
 }
 
-/// A pull that runs in a task of its own. Dropping it cancels the pull.
+/// A pull that runs in its own task. Dropping the value cancels the pull.
 struct RunningPull {
     key: TaskKey,
     bytes: PullBytes,
     task: AbortOnDropHandle<Result<(), FetchFailure>>,
 }
 
-/// What outlives one step of the agent.
+/// The state of the agent between two steps.
 #[derive(Default)]
 struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
-    /// The namespace of the last pull that began; empty for a set of the cluster.
+    /// The namespace of the last started pull. Empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Attempts {
-    /// In a row.
+    /// Failures in a row.
     failures: u32,
-    /// How often the pull gave way to other sets.
+    /// How often the pull was interrupted for other sets.
     given_way: u32,
 }
 
@@ -112,7 +112,7 @@ impl PrefetchAgent {
         Self { client, node: node.to_owned(), target }
     }
 
-    /// Follows the sets for as long as this future lives. Where the API server does not have the kinds, nothing happens.
+    /// Watches the sets until this future is dropped. Without the kinds in the API server, the agent does nothing.
     pub async fn run(&self) {
         let (nodes, mut writer) = reflector::store();
         let inputs = Inputs { sets: SharedSets::default(), nodes, changed: Notify::new() };
@@ -132,13 +132,14 @@ impl PrefetchAgent {
     }
 
     async fn work(&self, inputs: &Inputs) {
-        // Before all three are known nothing is decided: pins of the last run stay.
+        // The sets, the node and the report must be known before the first plan. Until then the pins of the last run
+        // stay.
         let (sets, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
         let mut work = AgentWork { states: restored(&sets, reports), ..AgentWork::default() };
         let mut gate = ReportGate::restored(written);
-        // Pulls go on while the API server is slow to answer.
+        // A write runs beside the pulls, so that a slow API server does not delay them.
         let mut writing = None;
         loop {
             let (sets, node) = inputs.known(&self.node).await;
@@ -174,7 +175,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// Returns how the running pull ended; `None`: it is to give way to the images that wait.
+    /// Returns the result of the running pull. `None`: the pull must be interrupted for the waiting images.
     async fn pull_ended(
         &self,
         running: Option<&mut RunningPull>,
@@ -201,7 +202,8 @@ impl PrefetchAgent {
         }
     }
 
-    /// Takes over how the running pull ended. What a pull that gives way has received stays on the disk for its next attempt.
+    /// Records the end of the running pull. The received data of an interrupted pull stays on the disk for the next
+    /// attempt.
     fn ended(&self, work: &mut AgentWork, outcome: Option<Result<(), FetchFailure>>) {
         let Some(RunningPull { key, .. }) = work.running.take() else { return };
         let attempts = work.attempts.entry(key.clone()).or_default();
@@ -216,7 +218,7 @@ impl PrefetchAgent {
             }
             Some(Err(failure)) => {
                 let FetchFailure { class, stage, message } = &failure;
-                // A pull that an open circuit refused has no event: the circuit had its own.
+                // No event for a pull that an open circuit rejected, because the circuit had its own event.
                 if *class != ErrorClass::HeldBack {
                     let image = &key.image.reference;
                     let (message, what) =
@@ -231,7 +233,7 @@ impl PrefetchAgent {
         work.states.insert(key, state);
     }
 
-    /// Decides, and does what follows at once: pins, the cancel of a pull, the next pull.
+    /// Makes a plan and executes its first actions: pins, the cancellation of a pull, the next pull.
     async fn step(&self, work: &mut AgentWork, sets: &[ImageSet], node: &OwnNode) -> Plan {
         loop {
             if let Some(RunningPull { key, bytes, .. }) = &work.running {
@@ -251,7 +253,7 @@ impl PrefetchAgent {
                     Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
                 }
             }
-            // Nothing runs, or the plan has dropped what did: the next pull begins at once.
+            // If no pull runs, or the plan cancelled it, the next pull starts at once.
             let Some(task) = plan.next.take() else { return plan };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
             let (key, watcher) = (task.key.clone(), bytes.watcher());
@@ -264,7 +266,7 @@ impl PrefetchAgent {
     async fn write_report(&self, report: WrittenReport) -> (WrittenReport, Result<NodeImages, kube::Error>) {
         let object = json!({
             "apiVersion": PREFETCH_GROUP, "kind": "NodeImages",
-            // The report ends with its Node: the cluster collects it.
+            // The API server deletes the report together with its Node.
             "metadata": {"name": self.node, "ownerReferences": Vec::from_iter(&report.owner)},
             "sets": report.sets,
         });
@@ -286,12 +288,12 @@ impl PrefetchAgent {
         }
     }
 
-    /// The report that the API has; `None`: it is absent.
+    /// The report in the API. `None`: it is absent.
     async fn read_report(&self) -> Option<WrittenReport> {
         for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
                 Ok(found) => return found.map(WrittenReport::from),
-                // What cannot be read is replaced by the next write.
+                // An unreadable report is replaced by the next write.
                 Err(kube::Error::SerdeError(_)) => return None,
                 Err(error) => tracing::debug!(error = text(&error), "could not read the report of this node"),
             }
@@ -321,7 +323,8 @@ fn failed<T>(class: ErrorClass, stage: Stage, message: String) -> Result<T, Fetc
     Err(FetchFailure { class, stage, message })
 }
 
-/// The request for one image: with the secret of the set, or with the credentials of the node for a set of the cluster.
+/// The request for one image: with the pull secret of the set, or for a cluster-wide set with the credentials of the
+/// node.
 async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
     let mut secrets = Vec::new();

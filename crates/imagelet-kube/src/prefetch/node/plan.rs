@@ -1,4 +1,4 @@
-//! What a node does for the sets of the cluster: what to pull next, what to pin, what to report. A plain function.
+//! The plan of a node for the sets of the cluster: the next pull, the pins, and the report. A pure function.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,21 +17,21 @@ use crate::prefetch::objects::{
 };
 
 const MESSAGE_LENGTH_MAX: usize = 256;
-/// Most bytes of all messages of one report; further ones are left out.
+/// Maximum bytes of all messages of one report. Further messages are omitted.
 const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 
-/// One image of one set, for as long as nothing asks for another pull of it.
+/// One image of one set. The key stays the same until the image must be pulled again.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskKey {
     pub(super) uid: String,
-    /// Zero unless each generation pulls again.
+    /// Zero, unless the set pulls again for each generation.
     pub(super) generation: i64,
     pub(super) image: SetImage,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
-    /// With the bytes received and in all; `None`: not known yet.
+    /// The received bytes and the total. `None`: not known yet.
     Running(Option<(u64, u64)>),
     Done {
         at: SystemTime,
@@ -40,7 +40,7 @@ pub(super) enum TaskState {
         failure: FetchFailure,
         retry_at: Instant,
     },
-    /// Its pull was slow and ended for other sets; it continues in its turn.
+    /// The slow pull was interrupted for other sets. It continues in its next turn.
     GaveWay {
         at: Instant,
     },
@@ -68,7 +68,7 @@ pub(super) struct PlanInput<'a> {
     pub(super) labels: &'a BTreeMap<String, String>,
     pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
     pub(super) presence: &'a ImagePresence,
-    /// The namespace of the last pull that began.
+    /// The namespace of the last started pull.
     pub(super) last: &'a str,
     pub(super) wall: SystemTime,
     pub(super) now: Instant,
@@ -76,22 +76,22 @@ pub(super) struct PlanInput<'a> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The pull to begin; one runs at a time.
+    /// The pull to start. One pull runs at a time.
     pub(super) next: Option<Task>,
-    /// What waits for the end of the running one.
+    /// The images that wait for the end of the running pull.
     pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
-    /// All tasks of selected sets; states of others are dropped, and their pulls are cancelled.
+    /// All tasks of selected sets. The states of other tasks are dropped, and their pulls are cancelled.
     pub(super) tasks: BTreeSet<TaskKey>,
     pub(super) retry_at: Option<Instant>,
 }
 
-/// Images of other sets than that of the running pull.
+/// Waiting images of other sets than that of the running pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) image: String,
-    /// Each of their sets is slow, too.
+    /// Every waiting set is slow, too.
     pub(super) are_all_slow: bool,
 }
 
@@ -132,7 +132,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
             plan.tasks.insert(key);
         }
         let report = set_report(set, held, images);
-        // A node that waits for its turn writes nothing: it counts as waiting without a report.
+        // A node that waits for its turn writes no report: the controller counts a node without a report as waiting.
         if is_begun(&report) && reports.len() < REPORTED_SETS_MAX {
             reports.push((set, report));
         }
@@ -145,7 +145,8 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     } else {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
-    // The places of sets change with other sets; the order of the report does not, so that nothing is written for it.
+    // Changes of other sets change the places of sets. The report has a stable order, so that such a change causes no
+    // write.
     reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.pins.sort();
@@ -158,8 +159,8 @@ pub(super) fn key_of(set: &ImageSet, image: &SetImage) -> TaskKey {
     TaskKey { uid: set.uid.clone(), generation, image: image.clone() }
 }
 
-/// The states that an earlier report of this node proves, for an agent that starts: what was fetched is not fetched
-/// again, also where a collection has removed it since.
+/// The states that follow from an earlier report of this node, for an agent that starts. Fetched images are not fetched
+/// again, even if a collection has removed them since.
 pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<TaskKey, TaskState> {
     let mut states = BTreeMap::new();
     for set in sets {
@@ -179,7 +180,7 @@ pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<Tas
     states
 }
 
-/// Why a set begins no pull.
+/// Why a set starts no pull.
 fn held(set: &ImageSet, input: &PlanInput<'_>) -> Option<SetPhase> {
     if set.deadline().is_some_and(|deadline| deadline <= input.wall) {
         Some(SetPhase::Expired)
@@ -239,7 +240,7 @@ fn report_of(
             (report.bytes, report.bytes_total) = bytes.unzip();
         }
         Some(TaskState::Done { at }) if presence.is_removed(&image.reference, *at) => {
-            // A set that keeps its images pulls a removed one again; another one is done with it.
+            // A set that keeps its images pulls a removed image again. For other sets the image is finished.
             report.phase = ImagePhase::Removed;
             report.message = if keeps { "the image was removed; it is pulled again".to_owned() } else { String::new() };
         }

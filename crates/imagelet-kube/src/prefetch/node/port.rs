@@ -1,4 +1,4 @@
-//! The port of the agent to its node: what is present, pulls, and pins.
+//! The port of the agent to its node: the presence of images, pulls, and pins.
 
 use std::{collections::BTreeSet, fmt, time::SystemTime};
 
@@ -11,20 +11,20 @@ use imagelet_core::{
     ports::PullWatcher,
 };
 
-/// The image manager of a node, as far as prefetch needs it.
+/// The part of a node's image manager that prefetch needs.
 #[async_trait]
 pub trait PrefetchNode: Send + Sync + fmt::Debug {
-    /// Which of these images are absent: by the last pass, or without their layers now.
+    /// Which of these images are absent. The last pass did not list them, or their layers are missing now.
     async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence;
 
-    /// Pulls one image, where the request's policy asks for it, if the disk has space for it below its watermark. Dropping
-    /// the future cancels the pull.
+    /// Pulls one image if the request's policy requires it and the disk has space below the watermark. Dropping the
+    /// future cancels the pull.
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure>;
 
-    /// What decides whether a pull of [`Self::fetch`] is slow, at this moment.
+    /// The current conditions that decide whether a pull of [`Self::fetch`] is slow.
     fn conditions(&self) -> FetchConditions;
 
-    /// Pins exactly these images for sets; the pins outlive a restart. Fails with a text for the log.
+    /// Pins exactly these images for sets. The pins survive a restart. The error is a text for the log.
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String>;
 
     fn record(&self, event: Event);
@@ -32,24 +32,24 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchConditions {
-    /// The rate below which a pull gives way to those that wait.
+    /// The policy with the minimum rate. A slower pull is interrupted for waiting images.
     pub policy: HoldPolicy,
-    /// The pull waits for its turn, behind pulls of pods.
+    /// The pull waits in the queue behind pulls of pods.
     pub is_queued: bool,
-    /// A pull that has not reported anything yet will report its bytes; a runtime reports none.
+    /// Whether a pull without a report so far will report its bytes. A runtime reports no bytes.
     pub is_measured: bool,
 }
 
 /// The images that a pass did not find.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePresence {
-    /// When the pass ran; `None`: there was none yet.
+    /// The time of the pass. `None`: no pass yet.
     pub taken_at: Option<SystemTime>,
     pub absent: BTreeSet<String>,
 }
 
 impl ImagePresence {
-    /// Whether an image that was fetched at this time is gone.
+    /// Whether an image that was fetched at this time was removed.
     pub(super) fn is_removed(&self, reference: &str, fetched_at: SystemTime) -> bool {
         self.taken_at.is_some_and(|taken_at| taken_at > fetched_at) && self.absent.contains(reference)
     }
@@ -58,7 +58,7 @@ impl ImagePresence {
 /// An image that a set keeps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetPin {
-    /// The image as the set names it; a valid reference.
+    /// The image as spelled in the set; a valid reference.
     pub reference: String,
     /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub owner: String,

@@ -1,4 +1,4 @@
-//! The bytes of a running pull, and the rate at which they come.
+//! The bytes of a running pull and their rate.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// What is known of one pull. Clones are the same.
+/// The progress of one pull. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct PullBytes(Arc<PullRecord>);
 
@@ -20,11 +20,11 @@ struct PullRecord {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct KnownBytes {
-    /// Received or present, and in all; `None` before the manifest is known.
+    /// The received or present bytes, and the total. `None` before the manifest is known.
     sum: Option<(u64, u64)>,
-    /// What came over the network.
+    /// The bytes from the network.
     received: u64,
-    /// Whether the bytes are reported; `None`: not known yet.
+    /// Whether the pull reports its bytes. `None`: not known yet.
     is_measured: Option<bool>,
 }
 
@@ -33,8 +33,8 @@ impl PullBytes {
         Self(Arc::new(PullRecord { bytes: Mutex::default(), meter: HoldMeter::new(now) }))
     }
 
-    /// The meter of what the network brings. Its clock stands while the pull waits for its turn, and once it has received
-    /// all bytes.
+    /// The meter of the bytes from the network. Its clock stops while the pull waits in the queue, and after all bytes
+    /// are received.
     pub(super) fn meter(&self, is_queued: bool, now: Instant) -> &HoldMeter {
         let is_whole = self.sum().is_some_and(|(received, all)| received >= all);
         if is_queued || is_whole {

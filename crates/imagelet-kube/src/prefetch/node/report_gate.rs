@@ -1,4 +1,4 @@
-//! When a node writes its report: rarely, and only when it changed.
+//! Decides when a node writes its report: rarely, and only after a change.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use tokio::time::Instant;
 
 use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 
-/// The shortest time between two writes of one node.
+/// The minimum time between two writes of one node.
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
-/// The shortest time between two writes where no set changed its phase and no image newly failed.
+/// The minimum time between two writes if no set changed its phase and no image newly failed.
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_mins(1);
-/// A change waits for so long, less a random part, so that changes that follow each other are one write and the nodes of a
-/// cluster do not write together.
+/// A change waits for this time minus a random part. Several changes then need one write, and the nodes of a cluster do
+/// not write at the same moment.
 pub(super) const COLLECT_FOR: Duration = Duration::from_secs(4);
 
-/// What the API has of this node.
+/// The report of this node in the API.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WrittenReport {
-    /// The Node: one that was created again is another one.
+    /// The Node. A recreated Node is another owner.
     pub(super) owner: Option<OwnerReference>,
     pub(super) sets: Vec<SetReport>,
 }
@@ -30,25 +30,25 @@ impl From<NodeImages> for WrittenReport {
     }
 }
 
-/// The last write, and the change that waits.
+/// The last write, and the waiting change.
 #[derive(Debug, Default)]
 pub(super) struct ReportGate {
     written: Option<WrittenReport>,
     written_at: Option<Instant>,
-    /// When the report began to differ from the written one, and how long to wait from then.
+    /// When the report first differed from the written report, and how long to wait from that time.
     changed: Option<(Instant, Duration)>,
-    /// Failed writes in a row, and when the next one may be.
+    /// Failed writes in a row, and the earliest time of the next write.
     failures: u32,
     retry_at: Option<Instant>,
 }
 
 impl ReportGate {
-    /// The gate of an agent that starts, with the report that the API has.
+    /// The gate of an agent that starts, with the report in the API.
     pub(super) fn restored(written: Option<WrittenReport>) -> Self {
         Self { written, ..Self::default() }
     }
 
-    /// When to write this report; `None`: it is the written one. `random` is between 0 and 1.
+    /// When to write this report. `None`: the report is already written. `random` is between 0 and 1.
     pub(super) fn due(&mut self, report: &WrittenReport, now: Instant, random: f64) -> Option<Instant> {
         let is_written = match &self.written {
             Some(written) => written == report,
@@ -68,7 +68,7 @@ impl ReportGate {
         *self = Self { written: Some(report), written_at: Some(now), ..Self::default() };
     }
 
-    /// Returns whether this is the first failure in a row. `wait` is that after so many failures.
+    /// Returns whether this is the first failure in a row. `wait` returns the wait after a number of failures.
     pub(super) fn failed(&mut self, now: Instant, wait: impl Fn(u32) -> Duration) -> bool {
         self.retry_at = Some(now + wait(self.failures));
         self.failures = self.failures.saturating_add(1);
@@ -76,7 +76,7 @@ impl ReportGate {
     }
 }
 
-/// What the controller counts: the phase of each set, and which images failed and why.
+/// The parts that the controller counts: the phase of each set, and the failed images with their errors.
 fn milestones(report: &WrittenReport) -> impl PartialEq + use<> {
     let failed = |set: &SetReport| -> Vec<(String, String)> {
         let failed = set.images.iter().filter(|image| image.phase == ImagePhase::Failed);

@@ -1,4 +1,4 @@
-//! The turns of images: which one is pulled next, and when a slow pull gives way to those that wait. Plain functions.
+//! The turns of images: the image to pull next, and when a slow pull is interrupted for waiting images. Pure functions.
 
 use std::time::Duration;
 
@@ -7,25 +7,26 @@ use tokio::time::Instant;
 
 use crate::prefetch::objects::{ImageSet, SetImage, SetScope};
 
-/// The first turn of a pull whose bytes the node does not see. A runtime may lose what it has fetched when the pull ends.
+/// The first turn of a pull that reports no bytes. A runtime may lose the fetched data when the pull ends.
 const UNMEASURED_TURN: Duration = Duration::from_mins(2);
-/// Turns double so often: a small layer of a slow registry, which is not resumed, needs a whole turn.
+/// Limit of turn doublings. A small layer of a slow registry is not resumed, so it needs a whole turn.
 const DOUBLINGS_MAX: u32 = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) set: &'a ImageSet,
     pub(super) image: &'a SetImage,
-    /// An image of the set gave way, and is not fetched yet.
+    /// An image of the set was interrupted and is not fetched yet.
     pub(super) is_slow: bool,
-    /// Since when it waits after a failure or after it gave way; `None`: it was never tried.
+    /// The time of its failure or interruption. `None`: it was never tried.
     pub(super) since: Option<Instant>,
 }
 
-/// The next image. `candidates` are in the order in which their sets are fetched; `last` is the namespace of the last turn.
+/// The next image. `candidates` are in the order in which their sets are fetched. `last` is the namespace of the last
+/// turn.
 ///
-/// What was never tried comes before what failed and before slow sets, and images of the cluster before those of
-/// namespaces. Namespaces take turns, so that none waits for all images of another one.
+/// Images that were never tried are before failed images and before slow sets. Images of cluster-wide sets are before
+/// images of namespaces. Namespaces take turns, so that no namespace waits for all images of another one.
 pub(super) fn next<'a, 'b>(candidates: &'b [Candidate<'a>], last: &str) -> Option<&'b Candidate<'a>> {
     candidates.iter().min_by(|a, b| a.rank(last).cmp(&b.rank(last)))
 }
@@ -39,19 +40,19 @@ impl Candidate<'_> {
     }
 }
 
-/// The turn of the running pull, for which images of other sets wait.
+/// The turn of the running pull while images of other sets wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
-    /// How often the pull gave way before.
+    /// How often the pull was interrupted before.
     pub(super) given_way: u32,
-    /// Its bytes are seen as they come; a runtime reports none.
+    /// The pull reports its bytes during the transfer. A runtime reports no bytes.
     pub(super) is_measured: bool,
-    /// Each set that waits is slow, too: longer turns waste less.
+    /// Every waiting set is slow, too: longer turns waste less.
     pub(super) are_all_slow: bool,
 }
 
 impl Turn {
-    /// Whether the pull gives way.
+    /// Whether the pull must be interrupted.
     pub(super) fn is_over(self, policy: HoldPolicy, meter: &HoldMeter, now: Instant) -> bool {
         let first = if self.is_measured { GRACE } else { UNMEASURED_TURN };
         let is_lengthened = self.are_all_slow || !self.is_measured;

@@ -1,4 +1,4 @@
-//! An `ImageSet` or `ClusterImageSet` as it is read: its name, its valid spec, and its status.
+//! An `ImageSet` or `ClusterImageSet` after parsing: its name, its valid spec, and its status.
 
 use std::{fmt, time::SystemTime};
 
@@ -16,13 +16,13 @@ use crate::{
     names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
 };
 
-/// Nodes have places from 0 to this number, which JSON and JavaScript hold exactly.
+/// Nodes have places from 0 to this number. JSON and JavaScript represent these numbers exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
-    /// Empty for a set of the cluster.
+    /// Empty for a cluster-wide set.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
@@ -35,7 +35,7 @@ impl SetName {
         }
     }
 
-    /// Whether both are names of the API.
+    /// Whether the namespace and the name are valid names of the API.
     pub(crate) fn is_valid(&self) -> bool {
         let is_namespaced = self.scope == SetScope::Namespace;
         is_name(&self.name, NAME_LENGTH_MAX)
@@ -64,7 +64,7 @@ pub(crate) struct ImageSet {
     pub(crate) status: SetStatus,
 }
 
-/// The object of either kind. The spec is read apart, so that one invalid set does not end the watch of all.
+/// The object of either kind. The spec is parsed separately, so that an invalid set does not end the watch of all sets.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SetObject {
@@ -83,7 +83,7 @@ impl SetObject {
         SetName { scope, namespace: namespace.clone().unwrap_or_default(), name: name.clone().unwrap_or_default() }
     }
 
-    /// The set; `None`: it is being deleted.
+    /// Parses the set. `None`: the set is being deleted.
     pub(crate) fn read(&self, scope: SetScope) -> Result<Option<ImageSet>, SetRejection> {
         let name = self.name(scope);
         if !name.is_valid() {
@@ -109,23 +109,23 @@ impl ImageSet {
         self.status.observed_generation == self.generation
     }
 
-    /// The place of a node in the order of the waves: the same for every process, and another one for each set.
+    /// The place of a node in the order of the waves. It is the same in every process and differs between sets.
     pub(crate) fn place_of(&self, node: &str) -> u64 {
         let digest = Digest::of(format!("{}/{node}", self.uid).as_bytes());
         u64::from_str_radix(&digest.hex()[..13], 16).unwrap_or_default()
     }
 
-    /// Whether a node may begin: the status is about this spec, and its cut is above the place of the node.
+    /// Whether a node may begin: the status is about this spec, and the place of the node is below the cut.
     pub(crate) fn admits(&self, node: &str) -> bool {
         let is_admitted = || self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut);
         self.spec.max_concurrent_nodes.is_none() || (self.is_observed() && is_admitted())
     }
 
-    /// The end of the time in which nodes begin to pull; `None`: there is no end.
+    /// The time until which nodes may start pulls. `None`: no deadline.
     pub(crate) fn deadline(&self) -> Option<SystemTime> {
         let lasts = self.spec.deadline?.get();
         let started = self.status.started_at.as_ref().filter(|_| self.is_observed());
-        // Before the controller has seen a spec, only the first one has a time.
+        // Before the controller has observed a spec, only generation 1 has a start time: the creation of the set.
         let started = started.or(self.created_at.as_ref().filter(|_| self.generation <= 1));
         started.map(|at| SystemTime::from(at.0) + lasts)
     }

@@ -1,4 +1,4 @@
-//! The sets as the watches know them, and which of them have a place.
+//! The sets as received by the watches, and which of them have a place.
 
 use std::{
     collections::BTreeMap,
@@ -20,20 +20,20 @@ use super::{
 use crate::watch::follow;
 
 const PAGE_SETS: u32 = 100;
-/// Most sets of each kind that are fetched.
+/// Maximum sets of each kind that are fetched.
 pub(super) const SETS_MAX: usize = 1000;
-/// Most sets of one namespace that are fetched.
+/// Maximum sets of one namespace that are fetched.
 pub(super) const SETS_OF_NAMESPACE_MAX: usize = 100;
-/// Sets of each kind that are known, to get a place when one is free.
+/// Known sets of each kind. Sets without a place get one when a place is free.
 const KNOWN_MAX: usize = 4 * SETS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
-    /// Older sets of its namespace have all places of the namespace.
+    /// Older sets of its namespace use all places of the namespace.
     OfNamespace,
-    /// Other sets have all places.
+    /// Other sets use all places.
     Total,
-    /// Nodes fetch it, and the report of one is full.
+    /// Nodes fetch the set, but the report of at least one node is full.
     Report,
 }
 
@@ -63,20 +63,20 @@ impl fmt::Display for SetLimit {
 
 type SetMap = BTreeMap<SetName, ImageSet>;
 
-/// The sets of one kind; invalid ones and those being deleted are absent.
+/// The sets of one kind. Invalid sets and sets that are being deleted are absent.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSets {
     sets: SetMap,
-    /// The sets of a list that is being read.
+    /// The sets of a list that is being received.
     listing: SetMap,
     is_listed: bool,
 }
 
 impl KnownSets {
-    /// The sets in the order in which they get a place, with the limit that each is beyond.
+    /// The sets in the order in which they get a place. A set above a limit has that limit.
     ///
-    /// First the oldest of each namespace, then the second of each: a namespace with many sets takes places of no other one,
-    /// and a new set takes none of an older set of its namespace.
+    /// The oldest set of each namespace is first, then the second oldest of each. A namespace with many sets therefore
+    /// takes no places of other namespaces, and a new set takes no place of an older set in its namespace.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> {
         placed(&self.sets).take(KNOWN_MAX)
     }
@@ -85,7 +85,7 @@ impl KnownSets {
         self.placed().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
     }
 
-    /// Returns whether that makes a difference; a list always does.
+    /// Returns whether the sets changed. Always true at the end of a list.
     fn take(&mut self, event: Event<SetObject>, scope: SetScope) -> bool {
         match event {
             Event::Init => self.listing.clear(),
@@ -103,7 +103,7 @@ impl KnownSets {
     }
 }
 
-/// Takes one object into the sets. Returns whether that makes a difference.
+/// Adds, changes or removes one object. Returns whether the sets changed.
 fn apply(sets: &mut SetMap, object: &SetObject, scope: SetScope) -> bool {
     let name = object.name(scope);
     let set = object.read(scope).unwrap_or_else(|error| {
@@ -134,7 +134,7 @@ fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> 
         ranked.push((*count, set));
         *count += usize::from(set.name.scope == SetScope::Namespace);
     }
-    // A stable sort: of one rank the oldest is first.
+    // The sort is stable, so the oldest set of each rank is first.
     ranked.sort_by_key(|(rank, _)| *rank);
     ranked.into_iter().enumerate().map(|(place, (rank, set))| match () {
         () if rank >= SETS_OF_NAMESPACE_MAX => (set, Some(SetLimit::OfNamespace)),
@@ -143,12 +143,12 @@ fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> 
     })
 }
 
-/// The sets of the cluster and those of namespaces, which two watches fill and another task reads.
+/// The sets of both kinds. Two watches fill them, and another task reads them.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSets(Mutex<[KnownSets; 2]>);
 
 impl SharedSets {
-    /// Follows both kinds for as long as this future lives, and wakes the reader of `changed`.
+    /// Watches both kinds until this future is dropped, and notifies `changed`.
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
         let follow = async |name, scope, place: usize| {
             let take = |event| {
@@ -165,7 +165,7 @@ impl SharedSets {
         );
     }
 
-    /// `None`: not all are listed yet.
+    /// The sets of both kinds. `None`: a kind is not listed yet.
     pub(crate) fn listed(&self) -> Option<MutexGuard<'_, [KnownSets; 2]>> {
         Some(self.lock()).filter(|sets| sets.iter().all(|sets| sets.is_listed))
     }

@@ -24,9 +24,9 @@ pub use self::{set_spec::SetRejection, set_status::NodeCounts};
 
 /// The API group with its version.
 pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
-/// The CustomResourceDefinitions, as `kubectl apply -f` takes them.
+/// The CustomResourceDefinitions, as input of `kubectl apply -f`.
 pub const CRDS: &str = include_str!("crds.yaml");
 
 pub(crate) const IMAGES_MAX: usize = 64;
-/// Most sets of one report; an object of the API has 1.5 MB at most.
+/// Maximum sets of one report. An API object has at most 1.5 MB.
 pub(crate) const REPORTED_SETS_MAX: usize = 128;

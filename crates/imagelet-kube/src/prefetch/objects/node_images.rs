@@ -1,4 +1,4 @@
-//! `NodeImages`: what one node reports of the sets that select it.
+//! `NodeImages`: the report of one node about the sets that select it.
 
 use k8s_openapi::{ClusterResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -51,15 +51,15 @@ pub(crate) struct ImageReport {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum SetPhase {
-    /// For its turn.
+    /// The node waits for its turn.
     #[default]
     Waiting,
-    /// By the spec.
+    /// The spec pauses the set.
     Paused,
-    /// Images are pulled, or queued for that.
+    /// Images are being pulled or queued.
     Pulling,
     Ready,
-    /// Some images failed, and are tried again later.
+    /// Some images failed. They are retried later.
     Failed,
     /// The deadline passed before all images were fetched.
     Expired,
@@ -67,18 +67,18 @@ pub(crate) enum SetPhase {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum ImagePhase {
-    /// Not begun, or to be continued.
+    /// Not started, or to be continued.
     #[default]
     Pending,
     Pulling,
     Present,
-    /// It was fetched, and a collection or an operator removed it since.
+    /// The image was fetched, and a collection or an operator removed it since.
     Removed,
     Failed,
 }
 
 impl SetPhase {
-    /// Whether the node does nothing more for the set until something changes or a retry is due.
+    /// Whether the node does nothing more for the set until a change or a retry.
     pub(crate) fn is_finished(self) -> bool {
         matches!(self, Self::Ready | Self::Failed | Self::Expired)
     }

@@ -1,4 +1,4 @@
-//! The spec of a set, and the rules that a valid one keeps.
+//! The spec of a set, and the rules of a valid spec.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::names::{NAME_LENGTH_MAX, is_name, shown};
 
 pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
 pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
-/// Most labels of a node selector, and the longest of their texts.
+/// Maximum labels of a node selector, and the maximum length of a label.
 pub(super) const LABELS_MAX: usize = 32;
 pub(super) const LABEL_LENGTH_MAX: usize = 317;
 
@@ -52,10 +52,10 @@ pub(crate) struct SetImage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) enum SetScope {
-    /// Images of one namespace, with its pull secrets.
+    /// Images of one namespace, pulled with its pull secrets.
     #[serde(rename = "ImageSet")]
     Namespace,
-    /// Images of the cluster, with the credentials of each node.
+    /// Images of the cluster, pulled with the credentials of each node.
     #[serde(rename = "ClusterImageSet")]
     Cluster,
 }
@@ -76,7 +76,7 @@ impl SetScope {
     }
 }
 
-/// When a node pulls an image of a set; `Never` would be a set without a purpose.
+/// When a node pulls an image of a set. `Never` does not exist, because such a set has no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum SetPullPolicy {
     /// Once for each generation of the spec.
@@ -94,7 +94,7 @@ impl SetPullPolicy {
     }
 }
 
-/// Why a document or an object is no valid set: the rule that it breaks.
+/// Why a document or an object is not a valid set: the violated rule.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SetRejection(pub(crate) String);

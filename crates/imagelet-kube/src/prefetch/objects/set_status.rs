@@ -1,17 +1,17 @@
-//! The status of a set, which the controller alone writes.
+//! The status of a set. Only the controller writes it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What the controller writes. What cannot be read is absent: the next write replaces it.
+/// The fields that the controller writes. An unreadable status is empty, and the next write replaces it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SetStatus {
     pub(crate) observed_generation: i64,
-    /// When the controller first saw this generation.
+    /// The time when the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) started_at: Option<Time>,
-    /// When the last node finished.
+    /// The time when the last node finished.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) finished_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,29 +23,29 @@ pub(crate) struct SetStatus {
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// Which nodes may begin: those whose place is below the cut.
+/// The nodes that may begin: those with a place below the cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct WaveStatus {
     pub(crate) cut: u64,
 }
 
-/// The nodes that a set selects, by what they report.
+/// Numbers of the nodes that a set selects, by their reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct NodeCounts {
-    /// All of them; zero before the controller has seen the set.
+    /// All selected nodes. Zero before the controller has seen the set.
     pub wanted: usize,
-    /// They have fetched all images.
+    /// Nodes that have fetched all images.
     pub ready: usize,
     pub pulling: usize,
-    /// An image failed on them.
+    /// Nodes with a failed image.
     pub failed: usize,
-    /// They have not begun.
+    /// Nodes that have not started.
     pub waiting: usize,
 }
 
-/// One class of failure: how many nodes have it, and the first of them.
+/// One class of failure: the number of nodes with this failure, and the first of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct FailureCount {
@@ -63,7 +63,7 @@ impl SetStatus {
     }
 }
 
-/// A status that cannot be read is an empty one.
+/// An unreadable status is an empty status.
 pub(super) fn readable<'de, D: Deserializer<'de>>(value: D) -> Result<SetStatus, D::Error> {
     let value = serde_json::Value::deserialize(value)?;
     Ok(SetStatus::deserialize(value).unwrap_or_default())

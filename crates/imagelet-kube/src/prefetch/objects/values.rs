@@ -1,4 +1,4 @@
-//! Values of a spec that are more than a text or a number: durations and numbers of nodes.
+//! Structured values of a spec: durations and numbers of nodes.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::names::shown;
 
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
 const DURATION_LENGTH_MAX: usize = 32;
-/// Most nodes of a limit; Kubernetes supports clusters of 5000.
+/// Maximum number of nodes in a limit. Kubernetes supports clusters of 5000.
 const NODES_MAX: u32 = 100_000;
 
-/// A duration above zero, as Go writes it: `90s`, `1h30m`.
+/// A duration above zero in Go's format: `90s`, `1h30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct SetDuration(Duration);
@@ -42,7 +42,7 @@ impl From<SetDuration> for String {
     }
 }
 
-/// How many nodes may pull at once: a number of them, or a share of the nodes that the set selects.
+/// How many nodes may pull at the same time: a number, or a share of the selected nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "IntOrString", into = "IntOrString")]
 pub(crate) enum NodeLimit {
@@ -53,7 +53,7 @@ pub(crate) enum NodeLimit {
 }
 
 impl NodeLimit {
-    /// The number of nodes, of so many; at least one.
+    /// The limit as a number, if `nodes` are selected. At least one.
     pub(crate) fn of(self, nodes: usize) -> usize {
         match self {
             Self::Count(count) => count as usize,

@@ -1,8 +1,9 @@
-//! Names of image records that CRI reads otherwise than they are recorded, and so does not delete.
+//! Names of image records that CRI reads in another form than recorded, and therefore does not delete.
 //!
-//! CRI sorts the names of an image by their normal forms and deletes these. A record under another spelling, as
-//! `ctr images import --digests` and `ctr images tag` write it, stays with all its content, and CRI lists the image until
-//! containerd is started again. Such a record is replaced by one of the normal form, which CRI deletes.
+//! CRI sorts the names of an image by their normal forms and deletes these forms. A record with another spelling stays
+//! with all its content, and CRI lists the image until containerd restarts. `ctr images import --digests` and
+//! `ctr images tag` write such records. This module replaces each such record with a record of the normal form, which
+//! CRI deletes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,10 +21,10 @@ use crate::{
     containerd::{ContainerdClient, v1::images::Image},
 };
 
-/// How long CRI may take to see a record.
+/// The maximum time until CRI sees a record.
 const SEEN_MAX: Duration = Duration::from_secs(10);
 const CHECK_WAIT: Duration = Duration::from_millis(20);
-/// The time between the label that CRI writes and its list, where the list cannot be asked for the name.
+/// The wait after CRI's label, until CRI lists the name. Used if CRI cannot be queried for the name.
 const LISTED_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
@@ -37,10 +38,10 @@ impl ContainerdNames {
         Self { client, cri }
     }
 
-    /// Waits until CRI counts the name among those of the image, and so deletes it.
+    /// Waits until CRI has added the name to the image, because CRI then deletes the name.
     async fn wait_seen(&self, name: &str, image: &ImageId) -> Result<(), RuntimeError> {
         let end = Instant::now() + SEEN_MAX;
-        // CRI finds no name without a tag or digest, and none with both.
+        // CRI finds no name without a tag or digest, and no name with both.
         let is_found = name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == name);
         loop {
             let is_seen = if is_found {
@@ -74,7 +75,7 @@ impl RemovableNames for ContainerdNames {
                 replaced.push((record, read));
             }
         }
-        // Before the first change: a removal would delete the other image's name.
+        // Before the first change: otherwise a removal deletes a name of another image.
         for (record, read) in &replaced {
             let other = records.iter().find(|other| other.name == *read).and_then(|other| other.target.as_ref());
             if let Some(other) = other
@@ -97,7 +98,7 @@ impl RemovableNames for ContainerdNames {
             self.wait_seen(read, image).await?;
         }
         for (record, read) in &replaced {
-            // CRI was waited for meanwhile, and the name may be another image's by now.
+            // During the wait for CRI, the name may have moved to another image.
             let current = self.client.image(&record.name).await?.and_then(|current| current.target);
             if current.is_some_and(|current| record.target.as_ref().is_none_or(|known| known.digest != current.digest))
             {
@@ -111,7 +112,8 @@ impl RemovableNames for ContainerdNames {
     }
 }
 
-/// The form in which CRI reads a name, where that is another one; a name that it cannot parse it takes as it is.
+/// The form in which CRI reads a name. `None` if that is the same form, or if CRI cannot parse the name and uses it
+/// unchanged.
 fn read_otherwise(name: &str) -> Option<String> {
     if name.parse::<Digest>().is_ok() {
         return None;

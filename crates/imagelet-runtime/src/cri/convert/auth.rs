@@ -1,4 +1,4 @@
-//! Converts credentials; sends them only to their registry, and keeps them out of logs.
+//! Converts credentials. They are sent only to their registry and never logged.
 
 use std::fmt;
 
@@ -14,10 +14,11 @@ use tonic::Status;
 
 use crate::cri::v1::AuthConfig;
 
-/// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another one.
+/// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another host.
 ///
 /// containerd compares the host of the address URL with the registry's host, and silently drops the credential if they
-/// differ. So a bare host gets a scheme, an alias of Docker Hub becomes its host, and an empty address or a pattern
+/// differ. Therefore a bare host gets a scheme, an alias of Docker Hub becomes its host, and an empty address or a
+/// pattern becomes the image's host.
 /// becomes the image's host.
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
@@ -40,7 +41,7 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     auth
 }
 
-/// A caller's credential for a pull of `image`; `None` if it is empty, or for another host.
+/// A caller's credential for a pull of `image`. `None` if it is empty or belongs to another host.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
@@ -62,9 +63,9 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
 }
 
-/// A password without a user is an identity token, as for containerd; neither is no credential.
+/// A password without a user is an identity token, as in containerd. `None` if both are empty.
 fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> {
-    // Neither message repeats the text: it is the secret.
+    // The messages do not contain the text, because it is the secret.
     let invalid = |why| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("invalid auth: {why}"));
     let decoded = STANDARD.decode(text).map_err(|_| invalid("it is not base64"))?;
     let decoded = String::from_utf8(decoded).map_err(|_| invalid("it is not text"))?;
@@ -77,7 +78,7 @@ fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> 
     })
 }
 
-/// Removes the credential from a runtime's refusal: its text is used in events and logs.
+/// Removes the credential from a runtime's error text, which is used in events and logs.
 pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Status {
     let Some(credential) = &request.credential else { return status };
     let mut secrets: Vec<Secret> = match &credential.kind {
@@ -87,17 +88,17 @@ pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Statu
         }
         CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => written(token),
     };
-    // Longest first: one may be part of another.
+    // Longest first, because a secret may be part of another secret.
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     if !secrets.iter().any(|secret| status.message().contains(secret.expose())) {
         return status;
     }
     let hide = |message: String, secret: &Secret| message.replace(secret.expose(), "[redacted]");
-    // The details are dropped: no client reads them, and they may repeat the secret.
+    // The details are dropped: they may contain the secret, and no client reads them.
     Status::new(status.code(), secrets.iter().fold(status.message().to_owned(), hide))
 }
 
-/// All encodings of a secret; empty for an empty secret.
+/// All encodings of a secret. Empty for an empty secret.
 fn written(secret: &Secret) -> Vec<Secret> {
     let coded = Some(secret.expose()).filter(|secret| !secret.is_empty()).map(|secret| STANDARD.encode(secret));
     spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
@@ -109,7 +110,7 @@ fn address_host(address: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-/// The host of a URL; an address without a scheme has none.
+/// The host of a URL. Empty for an address without a scheme.
 fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }

@@ -1,4 +1,5 @@
-//! Converts wire messages to the types of the core and back; what is missing or out of range becomes the nearest valid value.
+//! Converts wire messages to the types of the core and back. An absent or out-of-range value becomes the nearest valid
+//! value.
 
 mod auth;
 mod checks;
@@ -42,7 +43,7 @@ pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     }
 }
 
-/// `None` for all three forms of a filter that selects everything.
+/// The filter, or `None` for each of the three forms that select all images.
 pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
     let spec = spec_from_wire(filter?.image);
     (!spec.image.is_empty()).then_some(spec)
@@ -92,7 +93,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// The caller's original if it came over CRI, else the known fields.
+/// The caller's original if the pull came over CRI, otherwise the known fields.
 fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     if let Some(encoded) = &request.encoded_pod {
         return Some(encoded.bytes().to_owned());
@@ -121,13 +122,13 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
         credential,
         pod: PodIdentity { namespace: namespace.into(), name: name.into(), uid: uid.into() },
         encoded_pod: request.sandbox_config.as_deref().map(EncodedPod::new),
-        // A kubelet repeats a request that failed.
+        // The kubelet repeats a failed request.
         patience: Patience::ONE_RETRY,
         ..PullRequest::default()
     })
 }
 
-/// Fills both lists and every field: a kubelet reads the first entries without a check.
+/// Fills both lists and every field, because the kubelet reads the first entries without a check.
 pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
     let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
     let image_filesystems = usages(&filesystems.images);
@@ -141,7 +142,7 @@ pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFs
 pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
     let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
     let images = usages(response.image_filesystems);
-    // containerd leaves the second list empty: writable layers are then on the image file system.
+    // An empty second list from containerd means that writable layers are on the image file system.
     let containers = match usages(response.container_filesystems) {
         none if none.is_empty() => images.clone(),
         some => some,
@@ -172,7 +173,7 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
         1 => ContainerState::Running,
         2 => ContainerState::Exited,
         3 => ContainerState::Unknown,
-        // A later state uses the image like this one.
+        // A later state also uses the image.
         _ => ContainerState::Created,
     };
     Container {
@@ -188,12 +189,12 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
-// Numbers of the interface's enumerations.
+// Numbers of CRI's enumerations.
 const SANDBOX_READY: i32 = 0;
 pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;
 
-/// `None`: it has no metadata, and uses no image.
+/// `None` if the sandbox has no metadata: then it uses no image.
 pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;
@@ -223,7 +224,7 @@ pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     images
 }
 
-/// Nanoseconds since the epoch, clamped.
+/// Nanoseconds since 1970, limited to the range of the type.
 fn nanoseconds(time: SystemTime) -> i64 {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),

@@ -10,16 +10,16 @@ const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 /// The handlers that a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// Handlers are not known here and are passed to the store.
+    /// The handlers are not known here. Any handler is passed to the store.
     #[default]
     Any,
-    /// These, beside the default one.
+    /// These handlers and the default handler.
     Known(BTreeSet<String>),
 }
 
 impl Handlers {
-    /// The handler of a pull, empty for the default one: the request's field, which must be known, else the annotation,
-    /// which is a hint.
+    /// The handler of a pull, empty for the default. The field of the request has priority and must be a known handler.
+    /// Otherwise the annotation is used, if its handler is known.
     pub(super) fn choose(
         &self,
         field: &str,

@@ -1,4 +1,5 @@
-//! Converts errors to gRPC statuses and back; the only reader of a peer's texts (`docs/spec/cri.md §3.2`, §5.10).
+//! Converts errors to gRPC statuses and back. Only this file parses a peer's error texts (`docs/spec/cri.md §3.2`,
+//! §5.10).
 
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},
@@ -8,15 +9,15 @@ use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
 
 use crate::wire::innermost;
 
-/// The message prefix of an unreachable registry; gRPC has no code for it.
+/// The message prefix for an unreachable registry. gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
-/// The longest message sent: a status is a percent-encoded header, and peers accept 16 KiB of headers.
+/// The maximum length of a sent message: a status is a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// A method of the interface; the text of a status means different things for different methods.
+/// A method of CRI. The meaning of a status text depends on the method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Pull,
@@ -53,7 +54,7 @@ pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     Status::new(code(error.kind(), relayed), shortened(&message))
 }
 
-/// `relayed` is the code of a peer's error that is passed on; it stays where the kind has no code of its own here.
+/// The code of an error kind. `relayed` is the code of a peer's error; it is used if the kind has no code.
 fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
     match kind {
         RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -69,12 +70,12 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
         RuntimeErrorKind::Cancelled => Code::Cancelled,
         RuntimeErrorKind::Defect => Code::Internal,
         RuntimeErrorKind::Other => relayed.unwrap_or(Code::Unknown),
-        // With any other code a kubelet shows `rpc error: …` first, and does not find the prefix.
+        // With another code, the kubelet puts `rpc error: …` first and does not find the prefix.
         _ => Code::Unknown,
     }
 }
 
-/// The error of a peer's status. A status made on our side, because the peer is away, is
+/// The error of a peer's status. A status created in this process, because the peer is unreachable, becomes
 /// [`RuntimeErrorKind::Unavailable`].
 pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
     if let Some(cause) = innermost(status) {
@@ -136,7 +137,7 @@ fn is_message_too_long(text: &str) -> bool {
     text.contains("message length too large") || text.contains("message larger than max")
 }
 
-/// The name of a code as clients print it.
+/// The name of a code in the form that clients print.
 pub(crate) fn code_name(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),
@@ -145,8 +146,8 @@ pub(crate) fn code_name(code: Code) -> String {
     }
 }
 
-/// The text without the prefix of a gRPC client, and the code in that prefix: prefixes must not pile up in a chain of
-/// servers. `OK` is no code of an error.
+/// The text without the prefix of a gRPC client, and the code in that prefix. Otherwise each server in a chain would
+/// add a prefix. `OK` is not an error code.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
     let (name, relayed) = split_grpc_error(text);
     let code = (1..=16).map(Code::from_i32).find(|code| name == Some(code_name(*code).as_str()));

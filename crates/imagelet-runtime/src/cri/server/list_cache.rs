@@ -1,4 +1,4 @@
-//! `ListImages`, encoded once per change of the store: ten thousand images take longer to encode than to send.
+//! A cache of the encoded `ListImages` answer. Encoding 10,000 images takes longer than sending them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,7 +14,7 @@ use prost::{
 pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 
 impl ListCache {
-    /// The encoding of an equal list: equal images of one store are the same objects.
+    /// The encoding if the list is equal to the cached list. Equal images of a store are the same objects.
     pub(super) fn get(&self, listing: &Listing) -> Option<EncodedList> {
         self.lock().as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
     }

@@ -19,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::cri::endpoint::SOCKET_PATH_BYTES_MAX;
 
-/// Owner and group may connect; file access is the only authentication.
+/// Only owner and group may connect. File access is the only authentication.
 const SOCKET_MODE: u32 = 0o660;
 
 const DIRECTORY_MODE: u32 = 0o750;
@@ -27,7 +27,7 @@ const DIRECTORY_MODE: u32 = 0o750;
 const CREATE: &str = "failed to create temporary file";
 const REMOVE: &str = "failed to remove temporary file";
 
-/// The limit of a probe; a full queue of connections counts as a listening daemon.
+/// The time limit of a probe. If the connection queue is full, a daemon is listening.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -45,9 +45,9 @@ fn failed(message: impl Into<String>) -> impl FnOnce(io::Error) -> ListenError {
     move |source| ListenError { message: message.into(), source: Some(source) }
 }
 
-/// Listens on a unix socket. Creates its directory, and replaces the stale socket of a dead daemon.
+/// Listens on a unix socket. Creates the directory, and replaces a stale socket without a listening daemon.
 ///
-/// The socket appears by a rename, with its mode set and its queue open; a failure leaves no file behind.
+/// A rename puts the socket in place after its mode is set and its queue is open. After a failure no file remains.
 ///
 /// # Errors
 /// If another daemon is listening, the path cannot be a socket, or a system call fails.
@@ -68,7 +68,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let name = format!(".{:08x}.sock", std::process::id());
     let temporary = Temporary(directory.join(&name));
     temporary.remove().map_err(failed(REMOVE))?;
-    // Through the open directory's descriptor the path fits the kernel's limit.
+    // The path through the descriptor of the open directory is shorter than the kernel's limit.
     let opened = File::open(directory).map_err(failed(CREATE))?;
     let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
     let listener = UnixListener::bind(&short).map_err(failed(CREATE))?;
@@ -78,7 +78,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Only a socket without a listening daemon is replaced.
+/// Fails unless the path is absent or a socket without a listening daemon.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let shown = path.display();
     let probe = failed(format!("it is unknown whether a daemon is listening on `{shown}`"));
@@ -97,7 +97,7 @@ async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A socket not yet in place; removed on drop, unless it was moved.
+/// A temporary socket. It is removed on drop unless it was renamed.
 struct Temporary(PathBuf);
 
 impl Temporary {

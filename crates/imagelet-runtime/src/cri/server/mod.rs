@@ -1,4 +1,4 @@
-//! A store of images, served as a CRI image service: to kubelets, crictl and critest (`docs/spec/cri.md §5`).
+//! Serves a store of images as a CRI image service to the kubelet, crictl and critest (`docs/spec/cri.md §5`).
 
 mod deadline;
 mod list_cache;
@@ -44,11 +44,11 @@ const SERVICE_LENGTH_MAX: usize = 128;
 
 const BATCH_IMAGES_MAX: usize = 1000;
 
-/// Most bytes in one message of a stream; a larger image is sent alone.
+/// Maximum bytes in one message of a stream. A larger image is sent as a single message.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// All services of a CRI socket: images, runtime, and an error that names any other service, including older versions
-/// of the interface.
+/// All services of a CRI socket: images and runtime. Any other service, including older CRI versions, gets an error
+/// with the service's name.
 ///
 /// ```no_run
 /// # async fn run(images: std::sync::Arc<dyn imagelet_core::ports::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
@@ -86,8 +86,8 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     routes
 }
 
-/// Answers a call within its caller's deadline. Tonic's own server ends a late call with `Cancelled`, at the time at which
-/// `DeadlineExceeded` is due.
+/// Answers a call within its caller's deadline. Tonic's server would end a late call with `Cancelled` instead of
+/// `DeadlineExceeded`.
 async fn in_time<B, F>(
     request: http::Request<B>,
     answer: impl FnOnce(http::Request<Body>) -> F,
@@ -125,7 +125,7 @@ where
     grpc::<A, Q>().unary(service, request).await
 }
 
-/// Runs a call as part of its caller's trace.
+/// Runs a call in its caller's trace.
 async fn traced<T>(
     rpc: &str,
     metadata: &MetadataMap,
@@ -133,7 +133,7 @@ async fn traced<T>(
 ) -> Result<T, Status> {
     let trace = TraceContext::of(metadata);
     let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-    // A panic ends one call with an error, not the connection.
+    // A panic fails one call and not the connection.
     let call = AssertUnwindSafe(call.instrument(span)).catch_unwind();
     match trace.scope(call).await {
         Ok(answer) => answer,
@@ -141,10 +141,10 @@ async fn traced<T>(
     }
 }
 
-/// Tonic's code for a message that is too long differs from that of every other runtime.
+/// Replaces Tonic's code for a message that is too long with the code of Go's runtimes.
 fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
-    // As encoded in a header. The same code with another text is a store's error about an image's limit.
+    // Encoded as in a header. If the text differs, a store reported an image limit with this code.
     const TOO_LONG: &[u8] = b"message%20length%20too%20large";
     let has = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
         response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
@@ -158,7 +158,7 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
 }
 
-/// The answer of Go's gRPC to an unknown service or method.
+/// The answer of Go's gRPC server to an unknown service or method.
 fn refused(uri: &Uri) -> Status {
     let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
@@ -168,7 +168,7 @@ fn refused(uri: &Uri) -> Status {
 
 /// Answers CRI calls from a store of images.
 ///
-/// A cancelled or expired call is dropped, and its pull with it.
+/// A cancelled or expired call is dropped together with its pull.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,
@@ -215,7 +215,7 @@ impl ImageServer {
             let (metadata, _, request) = request.into_parts();
             let filter = convert::filter_from_wire(request.filter);
             let images = traced("StreamImages", &metadata, self.list(filter.as_ref())).await?;
-            // A batch is made after the previous one is taken: none is made for a closed connection.
+            // A batch is created after the previous batch was sent, so that a closed connection causes no further work.
             let batches = stream::iter(batches(images).map(|images| Ok(v1::ListImagesResponse { images })));
             Ok(Response::new(batches))
         });
@@ -277,7 +277,7 @@ fn require_name(spec: &ImageSpec) -> Result<(), Status> {
     if spec.image.is_empty() { Err(Status::invalid_argument("no image specified")) } else { Ok(()) }
 }
 
-/// Drops annotations if the list is otherwise too long for a message.
+/// Removes annotations if the list would otherwise exceed the message limit.
 fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     if response.encoded_len() > MESSAGE_BYTES_MAX {
         for spec in response.images.iter_mut().filter_map(|image| image.spec.as_mut()) {
@@ -287,7 +287,7 @@ fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     response
 }
 
-/// Sorted by id, so that equal stores return equal lists.
+/// The images sorted by id, so that equal stores return equal lists.
 fn to_wire(listing: Listing) -> Vec<v1::Image> {
     let images = listing.into_iter().map(|image| convert::image_to_wire(Arc::unwrap_or_clone(image)));
     let mut images: Vec<v1::Image> = images.collect();
@@ -295,13 +295,13 @@ fn to_wire(listing: Listing) -> Vec<v1::Image> {
     images
 }
 
-/// The images of each message of a stream.
+/// The images for each message of a stream.
 pub(crate) fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
     let mut images = to_wire(listing).into_iter().peekable();
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }
 
-/// The images of the next message, of bounded count and size; empty at the end.
+/// The images of the next message, limited in count and size. Empty at the end.
 fn next_batch(images: &mut std::iter::Peekable<std::vec::IntoIter<v1::Image>>) -> Vec<v1::Image> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(image) = images.next_if(|image| {

@@ -1,7 +1,7 @@
-//! The runtime service of the socket: a proxy to the runtime, or the answers of a store without one.
+//! The runtime service of the socket: a proxy to the runtime, or the answers of a store without a runtime.
 //!
 //! Clients with one endpoint for both services query version, state and lists here. A call that would change a
-//! container is rejected: imagelet runs none.
+//! container is rejected, because imagelet runs no containers.
 
 use std::{future::ready, path::Path, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::cri::{
     v1,
 };
 
-/// The kubelet does not start with any other version.
+/// The kubelet starts only with this version.
 const API_VERSION: &str = "0.1.0";
 const READS: [&str; 19] = [
     "Version",
@@ -44,11 +44,11 @@ const READS: [&str; 19] = [
     "StreamPodSandboxMetrics",
     EVENTS,
 ];
-/// The call whose answer begins with the next event: on a quiet node, after any time.
+/// This call's answer starts with the next event, which may take any time on a quiet node.
 const EVENTS: &str = "GetContainerEvents";
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
-/// Exists where systemd is the init system, and so manages cgroups.
+/// This folder exists if systemd is the init system, which then manages cgroups.
 const SYSTEMD: &str = "/run/systemd/system";
 
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ enum Behind {
 }
 
 impl RuntimeServer {
-    /// A proxy to the runtime at an endpoint; unknown calls and fields are passed, too. Needs a tokio runtime.
+    /// A proxy to the runtime at an endpoint. It also forwards unknown calls and fields. Needs a tokio runtime.
     ///
     /// # Errors
     /// If the timeout is zero.
@@ -69,7 +69,7 @@ impl RuntimeServer {
         Ok(Self(Arc::new(Behind::Peer(Peer::new(endpoint, timeout)?))))
     }
 
-    /// Answers for a store without a runtime: its version, no readiness for containers, and empty lists.
+    /// Answers for a store without a runtime: its version, not ready for containers, and empty lists.
     pub fn without_runtime(version: &str) -> Self {
         Self(Arc::new(Behind::NoRuntime { version: version.to_owned() }))
     }
@@ -89,7 +89,7 @@ impl RuntimeServer {
     }
 }
 
-/// Proxies a call. Without a limit it lasts as long as its client and the runtime.
+/// Proxies a call. Without a limit, the call runs until the client or the runtime ends it.
 async fn pass_on(peer: &Peer, limit: Option<Duration>, request: http::Request<Body>) -> http::Response<Body> {
     let (came, body) = request.into_parts();
     let mut call = http::Request::new(body);
@@ -160,7 +160,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             unary(call, request, answer).await
         }
         "RuntimeConfig" => {
-            // A runtime beside imagelet needs the cgroup driver of this machine.
+            // A runtime on the same machine needs the machine's cgroup driver.
             let cgroup_driver = if Path::new(SYSTEMD).is_dir() { CGROUPS_BY_SYSTEMD } else { CGROUPS_BY_FILES };
             let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver });
             unary(call, request, |()| ready(Ok(v1::RuntimeConfigResponse { linux }))).await

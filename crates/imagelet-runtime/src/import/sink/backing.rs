@@ -1,4 +1,4 @@
-//! Whether what an image is made of is still in containerd's stores.
+//! Checks whether the content of an image is still in containerd's stores.
 
 use std::collections::BTreeSet;
 
@@ -10,17 +10,19 @@ use crate::{
     sizes::refers_to_snapshot,
 };
 
-/// The prefix of the labels by which a manifest refers to its layers, and an index to its manifests.
+/// The prefix of the labels in which a manifest refers to its layers. The next constant is for an index and its
+/// manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
 const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
-/// Most blobs that are checked before an image counts as usable.
+/// Limit of checked blobs. An image with more blobs is treated as usable.
 const BLOBS_MAX: usize = 2_000;
 
 #[async_trait]
 impl ImageBacking for ContainerdClient {
     async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError> {
-        // The configuration refers to the top of the chain in each snapshotter; no container is created without it.
+        // The configuration refers to the top snapshot of each snapshotter. Without the configuration no container is
+        // created.
         let Some(config) = self.content(image.as_str()).await? else { return Ok(false) };
         for (snapshotter, chain) in config.labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
             if self.snapshot(snapshotter, chain).await?.is_some() {
@@ -50,13 +52,13 @@ impl ImageBacking for ContainerdClient {
 }
 
 impl ContainerdClient {
-    /// Whether the target of an image record is this image, or an index with it.
+    /// Whether the target of an image record is this image, or an index that contains it.
     pub(crate) async fn is_of(&self, target: &str, image: &ImageId) -> Answer<bool> {
         let manifests = self.manifests_of(target).await?.unwrap_or_default();
         Ok(manifests.iter().any(|manifest| config_of(manifest) == Some(image.as_str())))
     }
 
-    /// The present manifests that a target reaches; `None`: they are more than any image has.
+    /// The present manifests that are reachable from a target. `None`: more documents than any image has.
     async fn manifests_of(&self, target: &str) -> Answer<Option<Vec<content::Info>>> {
         let (mut waiting, mut seen, mut manifests) = (vec![target.to_owned()], BTreeSet::new(), Vec::new());
         while let Some(digest) = waiting.pop() {

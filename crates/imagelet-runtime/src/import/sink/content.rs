@@ -21,7 +21,7 @@ impl ImportRun {
         Ok(())
     }
 
-    /// Writes content with its labels, or adds the labels if the content exists.
+    /// Writes content with its labels. If the content exists, only the labels are added.
     pub(super) async fn write_content(
         &self,
         content: Content<'_>,

@@ -1,4 +1,4 @@
-//! The layers of one import: found in containerd, or committed from the bottom up.
+//! The layers of one import: present in containerd, or committed from the base up.
 
 use std::{ops::ControlFlow, sync::Arc, time::SystemTime};
 
@@ -39,15 +39,15 @@ pub(super) struct ImportRun {
     pub(super) chains: Vec<Digest>,
     pub(super) present: usize,
     base: watch::Sender<Base>,
-    /// Held by calls that change containerd; the lease ends after them.
+    /// Locked for reading by calls that change containerd, so that the lease ends after these calls.
     pub(super) running: RwLock<()>,
 }
 
-/// The progress of the layers, from the lowest.
+/// The progress of the layers, from the base up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Has(usize),
-    /// containerd had a layer and removed it.
+    /// containerd had a layer below and removed it.
     Gone,
     Broken,
 }
@@ -70,10 +70,11 @@ impl ImportRun {
         Ok(run)
     }
 
-    /// The number of lowest layers that exist; the topmost of them is added to the lease and holds the others.
+    /// How many layers, counted from the base, containerd has. The topmost of them is added to the lease and protects
+    /// the layers below.
     async fn find_base(&self) -> Result<usize, RuntimeError> {
         for _ in 0..TRIES_MAX {
-            // A snapshot keeps its parents, so existing layers are the lowest ones.
+            // A snapshot keeps its parents, so the existing layers are the lowest.
             let (mut there, mut absent) = (0, self.chains.len() + 1);
             while there + 1 < absent {
                 let middle = usize::midpoint(there, absent);
@@ -83,7 +84,8 @@ impl ImportRun {
                     absent = middle;
                 }
             }
-            // Another client may remove the snapshot before the hold, so only a check after the hold counts.
+            // Another client may remove the snapshot before it is added to the lease, so it is checked again after
+            // that.
             if there == 0 || self.hold(there - 1).await? {
                 return Ok(there);
             }
@@ -109,14 +111,14 @@ impl ImportRun {
         Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
     }
 
-    /// Adds a layer's snapshot to the lease; returns whether it exists.
+    /// Adds a layer's snapshot to the lease. Returns whether the snapshot exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
         let kind = format!("snapshots/{OVERLAYFS}");
         self.client.hold(&self.lease.id, &kind, self.chains[index].as_str()).await?;
         self.is_committed(index).await
     }
 
-    /// Records that containerd has a layer, and so all below it.
+    /// Records that containerd has a layer and therefore all layers below it.
     fn has(&self, index: usize) {
         self.base.send_if_modified(|base| match base {
             Base::Has(count) if *count <= index => {
@@ -134,7 +136,7 @@ impl ImportRun {
         }
     }
 
-    /// Waits until containerd has all layers below one; `false` if one was removed.
+    /// Waits until containerd has all layers below `index`. `false` if a layer was removed.
     async fn wait_below(&self, index: usize) -> Result<bool, RuntimeError> {
         let mut base = self.base.subscribe();
         let is_settled = |base: &Base| !matches!(base, Base::Has(count) if *count < index);
@@ -148,8 +150,8 @@ impl ImportRun {
         }
     }
 
-    /// Runs calls that change containerd to their end, even if the caller is dropped: containerd continues a cancelled
-    /// call, and what it creates after the end of the lease stays until a later collection.
+    /// Runs calls that change containerd to their end, even if the caller is dropped. containerd continues a cancelled
+    /// call, and content created after the end of the lease stays until a later collection.
     pub(super) async fn uninterrupted<T: Send + 'static, F>(
         self: &Arc<Self>,
         work: impl FnOnce(Arc<Self>) -> F,
@@ -195,7 +197,8 @@ impl ImportRun {
         self.uninterrupted(|run| async move { run.commit(index, key, rebases).await }).await
     }
 
-    /// Moves a layer into a new snapshot and returns its temporary name, or returns why that is not needed.
+    /// Moves a layer into a new snapshot and returns its temporary name. `Break`: no snapshot was needed, or a layer
+    /// below was removed.
     async fn place(
         &self,
         index: usize,
@@ -245,8 +248,8 @@ impl ImportRun {
         records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers)
     }
 
-    /// Whether a snapshot has the right parent. A containerd that ignores the parent at the commit has made an orphan
-    /// under the name of a whole image; it is removed.
+    /// Whether a snapshot has the right parent. If containerd ignored the parent at the commit, the snapshot has the
+    /// name of a complete image but no parent, so it is removed.
     async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
         match self.is_committed(index).await {
             Err(error) => {
@@ -257,7 +260,7 @@ impl ImportRun {
         }
     }
 
-    /// Prepares a snapshot for a layer. `None`: it exists, or a layer below was removed.
+    /// Prepares a snapshot for a layer. `None`: the layer exists, or a layer below was removed.
     async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
         let (chain, labels) = (&self.chains[index], self.labels(index));
         let parent = if rebases { String::new() } else { self.parent_name(index) };
@@ -290,8 +293,8 @@ impl ImportRun {
                         return Ok(None);
                     }
                 }
-                // After a power cut the folder of the next snapshot may exist without its record. The overlay snapshotter
-                // then refuses the call and removes that folder, so that the next call succeeds.
+                // After a power cut the folder of the next snapshot may exist without its record. The overlay
+                // snapshotter then rejects the call and removes that folder, so that the next call succeeds.
                 Err(error) if error.code() == Code::Unknown && !is_repeated => {
                     tracing::warn!(layer = %chain, %error, "containerd prepared no snapshot; the call is repeated once");
                     is_repeated = true;
@@ -302,7 +305,7 @@ impl ImportRun {
         Ok(None)
     }
 
-    /// Whether containerd has a layer by now; an existing one is added to the lease.
+    /// Whether containerd has a layer now. An existing layer is added to the lease.
     pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
         if self.count() > index {
             return Ok(true);

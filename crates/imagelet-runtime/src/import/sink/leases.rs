@@ -1,4 +1,4 @@
-//! The shared state of all imports into one containerd, and their leases.
+//! The leases of imports, and the state that all imports into one containerd share.
 
 use std::{
     collections::BTreeSet,
@@ -20,19 +20,19 @@ use crate::{
 /// Longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
-/// The leases of running imports of this process: the removal of stale leases skips them.
+/// The leases of running imports of this process. The removal of stale leases skips them.
 static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
 pub(crate) struct ContainerdParts {
     pub(crate) client: ContainerdClient,
     pub(crate) place: SnapshotterPlace,
-    /// Snapshots are prepared without their parent, and get it at the commit.
+    /// Snapshots are prepared without a parent. The commit sets the parent.
     pub(crate) rebases: bool,
     pub(crate) labels_layers: bool,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
-    /// The end of a lease failed: the next import first removes stale leases.
+    /// A lease could not be ended. The next import first removes stale leases.
     pub(crate) has_stale: AtomicBool,
     pub(crate) imports: watch::Sender<usize>,
 }
@@ -48,7 +48,7 @@ impl ContainerdParts {
         Ok(())
     }
 
-    /// Ends the leases of imports that no longer run; returns how many.
+    /// Ends the leases of imports that no longer run. Returns the number of ended leases.
     pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
         let leases = self.client.leases().await?;
         let own = leases.into_iter().filter_map(|lease| LeaseId::own(&lease.id));
@@ -67,7 +67,7 @@ impl ContainerdParts {
         self.forget(lease, ended.is_err() || !is_made);
     }
 
-    /// Removes a lease from the count. One that may still exist is stale from now on.
+    /// Removes a lease from the running leases. If the lease may still exist, it is stale from now on.
     fn forget(&self, lease: &LeaseId, may_stay: bool) {
         if may_stay {
             self.has_stale.store(true, Ordering::Release);
@@ -77,18 +77,18 @@ impl ContainerdParts {
     }
 }
 
-/// A lease of an import. Drop ends it in the background.
+/// A lease of an import. Dropping it ends the lease in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
     pub(crate) id: LeaseId,
     containerd: Arc<ContainerdParts>,
-    /// containerd confirmed it; otherwise containerd may create the lease after the request to end it.
+    /// containerd confirmed the lease. Otherwise containerd may create the lease after the request to end it.
     is_made: AtomicBool,
     has_ended: AtomicBool,
 }
 
 impl ImportLease {
-    /// A lease that the removal of stale leases skips, not created yet.
+    /// A lease that is not created yet. The removal of stale leases skips it.
     pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
         let id = LeaseId::unique();
         running().insert(id.clone());
@@ -102,15 +102,15 @@ impl ImportLease {
         Ok(())
     }
 
-    /// Ends it once; with `collects` returns after the next collection.
+    /// Ends the lease once. With `collects`, returns after the next collection.
     pub(crate) async fn end(&self, collects: bool) {
         if let Some(ended) = self.begin_end(collects) {
-            // A task that breaks off leaves the lease to its expiry.
+            // If the task fails, the lease stays until it expires.
             let _ = ended.await;
         }
     }
 
-    /// In a task of its own: cancellation of the caller must not interrupt it.
+    /// Runs in a separate task, because cancellation of the caller must not interrupt it.
     fn begin_end(&self, collects: bool) -> Option<JoinHandle<()>> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return None;

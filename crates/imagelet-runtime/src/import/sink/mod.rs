@@ -1,5 +1,5 @@
-//! An unmodified containerd as the end of a pull: layers are renamed into snapshots that containerd prepared, then documents and
-//! image records are written as containerd's own pull writes them.
+//! Imports images into an unmodified containerd. Layers are renamed into snapshots that containerd prepared. Then
+//! documents and image records are written as containerd's own pull does.
 
 pub(crate) mod backing;
 mod content;
@@ -31,14 +31,14 @@ use crate::{
     cri::{OVERLAYFS, SnapshotterPlace},
 };
 
-/// Retries after another client of containerd made or removed the same object concurrently.
+/// Retries after another client of containerd created or removed the same object concurrently.
 const TRIES_MAX: usize = 3;
-/// The capability of a snapshotter that takes the parent at the commit.
+/// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
 
 #[derive(Clone, Debug)]
 pub struct ContainerdConfig {
-    /// Its socket, the same as CRI's.
+    /// containerd's socket, which also serves CRI.
     pub socket: PathBuf,
     pub place: SnapshotterPlace,
     /// The version that CRI reports.
@@ -46,7 +46,7 @@ pub struct ContainerdConfig {
     /// Whether compressed layers are written, too.
     pub keep_blobs: bool,
     pub cri: Arc<dyn ImageService>,
-    /// Overrides whether the snapshotter takes the parent at the commit; `None`: as it reports.
+    /// Overrides whether the snapshotter sets the parent at the commit. `None`: as the snapshotter reports.
     pub rebases: Option<bool>,
 }
 
@@ -56,7 +56,7 @@ pub struct Containerd(Arc<ContainerdParts>);
 
 impl Containerd {
     /// Checks that images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
-    /// from the staging folder, which is created if absent. Nothing else is changed.
+    /// from the staging folder. Creates the staging folder if it is absent, and changes nothing else.
     pub async fn connect(config: ContainerdConfig) -> Result<Self, ForwardReason> {
         let client = ContainerdClient::new(&config.socket);
         let reported = rebases(&client, &config.place).await?;
@@ -79,7 +79,7 @@ impl Containerd {
         self.0.place.staging()
     }
 
-    /// Whether layers are committed on any base, and so prepared in parallel.
+    /// Whether layers can be committed on any parent. Layers are then prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
     }
@@ -88,16 +88,16 @@ impl Containerd {
         &self.0.client
     }
 
-    /// Ends the leases of imports that no longer run, and so releases their content; returns how many.
-    /// The caller must own the staging folder: a running import of another process would lose its lease.
+    /// Ends the leases of imports that no longer run, so that their content is released. Returns the number of ended
+    /// leases. The caller must own the staging folder; otherwise a running import of another process loses its lease.
     pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
         self.0.release_stale().await
     }
 
-    /// Returns once no import runs and the end of each lease was tried; for use before a process exits, after it has
+    /// Waits until no import runs and the end of each lease was tried. Called before a process exits, after it has
     /// dropped its imports.
     pub async fn released(&self) {
-        // The channel lives as long as `self`.
+        // Cannot fail: the sender is in `self`.
         let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;
     }
 }

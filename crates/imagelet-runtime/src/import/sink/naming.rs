@@ -1,4 +1,4 @@
-//! Names the layers of one import by documents and image records, and waits until CRI shows the image.
+//! Writes the documents and image records that name the layers of one import, and waits until CRI shows the image.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{content::Content, layers::ImportRun, records};
 use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
-/// The interval between two checks: first and last value, doubled each time.
+/// The first and the last interval between two checks. The interval doubles.
 const CHECK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 impl ImportRun {
@@ -29,7 +29,7 @@ impl ImportRun {
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         failpoint!("import.shown");
-        // The records protect the image from now on; the next import ends a lease that stays.
+        // From now on the records protect the image. If the lease stays, the next import ends it.
         self.lease.end(false).await;
         failpoint!("import.released");
         Ok(id)

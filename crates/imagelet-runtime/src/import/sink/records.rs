@@ -10,14 +10,15 @@ use crate::containerd::{
     v1::{images::Image, types::Descriptor},
 };
 
-/// containerd's limit of a label, key and value together.
+/// containerd's limit of a label: key and value together.
 const LABEL_BYTES_MAX: usize = 4096;
 /// The first version that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The documents of an image with the labels that refer to others, referenced ones first. `chains` are the names of its snapshots.
+/// The documents of an image with the labels that refer to other documents. Referenced documents are first. `chains`
+/// are the names of its snapshots.
 pub(crate) fn documents<'a>(
     image: &'a ImportedImage,
     chains: &[Digest],
@@ -41,7 +42,7 @@ pub(crate) fn documents<'a>(
 
 const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 
-/// The label with a blob's source; `before` is its current value. `None`: it would be too long.
+/// The label with a blob's source. `before` has the blob's current labels. `None`: the label would be too long.
 pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
     let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
     let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |known| known.split(',').collect());
@@ -61,7 +62,7 @@ fn host(domain: &str) -> &str {
     bare.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(bare)
 }
 
-/// The image records: by id, by tag unless the pull was by digest, and by digest.
+/// The image records: by id, by tag (unless the pull was by digest), and by digest.
 pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),

@@ -1,4 +1,4 @@
-//! One import: layers become snapshots from the bottom up, then documents and image records name them.
+//! One running import: layers become snapshots from the base up, then documents and image records name them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use super::{layers::ImportRun, leases::ContainerdParts};
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
-    /// The write of the documents, in parallel to the layers; awaited when the image is named.
+    /// The write of the documents, parallel to the layers. It is awaited when the image is named.
     documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 
@@ -53,7 +53,7 @@ impl LayerImport for ContainerdImport {
             None => Err(RuntimeError::defect("an image is named once")),
         };
         written.map_err(|cause| ImportStage::Handover.failed(cause))?;
-        // An image record that arrives after the end of the lease would name collected content.
+        // Not cancelled: an image record that is written after the end of the lease would refer to collected content.
         let named = self.run.uninterrupted(|run| async move { Ok(run.name().await) });
         named.await.unwrap_or_else(|cause| {
             let is_given_up = cause.kind() == RuntimeErrorKind::Cancelled;
@@ -71,7 +71,7 @@ impl LayerImport for ContainerdImport {
 
 impl Drop for ContainerdImport {
     fn drop(&mut self) {
-        // Running calls hold a reference to the lease.
+        // Running calls have a reference to the lease, so it ends after them.
         self.run.break_off();
     }
 }

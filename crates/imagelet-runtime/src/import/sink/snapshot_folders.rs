@@ -1,4 +1,4 @@
-//! Moves a layer into a snapshot: checks containerd's mount and renames the layer there.
+//! Moves a layer into a snapshot: checks containerd's mount and renames the layer's folder.
 
 use std::{
     collections::HashSet,
@@ -20,12 +20,12 @@ use crate::containerd::v1::types::Mount;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {
     upper: PathBuf,
-    /// The folders of the layers below, topmost first.
+    /// The folders of the layers below, the topmost first.
     lower: Vec<PathBuf>,
 }
 
 impl SnapshotFolders {
-    /// Reads the folders from a snapshot's mounts. All must be in the snapshotter's folder.
+    /// Reads the folders from a snapshot's mounts. All folders must be in the snapshotter's folder.
     pub(crate) fn of_mounts(mounts: &[Mount], snapshotter: &Path) -> Result<Self, String> {
         let [mount] = mounts else { return Err(format!("it is {} mounts, not one", mounts.len())) };
         let inside = |path: &str| {
@@ -53,7 +53,7 @@ impl SnapshotFolders {
         }
     }
 
-    /// Moves an unpacked layer into the snapshot, in one rename.
+    /// Moves an unpacked layer into the snapshot with one rename.
     pub(crate) fn take(&self, tree: &StagedTree) -> io::Result<()> {
         let named: HashSet<&[u8]> = tree.implicit.iter().map(Vec::as_slice).collect();
         if named.contains(b"".as_slice()) {
@@ -71,7 +71,8 @@ impl SnapshotFolders {
                 let folder = effective_folder(&layers[..1], path)?.ok_or_else(absent)?;
                 let source = effective_folder(&layers, path)?.ok_or_else(absent)?;
                 if is_same(&source, &folder)? {
-                    // No layer below has the folder: it gets containerd's defaults, whatever an earlier base had there.
+                    // No layer below has the folder, so it gets containerd's defaults, even if an earlier base had
+                    // other metadata.
                     rustix::fs::fchown(&folder, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
                 } else {

@@ -15,7 +15,7 @@ const PROBE: &str = "imagelet-probe";
 const PROBES_MAX: usize = 5;
 
 impl SnapshotterPlace {
-    /// Tests whether a folder can be renamed from the staging folder, which is created if absent.
+    /// Tests whether a folder can be renamed from the staging folder. Creates the staging folder if it is absent.
     pub(crate) fn probe(&self) -> Result<(), ForwardReason> {
         let (folder, staging) = (self.folder(), self.staging());
         // These characters have a meaning in overlay mount options.
@@ -32,7 +32,7 @@ impl SnapshotterPlace {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
-        // Another process may probe at the same time under the same name; a crashed one leaves one empty folder.
+        // Another process may probe at the same time with the same name. A crashed probe leaves one empty folder.
         for _ in 0..PROBES_MAX {
             match try_rename(&staging.join(PROBE), &folder.join(PROBE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -61,7 +61,7 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the process may set any owner and overlayfs' attributes: root in the initial user namespace.
+/// Whether the process may set any owner and overlayfs' attributes: it is root in the initial user namespace.
 fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
     let is_whole = |map: &String| map.split_whitespace().eq(["0", "0", "4294967295"]);
     // A kernel without user namespaces has no such file.

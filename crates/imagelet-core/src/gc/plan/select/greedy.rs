@@ -1,15 +1,15 @@
-//! The greedy search for any number of images: the best moves first, then pruning.
+//! The greedy search for any number of images: it takes the best moves first and then prunes the set.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
-/// Above this many groups one walk is enough: it takes milliseconds, and a single move hardly matters.
+/// Above this many groups one walk is enough: a walk takes milliseconds, and a single move has little effect.
 const GROUPS_FEW: usize = 4_000;
-/// Bound of the work to find overlapping groups; beyond it moves look smaller than they are.
+/// Limit of comparisons to find overlapping groups. Above the limit, moves seem to free less than they do.
 const RELATIONS_MAX: usize = 8_000_000;
 
-/// A set that frees enough, the best moves first; all candidates together must.
+/// A set that frees enough, built from the best moves first. All candidates together must free enough.
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
@@ -30,7 +30,7 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     target: Weight,
-    /// Caps a gain at the missing amount.
+    /// Limits a gain to the missing amount.
     is_capped: bool,
 }
 
@@ -57,7 +57,8 @@ impl Rule {
 /// Moves of a problem before any removal, one per group.
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
-    /// For each group, the groups whose users include all its users, itself included: their moves free it.
+    /// For each group, the groups whose users include all its users (the group itself, too). Each of their moves frees
+    /// it.
     wider: Vec<Vec<u32>>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
@@ -92,7 +93,7 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// A greedy walk: the remaining moves, and the best of them.
+/// A greedy walk: the remaining moves in a heap, the best move first.
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
     rule: Rule,
@@ -100,12 +101,12 @@ struct Walk<'m, 'a> {
     gains: Vec<Weight>,
     costs: Vec<u128>,
     heap: BinaryHeap<Move>,
-    /// Groups with one remaining user, counted in the moves of that user.
+    /// Groups with one remaining user. The moves of that user count them.
     alone: Vec<bool>,
 }
 
-/// A move: the bits of its ratio at insertion, which are in the order of positive numbers, and its group. The largest is
-/// the best; the lowest group among equals.
+/// A move: the bits of its ratio at insertion, and its group. Bits of positive numbers sort like the numbers. The
+/// largest ratio is best; of equal ratios, the lowest group.
 type Move = (u64, Reverse<u32>);
 
 impl<'m, 'a> Walk<'m, 'a> {
@@ -145,8 +146,8 @@ impl<'m, 'a> Walk<'m, 'a> {
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
-    /// Removes the remaining users of a group and returns them, narrow images first: an image with few shared layers
-    /// frees bytes before all users are removed.
+    /// Removes the remaining users of a group and returns them. Images with few shared layers are first, because they
+    /// free bytes before all users are removed.
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
         let mut users = problem.groups[place(group)].users.clone();
@@ -177,7 +178,7 @@ impl<'m, 'a> Walk<'m, 'a> {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
-                    // Every move with the last user frees it from here on.
+                    // From now on, every move with the last user frees the group.
                     let users = &problem.groups[place(*group)].users;
                     if let Some(last) = users.iter().find(|user| !self.state.taken[place(**user)]) {
                         self.alone[place(*group)] = true;
@@ -189,7 +190,8 @@ impl<'m, 'a> Walk<'m, 'a> {
         }
     }
 
-    /// Changes the gains of all moves that free a group; `last` is its only remaining user, if any.
+    /// Changes the gains of all moves that free a group. `last` is the group's only remaining user, if it has exactly
+    /// one.
     fn count(&mut self, group: u32, last: u32, touched: &mut Vec<u32>, change: impl Fn(Weight, Weight) -> Weight) {
         let moves = self.moves;
         let is_alone = self.alone[place(group)];
@@ -202,7 +204,7 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 }
 
-/// Drops unneeded images from the set, most expensive first.
+/// Drops unneeded images from the set, the most expensive first.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) {
     let mut slack = state.freed.less(target);
     let mut set = state.set();

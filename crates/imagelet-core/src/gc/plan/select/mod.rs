@@ -1,8 +1,8 @@
 //! Selects the candidates to remove for space.
 //!
 //! With known layers, the cheapest set that frees enough is a set-cover problem: a layer is freed with its last image.
-//! Layers of the same users are one *group*; a *move* removes all remaining users of a group. The best moves are taken
-//! first (`greedy.rs`). With sizes alone, images are independent.
+//! Layers with the same users are one *group*. A *move* removes all remaining users of a group. The best moves are
+//! taken first (`greedy.rs`). If only sizes are known, images are independent.
 
 mod greedy;
 mod set_cover;
@@ -30,24 +30,24 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) all: Freed,
-    /// The least amount; below it the goal is out of reach.
+    /// The minimum amount. If less can be freed, the goal is unreachable.
     pub(super) least: Freed,
-    /// The amount to free when the goal is out of reach, besides idle images. `None`: remove nothing.
+    /// The amount to free if the goal is unreachable, in addition to idle images. `None`: remove nothing.
     pub(super) relief: Option<Freed>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Indices in removal order, and the bytes freed after the previous ones.
+    /// Indices in removal order, and the bytes that each removal frees after the previous ones.
     pub(super) chosen: Vec<(usize, Freed)>,
-    /// In the order of listed sizes: the next removals after a failed one.
+    /// The next removals after a failed removal, if the order is that of listed sizes.
     pub(super) reserve: Vec<(usize, Freed)>,
     pub(super) possible: Freed,
     pub(super) is_short: bool,
     pub(super) is_out_of_reach: bool,
 }
 
-/// Candidates are in the order of last use; `old` images are removed by age. All images are given by their places.
+/// `candidates` are in the order of last use. `old` images are removed by age. Images are given by index.
 pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize], wanted: Option<Wanted>) -> Selection {
     let field = Field::new(input, old);
     let possible = field.most(candidates);
@@ -75,7 +75,7 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
     Selection { chosen, possible, is_short: true, is_out_of_reach: true, ..Selection::default() }
 }
 
-/// Bytes that these images free in sequence: by layers, or by listed sizes where layers are unknown.
+/// Bytes that these images free in sequence: by layers, or by listed sizes if layers are unknown.
 pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
     match graph {
         Some(graph) => by_layers(graph, input, places),
@@ -83,10 +83,10 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
     }
 }
 
-/// The removals when the goal is out of reach: idle images, and others until `least` is free.
+/// The removals if the goal is unreachable: idle images, then other images until `least` is freed.
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
-    // An image of several handlers is as idle as its last used entry.
+    // The idle time of a multi-handler image is that of its last used entry.
     let recent: BTreeSet<&ImageId> = candidates
         .iter()
         .filter(|place| !is_idle(&field.input.snapshot.entries[**place], field.input))
@@ -106,7 +106,7 @@ fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed)
     chosen
 }
 
-/// The bytes that candidates free: by shared layers, or by listed sizes where layers are unknown.
+/// Calculates the bytes that candidates free: by shared layers, or by listed sizes if layers are unknown.
 struct Field<'a> {
     input: &'a PlanInput<'a>,
     graph: Option<Cow<'a, LayerGraph>>,
@@ -127,17 +127,17 @@ impl<'a> Field<'a> {
         frees(self.graph.as_deref(), self.input, candidates)
     }
 
-    /// Whether this may be enough. Sizes do not cover inodes, so only bytes can rule it out.
+    /// Whether this amount may be enough. Sizes do not include inodes, so without layers only bytes are compared.
     fn may_meet(&self, possible: Freed, wanted: Freed) -> bool {
         possible.meets(if self.graph.is_some() { wanted } else { bytes(wanted.bytes) })
     }
 
-    /// The wanted amount, capped at the possible one where that is known.
+    /// The wanted amount, limited to the possible amount if that is known.
     fn within(&self, wanted: Freed, possible: Freed) -> Freed {
         if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
     }
 
-    /// The candidates that free the wanted amount, in removal order; the amount must be possible.
+    /// The candidates that free the wanted amount, in removal order. The amount must be possible.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
         match (&self.graph, input.request.policy.order) {
@@ -186,7 +186,7 @@ fn until(chosen: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
 }
 
 fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
-    // A multi-handler image is removed with its last entry.
+    // The removal of its last entry frees a multi-handler image.
     let mut left: BTreeMap<&ImageId, usize> = BTreeMap::new();
     let chosen = places.iter().map(|place| {
         let left = left.entry(input.id(*place)).or_insert_with(|| handlers(input, *place).len());
@@ -201,7 +201,7 @@ fn bytes(bytes: ByteSize) -> Freed {
     Freed { bytes, inodes: 0 }
 }
 
-/// The entries of the image at this index, one per handler.
+/// The entries of the image at this index. Each handler has an entry.
 fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     let id = input.id(place);
     let mut of_image = place..place + 1;
@@ -228,7 +228,7 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) 
     Cow::Owned(graph)
 }
 
-/// Indices of candidates by image: a multi-handler image needs all its entries as candidates.
+/// Indices of candidates by image. All entries of a multi-handler image must be candidates.
 fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a ImageId, Vec<usize>> {
     let mut of_image: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
     for (at, place) in candidates.iter().enumerate() {
@@ -238,7 +238,7 @@ fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a 
     of_image
 }
 
-/// Drops unneeded images from the selection, the last used first.
+/// Drops unneeded images from the selection, the last used image first.
 fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>, wanted: Freed) {
     /// Each try walks the whole graph.
     const TRIES_MAX: usize = 64;
@@ -253,10 +253,11 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
     }
 }
 
-/// The images in removal order, most freed for its cost first, with the bytes freed after the previous ones, which are
-/// often zero until the last image of a shared layer. `None`: all together do not free enough.
+/// The images in removal order, the best ratio of freed bytes to cost first, with the bytes freed after the previous
+/// ones. These bytes are often zero until the last image of a shared layer. `None`: all images together do not free
+/// enough.
 ///
-/// The order of the images does not matter; a duplicate counts once, and one outside the graph frees zero.
+/// The result is independent of the image order. A duplicate counts once. An image outside the graph frees zero.
 fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
     let problem = Problem::new(graph, images);
     let target = Weight::of(wanted);
@@ -273,8 +274,8 @@ fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Op
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
-/// Indices, in removal order, of images without shared layers by cost and size; all of them where they do not free
-/// enough. Sizes do not cover inodes, so an inode goal selects all.
+/// Indices, in removal order, of images without shared layers, selected by cost and size. All images if they do not
+/// free enough. Sizes do not include inodes, so an inode goal selects all images.
 fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
     let (problem, target) = (Problem::independent(images), Weight::of(wanted));
     if !problem.all().meets(target) {

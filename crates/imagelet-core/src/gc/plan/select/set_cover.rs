@@ -1,4 +1,4 @@
-//! The set-cover problem in numbers: images, groups of layers with the same users, and a set of images in the making.
+//! The set-cover problem in numbers: images, groups of layers with the same users, and a partial selection of images.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::{
     ports::{Freed, LayerGraph},
 };
 
-/// Freed bytes and inodes, wide enough for any sum (`docs/spec/gc.md W21`).
+/// Freed bytes and inodes. The type is wide enough for any sum (`docs/spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
     pub(super) bytes: u128,
@@ -38,14 +38,14 @@ impl Weight {
     }
 }
 
-/// Layers with exactly these candidates as users; they are freed together.
+/// Layers with exactly these candidates as users. Removing all users frees the group.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) users: Vec<u32>,
     pub(super) weight: Weight,
 }
 
-/// Candidates and their groups. Each candidate with a group also has its own one, possibly weightless.
+/// Candidates and their groups. Each candidate with a group also has a group with itself as the only user, maybe empty.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) images: Vec<ImageId>,
@@ -55,14 +55,14 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Candidates with their removal costs, in a unit common to all.
+    /// Candidates with their removal costs. All costs have the same unit.
     pub(super) fn new(graph: &LayerGraph, mut candidates: Vec<(&ImageId, u64)>) -> Self {
         candidates.sort_unstable();
         candidates.dedup_by_key(|(image, _)| *image);
 
         let mut users = vec![LayerUsers::None; graph.layers.len()];
         let mut next = candidates.iter().zip(0_u32..).peekable();
-        // Both are sorted by image, so one walk joins them.
+        // Both lists are sorted by image, so one walk joins them.
         for (image, parts) in &graph.images {
             while next.next_if(|((candidate, _), _)| *candidate < image).is_some() {}
             let user = next.next_if(|((candidate, _), _)| *candidate == image).map(|(_, user)| user);
@@ -79,7 +79,7 @@ impl Problem {
             groups: Vec::new(),
             groups_of: vec![Vec::new(); candidates.len()],
         };
-        // Most layers have one user, and an array is faster than a list.
+        // Most layers have one user, and an array is faster than a map.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
         let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
         for (layer, users) in graph.layers.iter().zip(users).filter(|(layer, _)| !layer.held) {
@@ -101,7 +101,7 @@ impl Problem {
         problem
     }
 
-    /// Images without shared layers, by cost and size, identified by index.
+    /// Images without shared layers, by cost and size. The index identifies an image.
     pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
         let costs = images.iter().map(|(cost, _)| *cost).collect();
         let groups_of = vec![Vec::new(); images.len()];
@@ -138,7 +138,7 @@ enum LayerUsers {
 }
 
 impl LayerUsers {
-    /// Adds a candidate, or an image that stays; candidates come in ascending order.
+    /// Adds a candidate, or an image that stays. Candidates are added in ascending order.
     fn add(&mut self, user: Option<u32>) {
         match (&mut *self, user) {
             (Self::Outside, _) => {}
@@ -195,7 +195,7 @@ impl<'a> CoverState<'a> {
         }
     }
 
-    /// What would not be freed without this candidate.
+    /// What this candidate frees and the other selected candidates do not.
     pub(super) fn loss(&self, user: u32) -> Weight {
         let groups = self.problem.groups_of[place(user)].iter();
         groups
