@@ -1,8 +1,8 @@
 //! Decides which host gets the next attempt of a request, and when (`docs/spec/pull.md §13.3`); does no I/O.
 //!
-//! The host with the shortest expected delay is next. A host that failed has a backoff, a host that limits requests the
-//! wait that it requests, and a host in bad health the delay that it is likely to cost. So every other host is tried
-//! before the same one again. All retries of a pull share a budget (`docs/spec/pull.md §13.5`).
+//! The host with the shortest expected delay is next. The delay of a failed host is its backoff, of a host that limits
+//! requests its requested wait, and of a host in bad health `BAD_HEALTH_DELAY`. So all other hosts are tried before
+//! a host is tried again. All retries of a pull share a budget (`docs/spec/pull.md §13.5`).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -23,20 +23,22 @@ use super::{
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// The random share of a wait that it may be shorter by.
+/// A wait is shortened by a random share, at most this one.
 const JITTER: f64 = 0.25;
-/// What an attempt at a host in bad health is expected to cost.
+/// The expected cost of an attempt at a host in bad health.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 
-/// The attempts of one request at the hosts that may serve it; the last is the registry itself.
+/// The attempts of one request. The last host is the registry itself; the hosts before it are mirrors.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     hosts: Vec<Candidate>,
-    /// One for all backoffs of the request: requests do not retry at the same moment, and hosts keep their order.
+    /// A random value for all backoffs of the request. Requests retry at different moments; the order of hosts stays
+    /// the same.
     jitter: f64,
     first: Option<Instant>,
     count: u32,
-    /// Some host has sent a part of the content: a temporary failure there outweighs a final one elsewhere.
+    /// A host has sent a part of the content. Then the registry's final failure does not end the retries at other
+    /// hosts.
     pub(crate) is_underway: bool,
 }
 
@@ -53,16 +55,16 @@ struct Candidate {
     error: Option<RuntimeError>,
 }
 
-/// What the process knows of a host.
+/// The state of a host that all pulls of the process share.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) is_bad: bool,
     pub(crate) held_until: Option<Instant>,
-    /// An attempt there is under way: no other one begins.
+    /// An attempt at the host is running; no second attempt starts.
     pub(crate) is_asked: bool,
 }
 
-/// A host, by its place in the session's list, and its failure.
+/// A host (an index in the session's list) and its failure.
 pub(crate) type HostError = (usize, RuntimeError);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +82,7 @@ impl Attempts {
         Self { hosts, jitter: random_share(), first: None, count: 0, is_underway: false }
     }
 
-    /// The next attempt; `None`: none is left.
+    /// The next attempt. `None`: no host remains.
     pub(crate) fn next(&self, now: Instant, standing: impl Fn(usize) -> Standing) -> Option<Next> {
         let left = self.hosts.iter().filter(|host| !host.is_out).map(|host| (host, standing(host.host)));
         let left: Vec<(&Candidate, Standing)> = left.filter(|(_, standing)| !standing.is_asked).collect();
@@ -101,7 +103,7 @@ impl Attempts {
             let expected = next.wait + if is_bad { BAD_HEALTH_DELAY } else { Duration::ZERO };
             ((expected, candidate.failures), next)
         };
-        // The first of equals: the order of the configuration.
+        // Of equal hosts, the first in the configuration is next.
         left.into_iter().map(plan).min_by_key(|(key, _)| *key).map(|(_, next)| next)
     }
 
@@ -123,7 +125,7 @@ impl Attempts {
                 Some(Duration::ZERO)
             }
             Retry::Soon => Some(backoff),
-            // At least a backoff: a registry that requests no wait must not be asked without end.
+            // At least a backoff: otherwise a registry that requests a wait of 0 s is asked without end.
             Retry::After(wait) => Some(wait.max(backoff)),
         };
         candidate.failures += 1;
@@ -131,7 +133,7 @@ impl Attempts {
         candidate.is_redirected = failure.error.fault().party == Party::RedirectTarget;
         candidate.error = Some(failure.error);
         candidate.is_out = wait.is_none();
-        // An immediate second try is not a temporary failure that a wait may end.
+        // After `Again`, `due` stays empty: `next` does not take the failure for a temporary one.
         candidate.due = wait.filter(|_| !matches!(failure.retry, Retry::Again { .. })).map(|wait| now + wait);
         candidate.due
     }
@@ -141,7 +143,7 @@ impl Attempts {
         self.hosts.iter().any(|candidate| candidate.host == host && candidate.failures > 0)
     }
 
-    /// After progress, earlier failures no longer count; what is final stays so.
+    /// Progress resets all failures except the final ones.
     pub(crate) fn refill(&mut self) {
         (self.first, self.count) = (None, 0);
         for candidate in self.hosts.iter_mut().filter(|candidate| !candidate.is_out) {
@@ -154,12 +156,12 @@ impl Attempts {
         (self.count, self.first.map(|first| now.saturating_duration_since(first)).unwrap_or_default())
     }
 
-    /// Leaves hosts out, as if they had not been configured.
+    /// Removes hosts, as if the configuration did not name them.
     pub(crate) fn remove(&mut self, is_removed: impl Fn(usize) -> bool) {
         self.hosts.retain(|candidate| !is_removed(candidate.host));
     }
 
-    /// The registry's failure, or the last mirror's, and the failures of the other hosts before it.
+    /// The failure of the last host (the registry, or else the last mirror), and the failures of the hosts before it.
     pub(crate) fn into_errors(self) -> (Option<HostError>, Vec<HostError>) {
         let errors = self.hosts.into_iter().filter_map(|candidate| Some((candidate.host, candidate.error?)));
         let mut errors: Vec<HostError> = errors.collect();
@@ -171,12 +173,12 @@ fn backoff(failures: u32) -> Duration {
     grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, failures)
 }
 
-/// The time that one pull may spend on retries, over all its requests: it passes while at least one request of the pull is between a failure and its next success; requests that fail at
-/// the same time spend it once.
+/// The time that one pull may spend on retries, over all its requests. It passes while at least one request is between
+/// a failure and its next success. Requests that fail at the same time spend it once.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
-    /// Holds until the party that failed has served something.
+    /// Applies until the party that failed has served data.
     patience: Patience,
     hosts_served: AtomicBool,
     redirects_served: AtomicBool,
@@ -189,7 +191,8 @@ impl RetryBudget {
         Self { total, patience, hosts_served, redirects_served, spent: SharedClock::new() }
     }
 
-    /// A host, or the target of its redirect, has served something of the pull: it is worth the whole budget.
+    /// A host, or the target of a redirect, has served data of the pull. The whole budget then applies to that kind of
+    /// party.
     pub(crate) fn served(&self, is_redirected: bool) {
         self.served_by(is_redirected).store(true, Ordering::Relaxed);
     }
@@ -198,8 +201,8 @@ impl RetryBudget {
         if is_redirected { &self.redirects_served } else { &self.hosts_served }
     }
 
-    /// The time of all retries before this one: less than the total while nothing was served, as the pull may as well
-    /// begin anew.
+    /// The bound on the time of all retries. It is less than the total while nothing was served: a new pull would lose
+    /// nothing.
     pub(crate) fn allowed(&self, next: &Next) -> Duration {
         let Patience { retries_max, requested_max, .. } = self.patience;
         match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
@@ -209,7 +212,7 @@ impl RetryBudget {
         }
     }
 
-    /// Whether the wait fits; `tried` is the time since the request's first attempt.
+    /// Whether the budget covers the wait. `tried`: the time since the request's first attempt.
     pub(crate) fn permits(&self, next: &Next, tried: Duration) -> bool {
         let has_served = self.served_by(next.is_redirected).load(Ordering::Relaxed);
         (has_served || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
@@ -223,7 +226,7 @@ impl RetryBudget {
         self.spent.time()
     }
 
-    /// A request retries; the budget is spent until this is dropped.
+    /// A request starts to retry. The budget is spent until the guard is dropped.
     pub(crate) fn retrying(&self) -> Running<'_> {
         self.spent.run()
     }

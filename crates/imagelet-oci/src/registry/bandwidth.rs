@@ -16,17 +16,18 @@ use tokio::{
 
 use super::locked;
 
-/// Unused rate of this time stays available.
+/// The bucket saves the unused rate of at most this time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// A limit in bytes per second, which may change while pulls run. Clones share it; two are equal if their rates are.
+/// A limit in bytes per second. It may change while pulls run. Clones share it. Two limits are equal if their rates
+/// are.
 #[derive(Clone, Debug)]
 pub struct Bandwidth {
     bucket: Arc<Mutex<Bucket>>,
     changed: watch::Sender<()>,
 }
 
-/// The order of received bytes; `None`: they are due at once.
+/// The position of received bytes in the order of all received bytes. `None`: the bytes are due at once.
 pub(super) type ByteTicket = Option<u64>;
 
 impl Bandwidth {
@@ -51,7 +52,7 @@ impl Bandwidth {
         self.changed.send_replace(());
     }
 
-    /// The ticket of received bytes, or, for none, of all before.
+    /// The ticket of received bytes. For 0 bytes, the ticket of all earlier bytes.
     pub(super) fn ticket(&self, bytes: u64) -> ByteTicket {
         locked(&self.bucket).ticket(bytes, Instant::now())
     }
@@ -92,7 +93,7 @@ struct Bucket {
     rate: Option<NonZeroU64>,
     /// Bytes that have a ticket.
     issued: u64,
-    /// Bytes whose time has come, at `at`.
+    /// Bytes that were due at the time `at`.
     due: f64,
     at: Instant,
 }

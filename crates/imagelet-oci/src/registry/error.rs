@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 use regex_lite::{Captures, Regex};
 
-/// Most bytes of a registry's error text that a message repeats.
+/// The maximum of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
 /// A request that must wait longer fails.
@@ -25,7 +25,7 @@ pub(crate) struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     Never,
-    /// At once, after the other hosts and so many times: a wait changes nothing, a second answer may be right.
+    /// At once, after the other hosts, at most `times` times: a wait does not help, but a second answer may be right.
     Again {
         times: u32,
     },
@@ -36,16 +36,15 @@ pub(crate) enum Retry {
 }
 
 impl Failure {
-    /// Records the stage of a failure of which only the cause is known.
+    /// Sets the stage of a failure, unless the failure has a stage of its connection.
     pub(crate) fn at(self, stage: Stage) -> Self {
         let fault = self.error.fault();
-        // A fault that names its own stage keeps it.
         let has_stage = matches!(fault.stage, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
         let fault = if has_stage { fault } else { Fault { stage, ..fault } };
         Self { error: self.error.with_fault(fault), retry: self.retry }
     }
 
-    /// Records that another party than the registry failed.
+    /// Records that a party other than the registry failed.
     pub(crate) fn of(self, party: Party) -> Self {
         let fault = Fault { party, ..self.error.fault() };
         Self { error: self.error.with_fault(fault), retry: self.retry }
@@ -66,12 +65,12 @@ pub(crate) fn denied(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Denied, message)
 }
 
-/// A registry or host that does not serve, for a reason that may pass.
+/// The error of a registry or host that does not serve, for a reason that may be temporary.
 pub(crate) fn unavailable(class: ErrorClass, stage: Stage, message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(Fault::new(class, stage))
 }
 
-/// When a request is repeated that was answered with a status; `None`: the status is final.
+/// When a request that was answered with a status is repeated. `None`: the status is final.
 pub(crate) fn status_retry(status: u16, requested_wait: Option<Duration>) -> Option<Retry> {
     matches!(status, 408 | 425 | 429 | 500..=599).then(|| match requested_wait {
         Some(wait) if wait > RETRY_AFTER_MAX => Retry::Never,
@@ -93,11 +92,12 @@ pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Durati
     Fault { retry_after, ..Fault::new(class, stage) }
 }
 
-/// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
+/// Makes a registry's error text safe for a message: no control characters, no secret in use, bounded length.
 ///
-/// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
+/// `cut`: more text followed. Then the last bytes are dropped, because they may contain a part of a secret.
 pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
-    // What is not printable is removed, and first: a secret with such a character in its middle would be restored by a reader.
+    // Unprintable characters are removed first. A secret with such a character inside is otherwise not found in the
+    // text.
     let bare = |text: &str| text.replace(is_unprintable, "");
     let mut text = bare(&String::from_utf8_lossy(body));
     let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&bare(secret.expose()))).collect();
@@ -144,14 +144,14 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Removes the queries of URLs: a store repeats a signed URL when it refuses it.
+/// Removes the queries of URLs: a store repeats a signed URL when it rejects the URL.
 fn without_queries(text: &str) -> String {
     static QUERY: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r#"\?[^\s"'<>`)]*=[^\s"'<>`)]*"#).expect("a regular expression"));
     QUERY.replace_all(text, format!("?{REDACTED}")).into_owned()
 }
 
-/// Removes the text after the name of an authentication scheme, unless it may be a plain word.
+/// Removes the text after the name of an authentication scheme, unless the text may be a plain word.
 fn without_authorization(text: &str) -> String {
     static SHOWN: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"(?i)((?:bearer|basic)[^a-z0-9 ]* )([^ ]{12,})").expect("a regular expression"));

@@ -1,8 +1,9 @@
-//! The health of registry hosts, shared by all pulls of the process and kept on disk for the next one
-//! (`docs/spec/pull.md §13.4`).
+//! The health of registry hosts, shared by all pulls of the process and saved for the next process (`docs/spec/pull.md
+//! §13.4`).
 //!
-//! A host in bad health is tried last: for all repositories after failures of two, or of the host itself. After a while,
-//! longer with each failure, a probe beside the pulls asks it; if it answers, the next request is its trial.
+//! A host in bad health is tried last: for one repository, or for all after failures of two repositories or of the host
+//! itself. After a delay, which grows with each failure, a probe outside of the pulls asks the host. If the host
+//! answers the probe, the next request is its trial.
 
 use std::{
     collections::HashMap,
@@ -30,18 +31,18 @@ const PROBE_MAX: Duration = Duration::from_mins(5);
 const HOSTS_MAX: usize = 256;
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// What a failure proves of a host.
+/// The scope of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bad {
-    /// It does not work: no connection.
+    /// The host does not work: no connection.
     Host,
-    /// It does not work for the repository, and maybe for no other: no answer, or one of a broken server.
+    /// The host does not work for the repository: no answer, or a server error. Other repositories may work.
     Repository,
-    /// The target of its redirect does not work.
+    /// The target of the host's redirect does not work.
     Redirect,
 }
 
-/// What a failure proves; `None`: nothing of the host.
+/// The scope that a failure proves. `None`: the failure proves nothing about the host.
 pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
     let is_lost = fault.class == ErrorClass::ConnectionLost;
     if !is_lost && !fault.is_unreached() && !matches!(fault.class, ErrorClass::RegistryFailed | ErrorClass::TimedOut) {
@@ -65,14 +66,14 @@ fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
 #[derive(Debug, Default)]
 pub(crate) struct HostsHealth {
     table: Mutex<Table>,
-    /// They end with this table.
+    /// The probes end with this table.
     probes: Mutex<JoinSet<()>>,
-    /// `None`: health is not kept.
+    /// `None`: health is not saved.
     file: Option<PathBuf>,
 }
 
 impl HostsHealth {
-    /// Reads what an earlier process recorded. A damaged file is ignored.
+    /// Reads the health that an earlier process saved. A damaged file is ignored.
     pub(crate) fn load(file: Option<PathBuf>) -> Self {
         let bytes = file.as_deref().map(read).unwrap_or_default();
         let table = Table::decode(&bytes, Instant::now(), SystemTime::now());
@@ -123,7 +124,7 @@ impl HostsHealth {
         }
     }
 
-    /// Health is advice: a write that fails loses nothing else. The file is small and not synced, and written under the
+    /// A failed write is only logged: health is advice. The file is small and not synced. It is written under the
     /// table's lock, so that an older table does not replace a newer one.
     fn save(&self, table: &Table) {
         let Some(file) = &self.file else { return };
@@ -144,9 +145,10 @@ struct HostHealth {
     strikes: u32,
     marked: Instant,
     probe_at: Instant,
-    /// It answered a probe; a request in its usual turn decides.
+    /// The host answered a probe; the next request in its usual turn decides.
     on_trial: bool,
-    /// The host itself failed, and has served no other repository since: that says something of all repositories.
+    /// The host itself failed, and has served no other repository since. So the failure is evidence for all
+    /// repositories.
     is_evidence: bool,
 }
 
@@ -155,7 +157,7 @@ impl Table {
         self.hosts.get(key).is_some_and(|host| !host.on_trial)
     }
 
-    /// A second repository that fails at the same time proves that the host does.
+    /// If a second repository fails at the same time, the whole host is bad.
     fn failed_with(&mut self, origin: &Origin, repository: &str, bad: Bad, began: Instant, now: Instant) -> bool {
         let [host, own] = keys(origin, repository);
         if bad == Bad::Host {
@@ -172,7 +174,7 @@ impl Table {
         (is_general && self.failed(&host, began, now)) || changed
     }
 
-    /// A request that began before the mark says nothing new. `true`: the table changed.
+    /// Ignores a request that began before the mark. `true`: the table changed.
     fn failed(&mut self, key: &HealthKey, began: Instant, now: Instant) -> bool {
         let strikes = match self.hosts.get(key).copied() {
             Some(host) if began < host.marked => return false,
@@ -186,7 +188,7 @@ impl Table {
         true
     }
 
-    /// Makes room: what is known of a host goes before what is known of its repositories.
+    /// Makes room: removes the oldest entry of a repository. Entries of whole hosts stay.
     fn forget_a_repository(&mut self) -> bool {
         let repositories = self.hosts.iter().filter(|(key, _)| key.1.is_some());
         let oldest = repositories.min_by_key(|(_, host)| host.marked).map(|(key, _)| key.clone());
@@ -203,7 +205,7 @@ impl Table {
         of_host.for_each(|(_, host)| host.is_evidence = false);
     }
 
-    /// Whether a probe is due, which then belongs to the caller.
+    /// Whether a probe is due. If so, the caller runs the probe.
     fn take_probe(&mut self, key: &HealthKey, now: Instant) -> bool {
         let Some(host) = self.hosts.get_mut(key).filter(|host| !host.on_trial && now >= host.probe_at) else {
             return false;
@@ -234,7 +236,7 @@ impl Table {
         let clock = unix(clock);
         let host = |line: HealthLine| {
             let origin = Target::parse(&line.origin).ok()?.origin;
-            // A clock that was wrong then or is wrong now delays no probe beyond the usual.
+            // A wrong clock, in the earlier process or now, does not delay a probe beyond the usual wait.
             let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
             let (strikes, probe_at) = (line.strikes, now + wait);
             let health = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: false };

@@ -1,4 +1,4 @@
-//! Checks a credential at its registry before anything keeps it, as `docker login` does.
+//! Checks a credential at its registry before the credential is stored, as `docker login` does.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +19,12 @@ use super::{
 pub enum LoginCheck {
     /// The registry, or its token service, accepts the credential.
     Accepted,
-    /// The registry asks for no credential, so that none was checked.
+    /// The registry asks for no credential, so the credential was not checked.
     NotAsked,
 }
 
-/// Sends a credential to a registry, `HOST[:PORT]`, and to the token service that it names. Mirrors are not asked, nothing
-/// is retried, and nothing is stored.
+/// Sends a credential to a registry, `HOST[:PORT]`, and to the registry's token service. Mirrors are not asked. Nothing
+/// is retried or stored.
 ///
 /// # Errors
 /// The registry settings cannot be used, the registry cannot be reached, or it rejects the credential.
@@ -55,7 +55,7 @@ pub async fn check_login(
     let answer = session.send_to_host(0, &query).await.map_err(|failure| failure.error)?;
     drain(answer.body).await;
     let host = &session.hosts[0];
-    // An anonymous token.
+    // The token is anonymous.
     if host.withheld.get().is_some() {
         return Err(host.denied(None));
     }

@@ -1,6 +1,6 @@
-//! The registry client: manifests and blobs, over mirrors, retries and several connections.
+//! The registry client: fetches manifests and blobs, with mirrors, retries and parallel connections.
 //!
-//! Only connections outlive a pull: a token of one credential never serves another.
+//! Only connections outlive a pull: a token of one credential is never used for another.
 
 mod attempts;
 mod auth;
@@ -57,38 +57,41 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// As many layers of one registry as have places at once, and the further connections of all blobs.
+/// Enough for all layers that one registry sends at once, and for the additional connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
-/// A document is counted when all its bytes are here, so that a slow registry holds none of this.
+/// A document counts only when all its bytes have arrived, so that a slow registry uses nothing of this limit.
 const PARSED_BYTES_MAX: usize = 32 << 20;
 
-/// After so many warnings they repeat.
+/// After this many warnings, the set is cleared, and warnings repeat.
 const SEEN_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`; the first that has the registry wins.
+    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`. The first that has the registry is
+    /// used.
     pub hosts_dirs: Vec<PathBuf>,
     pub proxies: ProxyConfig,
-    /// Time for a TCP connection: the lookup of the name and all addresses. `dial_timeout` of a host goes before.
+    /// Time for a TCP connection: the name lookup and all addresses. A host's own `dial_timeout` overrides it.
     pub dial_timeout: Duration,
-    /// Time from a request on its connection to the head of the response; at most 10 s before another host is asked beside.
+    /// Time from a request on its connection to the head of the response. After at most 10 s another host is asked,
+    /// too.
     pub header_timeout: Duration,
     /// Time without a byte in a body after which the connection is closed.
     pub progress_timeout: Duration,
-    /// Time without a byte over all connections and retries after which a pull fails; `None`: no bound.
+    /// Time without a byte over all connections and retries after which a pull fails. `None`: no limit.
     pub silence_max: Option<Duration>,
-    /// Requests to one host at once, over all pulls, and connections to it with the same TLS settings and proxy.
+    /// The maximum of requests to one host at once, over all pulls, and of connections to the host with the same TLS
+    /// settings and proxy.
     pub connections_per_host: NonZeroUsize,
-    /// The rate at which blobs are received, over all pulls and all engines with a clone of it.
+    /// The rate at which blobs are received, over all pulls and all engines that share it by a clone.
     pub bandwidth: Bandwidth,
     /// Time that the requests of a pull may spend on retries after temporary failures.
     pub retry_budget: Duration,
-    /// The file that keeps the health of hosts for the next process; an engine sets its store's.
+    /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
     pub health_file: Option<PathBuf>,
     pub user_agent: String,
-    /// The policy file (containers-policy.json) that images of registries have to meet; `None`: no signature is checked.
+    /// The policy file (containers-policy.json) for images of registries. `None`: no signature is checked.
     pub signature_policy: Option<PathBuf>,
 }
 
@@ -111,12 +114,12 @@ impl Default for RegistryConfig {
     }
 }
 
-/// Locks state that is whole between statements: a thread that panicked with the lock left no half change.
+/// Locks state that is complete after each statement: a thread that panicked with the lock left no partial change.
 fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a text is new to a set. A full set starts over.
+/// Adds a text to a set. Returns whether the text is new. A full set is cleared first.
 fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
     let mut seen = locked(seen);
     if seen.len() >= SEEN_MAX {
@@ -137,10 +140,10 @@ struct Shared {
     transport: Transport,
     health: Arc<HostsHealth>,
     rate_limits: RateLimits,
-    /// Bytes and further connections that all blobs share.
+    /// The read-ahead bytes and additional connections that all blobs share.
     read_ahead: Arc<Semaphore>,
     extra_connections: Arc<Semaphore>,
-    /// Where large documents are kept; in memory without it.
+    /// The store for large documents. Without a store, they stay in memory.
     documents: OnceLock<Arc<Store>>,
     /// Bytes of documents that all pulls together verify and parse at once.
     parsing: Semaphore,
@@ -176,7 +179,7 @@ impl Registry {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Keeps large documents in the staging folders of a store from now on.
+    /// Stores large documents in the staging folders of a store from now on.
     pub(crate) fn keep_documents_in(&self, store: &Arc<Store>) {
         let _ = self.shared.documents.set(Arc::clone(store));
     }

@@ -34,7 +34,7 @@ use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
 const REPORTS_MAX: usize = 8;
 
-/// Tokens live and die with the session, so that no other credential can use them.
+/// Tokens exist only in their session, so that no other credential can use them.
 #[derive(Clone, Debug)]
 pub(crate) struct PullSession(Arc<SessionState>);
 
@@ -46,7 +46,7 @@ pub(crate) struct SessionState {
     /// The origins of all hosts.
     pub(super) listed: Arc<[Origin]>,
     pub(crate) reception: Arc<Reception>,
-    /// Where the content comes from instead of hosts.
+    /// The archive that the content comes from, instead of hosts.
     pub(super) archive: Option<Arc<ArchiveBlobs>>,
     pub(super) retry_budget: RetryBudget,
     pub(super) rates: ConnectionRates,
@@ -61,8 +61,8 @@ impl Deref for PullSession {
     }
 }
 
-/// Sends the events of requests to the pull. A token obtained before the pull begins is reported when it does, and so are
-/// warnings about the configuration.
+/// Sends the events of requests to the pull. Tokens and configuration warnings from before the pull began are reported
+/// when it begins.
 #[derive(Default)]
 struct Reports {
     listener: Option<Progress>,
@@ -75,31 +75,31 @@ impl fmt::Debug for Reports {
     }
 }
 
-/// A host, and what it may see of the credential.
+/// A host, and the credential that the host may receive.
 #[derive(Debug)]
 pub(crate) struct SessionHost {
     pub(crate) host: Host,
     pub(crate) credential: Option<Credential>,
     pub(super) grant: Mutex<Option<Grant>>,
-    /// Held while a grant is obtained.
+    /// Locked while a grant is obtained.
     pub(crate) renewal: tokio::sync::Mutex<()>,
-    /// The token service that did not receive the credential, for the message of a refusal.
+    /// The token service that did not receive the credential, for an error message.
     pub(crate) withheld: OnceLock<Origin>,
     /// Set once the credential was sent.
     shown: AtomicBool,
-    /// What the host was asked for once: the challenge that its refusal did not have.
+    /// The challenge of an extra request, if the host's refusal had no challenge. It is requested once.
     pub(super) challenge: OnceCell<Option<HeaderMap>>,
-    /// The pull has a credential, and none for this host.
+    /// The pull has a credential, but not for this host.
     has_other: bool,
     reference: Reference,
-    /// The session only checks a credential: it asks for no repository.
+    /// The session only checks a credential; it requests no repository.
     is_login: bool,
     pub(crate) account: Account,
-    /// What it sent for the pull.
+    /// The content that the host sent for the pull, and the host's failures.
     pub(super) sent: Mutex<PullHost>,
 }
 
-/// The `Authorization` header of one host, numbered within its pull and used until the host rejects it.
+/// The `Authorization` header for one host. It is numbered within its pull, and used until the host rejects it.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) header: HeaderValue,
@@ -147,9 +147,9 @@ impl PullSession {
         Self(Arc::new(SessionState::new(shared, reference, hosts, credentials, patience)))
     }
 
-    /// A session that checks this credential and no other at the registry itself.
+    /// A session that checks only this credential, at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
-        // One that names no server is for the registry, whatever its address.
+        // A credential without a server address is for the registry, at any address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
         let mut state = SessionState::new(shared, reference, vec![own], &[credential], Patience::FULL);
         state.hosts[0].is_login = true;
@@ -182,7 +182,7 @@ impl PullSession {
         self.rates.usual().map(|rate| rate as u64)
     }
 
-    /// Reports waits and requests for tokens from now on, and the tokens and warnings so far.
+    /// Reports events from now on, and the tokens and warnings so far.
     pub(crate) fn report_to(&self, progress: &Progress) {
         let mut reports = locked(&self.reports);
         reports.listener = Some(Arc::clone(progress));
@@ -208,8 +208,8 @@ impl PullSession {
         }
     }
 
-    /// What each host has sent so far; without those that were not needed. Hosts that sent something come first, and none
-    /// of them is left out: whose credential opened the image depends on it.
+    /// The hosts that sent content or failed so far. Hosts that sent content come first, and all of them are listed:
+    /// the credential that opened the image depends on them.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
         let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
         for host in &mut hosts {
@@ -225,7 +225,7 @@ impl PullSession {
         hosts
     }
 
-    /// Every secret in use, for removal from messages.
+    /// All secrets in use, for removal from messages.
     pub(super) fn secrets(&self) -> Vec<Secret> {
         let mut secrets = self.shared.transport.clients.proxies.secrets();
         for host in &self.hosts {
@@ -243,8 +243,8 @@ impl PullSession {
 }
 
 impl SessionHost {
-    /// A credential that names the host goes before one of its registry. Without any of the pull a host gets the one that the
-    /// configuration has for it.
+    /// A credential that names the host overrides a credential of its registry. If the pull has no credential for the
+    /// host, the host's configured credential is used.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
         let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));
         let of_registry = |credential: &&Credential| is_for(&credential.server_address, &host, reference.domain());
@@ -283,7 +283,7 @@ impl SessionHost {
         self.shown.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has a credential that was not sent, although nothing forbids it.
+    /// Whether the host has a credential that was not sent, although it may be sent.
     pub(super) fn has_unshown_credential(&self) -> bool {
         self.credential.is_some() && !self.was_shown() && self.withheld.get().is_none()
     }
@@ -292,7 +292,7 @@ impl SessionHost {
         self.shown.load(Ordering::Relaxed)
     }
 
-    /// The headers that only this host receives, and the number of the grant among them.
+    /// The headers that only this host receives, and the number of the grant in them.
     pub(crate) fn bound_headers(&self) -> (HeaderMap, Option<u64>) {
         let (mut bound, grant) = (self.host.headers.clone(), self.grant());
         let shown = grant.as_ref().map(|grant| grant.number);
@@ -311,7 +311,7 @@ impl SessionHost {
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
 
-    /// The token scope: pull from this repository, whatever scope the challenge names; `None` for a login.
+    /// The token scope: pull from this repository. The scope in the challenge is ignored. `None` for a login.
     pub(crate) fn scope(&self) -> Option<String> {
         if self.is_login {
             return None;
@@ -319,7 +319,7 @@ impl SessionHost {
         Some(format!("repository:{}:pull", self.host.repository_of(&self.reference)))
     }
 
-    /// The registry rejects the credential, or requires one.
+    /// The error if the registry rejects the credential, or requires one.
     pub(crate) fn denied(&self, detail: Option<String>) -> RuntimeError {
         let (origin, reference) = (&self.host.origin, &self.reference);
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
@@ -369,12 +369,13 @@ fn names_host(server_address: &str, host: &Host) -> bool {
     target_at(server_address, |_| true).is_ok_and(|target| target.origin.is_same_place(&host.origin))
 }
 
-/// Whether a host may receive the credential for a server: a mirror one that names it, the registry also one that names
-/// no server, or the registry as images do. One that names another server is not sent, as containerd does not send it.
+/// Whether a host may receive the credential for a server. A mirror receives only a credential that names the mirror.
+/// The registry also receives a credential without a server, or with the registry's name as images write it. As in
+/// containerd, a credential for another server is not sent.
 fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
     let server = server_address.split_once("://").map_or(server_address, |(_, rest)| rest);
     let server = server.split(['/', '?', '#']).next().unwrap_or_default();
-    // A pattern was matched with the image's name.
+    // A pattern was matched with the image's name before.
     let names_registry = server.is_empty()
         || server.contains('*')
         || server == registry

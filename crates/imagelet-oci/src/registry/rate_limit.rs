@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use super::{connection::Origin, locked};
 
 const LIMITS_MAX: usize = 1024;
-/// No wait is this long: such a number is a time.
+/// A larger number is a Unix time, not a wait.
 const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);
 
-/// A credential as a key; not the credential, and different in each process.
+/// A hash of the credential as a key. It differs in each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Account(u64);
 
@@ -32,7 +32,7 @@ impl RateLimits {
         Account(credential.map_or(0, |credential| self.salt.hash_one(&credential.kind)))
     }
 
-    /// No request of the account is sent to the registry before `end`.
+    /// Delays all requests of the account to the registry until `end`.
     pub(crate) fn hold(&self, origin: &Origin, account: Account, end: Instant) {
         let now = Instant::now();
         let mut ends = locked(&self.ends);
@@ -50,20 +50,20 @@ impl RateLimits {
     }
 }
 
-/// The wait that a status which may request one does request: `Retry-After`, or what `RateLimit` headers say of the next free request.
+/// The wait that an answer with status 429 or 503 requests: by `Retry-After`, or by the `RateLimit` headers.
 pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     if !matches!(status.as_u16(), 429 | 503) {
         return None;
     }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    // Seconds, or, as GitLab and GitHub send it, a time.
+    // Seconds, or a time, as GitLab and GitHub send it.
     let reset = || {
         let reset = ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(text).and_then(seconds)?;
         let is_time = reset >= UNIX_TIME_MIN;
         Some(if is_time { (UNIX_EPOCH + reset).duration_since(now).unwrap_or_default() } else { reset })
     };
     let next = || text("ratelimit").and_then(|text| parameter(text, "t"));
-    // Docker Hub names the length of its window, in which a request becomes free.
+    // Docker Hub sends the length of its window. A request becomes free within the window.
     let window =
         || text("ratelimit-remaining").filter(|text| remaining(text) == Some(0)).and_then(|it| parameter(it, "w"));
     headers

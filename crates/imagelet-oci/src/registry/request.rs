@@ -1,4 +1,4 @@
-//! One request to mirrors and registry in order, with retries.
+//! Sends one request to the mirrors and the registry in order, with retries.
 
 mod first_success;
 
@@ -29,17 +29,17 @@ use super::{
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
-/// A signed URL may expire on the way: its registry signs another one.
+/// A signed URL may expire before its use; then the registry signs another URL.
 const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
-/// So that requests that wait for the same moment do not all come in it.
+/// Spreads the requests that wait for the same moment.
 const HELD_SPREAD: Duration = Duration::from_millis(200);
-/// Shorter waits are not worth a line.
+/// Shorter waits are not reported.
 const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) path: String,
-    /// The response head is enough.
+    /// Only the response head is needed.
     pub(crate) is_head: bool,
     pub(crate) range: Option<String>,
     /// A tag needs the `resolve` capability of a host, a digest only `pull`.
@@ -74,7 +74,7 @@ impl Query {
 }
 
 impl PullSession {
-    /// A backoff counts as silence, a wait that the registry requests does not.
+    /// Waits before an attempt. A backoff counts as silence; a wait that the registry requests does not.
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
             self.report(PullEvent::Retry {
@@ -101,7 +101,8 @@ impl PullSession {
             attempts.remove(|other| host.host.is_twin(&self.hosts[other].host));
         }
         let due = attempts.failed(index, failure, now);
-        // What its token service requests holds back no request that has a token, and a store's limit is its own.
+        // A wait that the token service requests does not delay requests with a token. A store's limit is only for the
+        // store.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
         if is_limited
             && fault.stage != Stage::Token
@@ -112,7 +113,7 @@ impl PullSession {
         }
     }
 
-    /// Records that a host has sent all that a request that began at `began` was for.
+    /// Records that a host has sent all content of a request that began at `began`.
     pub(crate) fn record_success(&self, index: usize, began: Instant) {
         self.retry_budget.served(false);
         self.shared.health.succeeded(&self.hosts[index].host.origin, self.reference.repository(), began);
@@ -130,7 +131,7 @@ impl PullSession {
         }
     }
 
-    /// Whether a host answers at all; it receives no credential.
+    /// Whether a host answers without a server error. The host receives no credential.
     async fn probe(self, index: usize) -> bool {
         let host = &self.hosts[index].host;
         let target = Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() };
@@ -139,12 +140,12 @@ impl PullSession {
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 
-    /// The error of a request that is not attempted again: what was tried, where, and for how long.
+    /// The error of a request that is not tried again: the attempts, their hosts, and the time.
     fn given_up(&self, attempts: &mut Attempts, subject: &str, next: Option<Next>) -> RuntimeError {
         let (count, time) = attempts.spent(Instant::now());
         let (last, mut mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
         if let Some((last, _)) = &last {
-            // One host under two schemes, or as its own mirror, is named once.
+            // A host under two schemes, or as its own mirror, is named once.
             let last = &self.hosts[*last].host.origin;
             mirrors.retain(|(index, _)| !self.hosts[*index].host.origin.is_same_place(last));
         }
@@ -186,7 +187,7 @@ impl PullSession {
         if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
-    /// Sends one request to one host and answers at most one 401. Only a success is a result.
+    /// Sends one request to one host, and answers at most one 401. Returns only a successful response.
     pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
         let host = &self.hosts[index];
         let mut is_second = false;
@@ -208,7 +209,7 @@ impl PullSession {
             let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.redirected;
             let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
             if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
-                // Some registries refuse what a client without a credential may not see, in place of asking for one.
+                // Some registries reject a request without a credential, instead of asking for a credential.
                 let challenge = host.challenge.get_or_try_init(|| self.challenge_of(host, query)).await?;
                 if let Some(challenge) = challenge {
                     drain(answer.body).await;
@@ -216,7 +217,7 @@ impl PullSession {
                     continue;
                 }
             }
-            // A 401 of another origin may ask for credentials that belong elsewhere.
+            // A 401 of another origin may ask for a credential of another host.
             if answer.status != StatusCode::UNAUTHORIZED || answer.redirected || is_second {
                 return Err(self.refusal(host, query, answer).await);
             }
@@ -226,7 +227,7 @@ impl PullSession {
         }
     }
 
-    /// The headers of a host's answer to a request without a credential for no repository, where they ask for one.
+    /// Requests the API root without a credential. Returns the headers of the answer if they ask for a credential.
     async fn challenge_of(&self, host: &SessionHost, query: &Query) -> Result<Option<HeaderMap>, Failure> {
         let base = &host.host.base_path;
         let root = if base.starts_with("/v2/") { "/v2" } else { base };
@@ -235,7 +236,7 @@ impl PullSession {
         let request = Request { bound, ..Request::get(target, &host.host.connection) };
         let answer = self.shared.transport.send(request, &self.reception).await?;
         if status_retry(answer.status.as_u16(), None).is_some() {
-            // It says nothing of credentials.
+            // The answer says nothing about credentials.
             return Err(self.refusal(host, query, answer).await);
         }
         let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.redirected && is_answerable(&answer.headers);
@@ -247,8 +248,8 @@ impl PullSession {
         let kind = answer.header("content-type").to_owned();
         let Response { status, headers, body, target, redirected } = answer;
         let (place, subject, code) = (target.origin.authority(), &query.subject, status.as_u16());
-        // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: what another
-        // origin answers is not shown.
+        // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: the answer
+        // of another origin is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
             Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
@@ -287,7 +288,7 @@ impl PullSession {
     }
 }
 
-/// Whether a host has answered: then it is not asked by another scheme.
+/// Whether a host has answered. Then the other scheme is not tried.
 fn is_answer(fault: &Fault) -> bool {
     fault.party == Party::Registry
         && matches!(fault.stage, Stage::Manifest | Stage::Blob)
@@ -296,7 +297,7 @@ fn is_answer(fault: &Fault) -> bool {
 
 fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // A digest covers the bytes as stored.
+    // The digest is that of the stored bytes, without an encoding.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if query.stage() == Stage::Manifest {
         headers.insert(header::ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES));

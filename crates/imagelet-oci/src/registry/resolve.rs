@@ -38,20 +38,20 @@ use crate::store::{DocumentBytes, DocumentWriter};
 pub(crate) struct Resolved {
     pub(crate) session: PullSession,
     pub(crate) root: ImageDocument,
-    /// The image manifest; equal to `root` where there is no index.
+    /// The image manifest. Equal to `root` if there is no index.
     pub(crate) chosen: ImageDocument,
     pub(crate) manifest: Manifest,
-    /// An index names the platform, so the configuration has no veto.
+    /// An index names the platform: a different platform in the configuration is accepted.
     pub(crate) is_named: bool,
 }
 
 impl Resolved {
-    /// Checks the configuration against the platform; `Some`: the image is taken, although the configuration names another
-    /// one.
+    /// Checks the configuration against the platform. `Some`: the image is accepted, although its configuration names
+    /// another platform.
     ///
-    /// As in the runtimes, the index decides where it names a platform: the label of a cross-built image is often wrong.
-    /// Without an index the image is taken for another architecture too, unless the caller named the platform: the node
-    /// may emulate it.
+    /// As in the runtimes, the index decides if it names a platform: the label of a cross-built image is often wrong.
+    /// Without an index, an image for another architecture is accepted, too: the node may emulate it. This does not
+    /// apply if the caller named the platform.
     pub(crate) fn check_platform(
         &self,
         config: &ImageConfig,
@@ -67,7 +67,7 @@ impl Resolved {
         }
     }
 
-    /// Bytes of its documents that stay in memory.
+    /// The bytes of the image's documents that are in memory.
     pub(crate) fn in_memory(&self) -> usize {
         self.root.bytes.in_memory() + self.chosen.bytes.in_memory()
     }
@@ -96,7 +96,7 @@ impl Registry {
         self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
     }
 
-    /// A session for content that is known by digest.
+    /// A session for content whose digest is known.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
@@ -117,7 +117,8 @@ impl Registry {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
-    /// The hosts beside the registry of an image; none where the configuration cannot be used, as the pull itself reports.
+    /// The hosts of an image other than its registry. Empty if the configuration cannot be used: the pull itself
+    /// reports that.
     pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
         let reference = reference.canonical();
         let found = self.configured_hosts(&reference).await;
@@ -147,7 +148,7 @@ impl PullSession {
         Ok(Resolved { session: self, root, chosen, manifest, is_named })
     }
 
-    /// Reads a document within the bytes that all pulls together may parse at once, and waits for its turn.
+    /// Parses a document. Waits until the document fits into the bytes that all pulls together may parse at once.
     pub(crate) async fn parse<T>(
         &self,
         document: &DocumentBytes,
@@ -174,8 +175,8 @@ impl PullSession {
         self.fetch_manifest(reference, None).await
     }
 
-    /// Checks with a `HEAD` that the registry still has a manifest under a reference and grants it to the session's
-    /// credential. `false`: its tag names another one, or the answer has no `Docker-Content-Digest`.
+    /// Checks with a `HEAD` that the registry still has a manifest under a reference, and that the session's credential
+    /// may read it. `false`: the tag names another manifest, or the answer has no `Docker-Content-Digest`.
     pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
         let query = manifest_query(reference, true);
         let attempt = |index| {
@@ -189,7 +190,7 @@ impl PullSession {
             answer.boxed()
         };
         let answer = self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await?;
-        // A page has no manifest of any digest.
+        // An HTML page is not a manifest.
         if answer.header("content-type").starts_with("text/html") {
             return Ok(false);
         }
@@ -200,7 +201,8 @@ impl PullSession {
         Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, query.subject)))
     }
 
-    /// Fetches a manifest by tag or digest, with the index's entry that led to it, from the first host that has a valid copy.
+    /// Fetches a manifest by tag or digest, from the first host that has a valid copy. `entry`: the manifest's index
+    /// entry.
     pub(super) async fn fetch_manifest(
         &self,
         reference: Reference,
@@ -248,7 +250,7 @@ impl PullSession {
         let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
         let damaged = |error: RuntimeError| Failure { error: error.about(&context), retry: Retry::Again { times: 1 } };
-        // Parts of a document that another origin sent are not shown.
+        // Parts of a document from another origin are not shown.
         let unusable = |error: RuntimeError| {
             if answer.redirected {
                 RuntimeError::new(error.kind(), &context).with_fault(error.fault())
@@ -301,7 +303,7 @@ impl DocumentSource for PullSession {
 const PAGE_HINT: &str =
     "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
 
-/// Whether an answer is markup, as of a login page, and not a JSON document.
+/// Whether an answer is markup, such as a login page, and not a JSON document.
 fn is_page(bytes: &[u8]) -> bool {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     bytes.trim_ascii_start().first() == Some(&b'<')

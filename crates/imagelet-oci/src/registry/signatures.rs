@@ -1,4 +1,4 @@
-//! Signatures attached to an image as cosign does: the tag `ALGORITHM-HEX.sig` of its repository.
+//! Signatures that are attached to an image as by cosign: the tag `ALGORITHM-HEX.sig` of the image's repository.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const PAYLOAD_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// Signatures of one image that are looked at, and bytes of a signed text.
+/// The maximum of signatures that are read for one image, and of bytes of a signed text.
 const SIGNATURES_MAX: usize = 64;
 const PAYLOAD_BYTES_MAX: u64 = 1 << 20;
 
@@ -34,7 +34,7 @@ struct SignatureLayer {
 }
 
 impl PullSession {
-    /// The signatures attached to a digest; none where the registry has no such tag.
+    /// The signatures attached to a digest. Empty if the registry has no such tag.
     pub(crate) async fn signatures(&self, subject: &Digest) -> Result<Vec<AttachedSignature>, RuntimeError> {
         let (repository, algorithm) = (self.reference().repository(), subject.algorithm().name());
         let name = format!("{repository}:{algorithm}-{}.sig", subject.hex());

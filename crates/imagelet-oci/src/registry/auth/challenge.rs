@@ -13,7 +13,7 @@ const MALFORMED: &str = "the header is malformed";
 
 static PARAMETER: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)[ \t]*=[ \t]*(.*)$"));
 static SCHEME: LazyLock<Regex> = LazyLock::new(|| regex(r"^([A-Za-z0-9!#$%&'*+.^_`|~-]+)(?:[ \t]+(.*))?$"));
-/// The single token that some schemes carry instead of parameters.
+/// The single token that some schemes have instead of parameters.
 static TOKEN68: LazyLock<Regex> = LazyLock::new(|| regex(r"^[A-Za-z0-9._~+/-]+=*$"));
 static QUOTED: LazyLock<Regex> = LazyLock::new(|| regex(r#"^"((?:[^"\\]|\\.)*)"$"#));
 static ESCAPED: LazyLock<Regex> = LazyLock::new(|| regex(r"\\(.)"));
@@ -38,8 +38,8 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Keeps the first of a repeated parameter. `false`: it is not written as one, there are too many, or two parsers may
-    /// read different values of one that decides where a credential goes.
+    /// Adds a parameter. If a name repeats, its first value is used. `false`: the text is not a parameter, there are
+    /// too many, or a `realm` or `service` repeats with another value. Both decide where a credential is sent.
     fn add(&mut self, text: &str) -> bool {
         let parts = PARAMETER.captures(text);
         let Some((name, value)) = parts.and_then(|parts| Some((parts[1].to_ascii_lowercase(), value(&parts[2])?)))
@@ -57,8 +57,8 @@ impl Challenge {
     }
 }
 
-/// A quoted or a plain value. A plain one may be an URL, as some registries send it, and have spaces, but nothing behind
-/// them that may be another parameter.
+/// A quoted or a plain value. A plain value may be a URL and may have spaces, as some registries send it. No word after
+/// a space may contain `=`: the word may be another parameter.
 fn value(text: &str) -> Option<String> {
     if text.starts_with('"') {
         return Some(ESCAPED.replace_all(&QUOTED.captures(text)?[1], "$1").into_owned());
@@ -67,10 +67,11 @@ fn value(text: &str) -> Option<String> {
     (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned())
 }
 
-/// The challenges of all headers. A broken one is left out; parameters of `Basic` do not matter, so that none breaks it.
+/// The challenges of all headers. A malformed challenge is skipped. `Basic` is never malformed: its parameters are
+/// unused.
 ///
 /// # Errors
-/// The headers are too long, or have only broken challenges.
+/// The headers are too long, have too many challenges, or have only malformed challenges.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {
@@ -78,7 +79,7 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     }
     let (mut found, mut is_broken) = (Vec::new(), false);
     for text in values().map(|value| String::from_utf8_lossy(value.as_bytes())) {
-        // With whether all its parameters are whole.
+        // The `bool`: all parameters of the challenge are valid.
         let mut of_header: Vec<(Challenge, bool)> = Vec::new();
         let (mut is_quoted, mut is_escaped) = (false, false);
         let items = text.split(|letter| {
@@ -111,7 +112,7 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     if found.len() > CHALLENGES_MAX || (is_broken && !has_known) { Err(MALFORMED.to_owned()) } else { Ok(found) }
 }
 
-/// Whether headers ask for a credential in a way that is understood.
+/// Whether the headers request a credential by a supported scheme.
 pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
     challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
 }

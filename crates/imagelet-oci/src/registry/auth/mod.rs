@@ -1,7 +1,7 @@
 //! Authenticates requests to a registry (`docs/spec/pull.md §13.8`).
 //!
-//! **Invariant:** a credential, and every token obtained with it, lives in one pull session and is sent to one origin:
-//! its own registry, and that registry's token service if it passes [`check_realm`] and [`may_see`].
+//! **Invariant:** a credential, and every token obtained with it, belongs to one pull session. It is sent only to its
+//! registry, and to that registry's token service if the service passes [`check_realm`] and [`may_see`].
 
 pub(super) mod challenge;
 
@@ -35,7 +35,7 @@ const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl PullSession {
-    /// Answers a 401. `shown` is the rejected grant.
+    /// Answers a 401. `shown`: the number of the rejected grant.
     pub(super) async fn authenticate(
         &self,
         host: &SessionHost,
@@ -43,7 +43,7 @@ impl PullSession {
         shown: Option<u64>,
     ) -> Result<(), Failure> {
         let place = host.host.origin.authority();
-        // The requests of a pull that are refused at the same time obtain one token.
+        // Requests of a pull that are rejected at the same time obtain one token.
         let _renewal = host.renewal.lock().await;
         if host.grant().map(|grant| grant.number) != shown {
             return Ok(()); // Another request of this pull was quicker.
@@ -95,16 +95,17 @@ impl PullSession {
         }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;
-        // One slot for both forms, before the deadline: a wait for other pulls says nothing of the service.
+        // One slot for both forms, acquired before the deadline starts: a wait for other pulls says nothing about the
+        // service.
         let _slot = self.shared.transport.slots.acquire(&target.origin, &Urgency::is_next()).await;
-        // One deadline for both forms and the body: a request that needs a token fails over as early as another.
+        // One deadline for both forms and the body: a request that needs a token fails over as early as other requests.
         let timeout = self.shared.transport.header_timeout;
         let is_own = target.origin == host.host.origin;
         let of_service = |failure: Failure| if is_own { failure } else { failure.of(Party::TokenService) };
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
-                // The OAuth 2 form of the token protocol: some services know no other.
+                // The OAuth 2 form of the token protocol: some services support only this form.
                 (Ok(None), Some(as_form)) => self.exchange_token(host, as_form, &place).await,
                 (answer, _) => answer,
             }
@@ -121,7 +122,7 @@ impl PullSession {
         Ok(token)
     }
 
-    /// `None`: the service does not know the method.
+    /// `None`: the service does not support the method.
     async fn exchange_token(
         &self,
         host: &SessionHost,
@@ -152,11 +153,11 @@ impl PullSession {
         if answer.status == StatusCode::METHOD_NOT_ALLOWED {
             return Ok(None);
         }
-        // Such a service may return a token with any status.
+        // A service may send a token with an error status, too. Such a body is not shown.
         let has_token = body.windows(6).any(|part| part == b"token\"");
         let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(ERROR_BYTES_MAX)] };
         let words = explanation(&kind, shown, body.len() > ERROR_BYTES_MAX, &self.secrets());
-        // A registry may name any host as its service: what another origin answers is not shown.
+        // A registry may name any host as its token service. So the answer of another origin is not shown.
         let words = words.filter(|_| answer.target.origin == host.host.origin);
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
@@ -172,13 +173,13 @@ impl PullSession {
     }
 }
 
-/// The failure of a token service whose answer is no token.
+/// The failure of a token service with an unusable answer.
 fn unusable(place: &str, what: &str) -> Failure {
     let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
     denied(format!("token service `{place}` {what}")).with_fault(fault).into()
 }
 
-/// The request for a token, and the same as a form with the password, for services that know nothing but `POST`.
+/// The token request. For a password, also the same request as a form, for services that support only `POST`.
 fn token_requests(
     target: &Target,
     service: Option<&str>,
@@ -216,7 +217,7 @@ fn pair(name: &str, value: &str) -> String {
     format!("{name}={}", utf8_percent_encode(value, QUERY))
 }
 
-/// Whether a token service may receive the registry's credential: over HTTPS, or as the registry's own origin.
+/// Whether a token service may receive the registry's credential: it must use HTTPS or be the registry's own origin.
 /// Over plain HTTP an attacker can rewrite the challenge and redirect the credential.
 fn may_see(service: &Origin, registry: &Origin) -> bool {
     service.is_https() || service == registry
@@ -224,8 +225,9 @@ fn may_see(service: &Origin, registry: &Origin) -> bool {
 
 /// The target of a token request, if it is allowed.
 ///
-/// The realm may be another host (Docker Hub's is). It must be encrypted, unless it is the host of an unencrypted
-/// registry. It must not be an internal address, unless the registry has one or the configuration lists it.
+/// The realm may be on another host, as for Docker Hub. It must use HTTPS, unless the registry is on the same host and
+/// uses HTTP. It must not be an internal address, unless the registry's address is internal or the configuration lists
+/// it.
 fn check_realm(realm: &str, registry: &Origin, listed: &[Origin]) -> Result<Target, RuntimeError> {
     let place = registry.authority();
     let refuse = |why: String| denied(format!("registry `{place}` names a token service that is not asked: {why}"));

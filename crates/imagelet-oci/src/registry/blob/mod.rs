@@ -1,4 +1,4 @@
-//! Reads blobs as one exact stream, however often the connection breaks (`docs/spec/pull.md §13.7`).
+//! Reads a blob as one exact stream, even if connections break (`docs/spec/pull.md §13.7`).
 
 mod overtake;
 pub(super) mod parallel;
@@ -34,17 +34,17 @@ use crate::{
     store::DocumentBytes,
 };
 
-/// After this many bytes without a break, earlier breaks no longer count.
+/// After this many bytes without a break, the failures are reset.
 const REFILL_BYTES: u64 = 1 << 20;
-/// A host is not asked again for a blob of which it sent wrong bytes this often.
+/// A host that sent wrong bytes of a blob this often is not asked for the blob again.
 const WRONG_MAX: u32 = 2;
-/// A second request of bytes that a connection is slow to send ends after so many that were received already.
+/// A second request for a slow connection's bytes ends after this many bytes that were already received.
 const TWICE_MAX: u64 = 1 << 20;
-/// For an answer that is not what was requested: another may be right.
+/// For an answer that does not match the request: another answer may match.
 const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
-    /// As [`Self::fetch_document_blob`], for a blob that is wanted in memory at once.
+    /// As [`Self::fetch_document_blob`], for a blob that is needed in memory at once.
     pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let document = self.fetch_document_blob(descriptor, limit).await?;
         self.parse(&document, Bytes::clone).await
@@ -106,27 +106,26 @@ pub(crate) struct BlobSource {
     notes: Arc<Mutex<HostNotes>>,
 }
 
-/// What this blob's requests have learned of the hosts, which are indices of the session's list.
+/// The results of this blob's requests at each host. A host is an index in the session's list.
 #[derive(Debug, Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
-    /// Hosts that ever sent a byte of the blob.
+    /// Hosts that sent at least one byte of the blob.
     counted: BTreeSet<usize>,
     /// Hosts that do not have the blob.
     lacking: BTreeSet<usize>,
     /// How often a host sent wrong content.
     wrong: BTreeMap<usize, u32>,
-    /// How often the blob was fetched and was wrong.
+    /// How many fetches returned a wrong blob.
     fetches: usize,
-    /// Hosts that answer a request for a range with something else: they are asked for the whole blob.
+    /// Hosts that do not support ranges: requests to them are for the whole blob.
     whole_only: BTreeSet<usize>,
-    /// Hosts whose connection was overtaken by one to another host.
+    /// Hosts with a connection that a connection to another host has overtaken.
     slow: BTreeSet<usize>,
 }
 
 impl HostNotes {
-    /// The hosts to ask: those that may have the blob, sent nothing wrong and are not far slower than others; else those
-    /// that were wrong once.
+    /// The hosts to ask: all hosts of the best tier. The tiers are: no problem, slow, wrong once, without the blob.
     fn usable(&self, hosts: &[usize]) -> Vec<usize> {
         let tier = |host: &usize| match self.wrong.get(host).copied().unwrap_or_default() {
             WRONG_MAX.. => None,
@@ -144,14 +143,14 @@ impl BlobSource {
         self.descriptor.size
     }
 
-    /// A stream of a span whose bytes are next. Sends no request yet.
+    /// A stream for the span that the reader needs next. Sends no request yet.
     pub(crate) fn stream(&self, span: Range<u64>) -> BlobStream {
         let stream = self.stream_ahead(span);
         stream.urgency.raise();
         stream
     }
 
-    /// A stream of a later span.
+    /// A stream for a later span.
     fn stream_ahead(&self, span: Range<u64>) -> BlobStream {
         let meter = Arc::<WindowMeter>::default();
         let metered = Arc::clone(&meter);
@@ -164,7 +163,7 @@ impl BlobSource {
             attempts: None,
             meter,
             ticket: None,
-            // A wait for a slot says nothing of the connection.
+            // A wait for a slot says nothing about the connection.
             urgency: Urgency::reads_ahead(move || metered.wait(Instant::now())),
         }
     }
@@ -182,8 +181,9 @@ impl BlobSource {
         Query { path, is_head: false, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
     }
 
-    /// The host for a second request of the bytes from `offset`, which another host is slow to send: another one in good
-    /// health, or the same one. `None`: no host takes it, or only one that would send too much again.
+    /// The host for a second request of the bytes from `offset`, which `slow` sends too slowly: another host in good
+    /// health, or else the same host. `None`: no host is suitable, or the host would send more than [`TWICE_MAX`]
+    /// again.
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
@@ -199,10 +199,10 @@ impl BlobSource {
         others.chain([slow]).find(suits)
     }
 
-    /// Records and logs which hosts sent bytes of a wrong blob. A mirror is not used for it again while another host
-    /// is left; a host whose bytes have another digest gets a second try, after all others.
+    /// Records and logs the hosts that sent bytes of a wrong blob. After a digest mismatch, a host gets a second try,
+    /// after all others. After another error, a mirror is not used for the blob again.
     ///
-    /// `false`: no other try can help.
+    /// `false`: another fetch cannot help.
     pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
         let mut notes = locked(&self.notes);
         let served = std::mem::take(&mut notes.served);
@@ -226,7 +226,7 @@ impl BlobSource {
         let hosts = self.session.hosts.iter().enumerate().filter(|(_, host)| host.host.can_pull);
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         notes.fetches += 1;
-        // A blob that is wrong everywhere is fetched once more, not once more from everywhere.
+        // If every host sends a wrong blob, the blob is fetched once more in total, not once more from each host.
         found && notes.fetches <= hosts.len() && !notes.usable(&hosts).is_empty()
     }
 
@@ -244,7 +244,7 @@ impl BlobSource {
         Ok(document)
     }
 
-    /// Requests a span from one host; the sender, and where its body ends.
+    /// Requests a span from one host. Returns the sender and the offset where its body ends.
     async fn request(&self, host: usize, query: &Query, span: &Range<u64>) -> Result<(Sender, u64), Failure> {
         let (session, size, began) = (&self.session, self.size(), Instant::now());
         let is_whole_only = locked(&self.notes).whole_only.contains(&host);
@@ -272,7 +272,7 @@ impl BlobSource {
                 if failure.error.kind() == RuntimeErrorKind::NotFound {
                     notes.lacking.insert(host);
                 }
-                // Some registries reject a range instead of ignoring it, and serve the whole blob.
+                // Some registries reject a range instead of ignoring it, but serve the whole blob.
                 if query.range.is_some() && failure.error.fault().class == ErrorClass::AnswerInvalid {
                     notes.whole_only.insert(host);
                     failure.retry = AGAIN;
@@ -283,7 +283,7 @@ impl BlobSource {
     }
 }
 
-/// The host that answered a request, an index of the session's list, and its body.
+/// The host that answered a request (an index in the session's list), and its body.
 #[derive(Debug)]
 struct Sender {
     body: BodyReader,
@@ -293,32 +293,32 @@ struct Sender {
     is_redirected: bool,
     /// When the request began.
     began: Instant,
-    /// Bytes of the body before the one that is reached: the whole blob was requested.
+    /// Bytes to skip at the start of the body: the request was for the whole blob.
     skip: u64,
-    /// The body has had a byte.
+    /// The body has sent at least one byte.
     is_counted: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    /// `None` before a request and after a body that broke.
+    /// `None`: no request was sent yet, or the body broke off.
     sender: Option<Sender>,
     reached: u64,
-    /// After the requested end when the host ignores ranges.
+    /// Larger than the requested end if the host ignores ranges.
     end: u64,
     unbroken: u64,
     attempts: Option<Attempts>,
     meter: Arc<WindowMeter>,
-    /// The next bytes are read when it is due.
+    /// The next bytes are read when the ticket is due.
     ticket: ByteTicket,
     urgency: Arc<Urgency>,
 }
 
 impl BlobStream {
-    /// Waits for the response head, so that an error of all hosts is known.
+    /// Waits for the response head. Fails if all hosts fail.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
-        // An empty blob of a registry is requested, too: it may be absent there.
+        // Even an empty blob is requested from a registry: the registry may not have it.
         let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
         let is_empty = self.reached == self.end && is_here;
         if self.sender.is_some() || is_empty { Ok(()) } else { self.open().await }
@@ -326,8 +326,8 @@ impl BlobStream {
 
     /// The next bytes; `None` at the end of the span.
     ///
-    /// A broken body is continued where it broke, at the next host if there is one, with bounded retries. The time
-    /// between calls does not count as silence. Dropping the future loses nothing.
+    /// A body that breaks off is continued from its next byte, at the next host if there is another. Retries are
+    /// bounded. The time between two calls is not silence. Dropping the future loses no bytes.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(sender) = &mut self.sender else {
@@ -352,7 +352,7 @@ impl BlobStream {
                     }
                 }
                 ended => {
-                    // The connection may break after the last byte: nothing is missing.
+                    // The connection may break after the last byte: then no byte is missing.
                     if let Some(sender) = self.sender.take()
                         && self.reached < self.end
                     {
@@ -363,7 +363,7 @@ impl BlobStream {
         }
     }
 
-    /// The bytes of a chunk that are new; `None`: they all have been read before.
+    /// The new bytes of a chunk. `None`: all its bytes were read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
         let Some(sender) = &mut self.sender else { return Ok(None) };
         let session = &self.source.session;
@@ -395,7 +395,7 @@ impl BlobStream {
         Ok(Some(chunk))
     }
 
-    /// Records a body that ended early; `None`: without an error.
+    /// Records a body that ended early. `problem` is `None` if it ended without an error.
     fn broken(&mut self, sender: &Sender, problem: Option<ReadError>) {
         self.unbroken = 0;
         let Descriptor { digest, size, .. } = &self.source.descriptor;
@@ -410,7 +410,7 @@ impl BlobStream {
         if is_silent {
             session.record_failure(attempts, sender.host, failure, sender.began);
         } else {
-            // A cut says little of the host: the other requests continue there.
+            // A broken connection says little about the host: other requests to it continue.
             tracing::debug!(host = sender.place, error = failure.error.chain(), "a blob broke off");
             session.hosts[sender.host].count_failure(failure.error.fault().class);
             attempts.failed(sender.host, failure, Instant::now());
@@ -476,7 +476,7 @@ impl BlobStream {
     }
 }
 
-/// The `Range` header of a span; `None` for the whole blob, open-ended at the blob's end.
+/// The `Range` header of a span. `None` for the whole blob. At the end of the blob, the range has no upper bound.
 fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     match (span.start, span.end) {
         (0, end) if end == size => None,
@@ -485,7 +485,7 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// Where the body ends, if the head promises exactly the span, or the whole blob for a request from offset 0.
+/// The end of the body, if the head promises exactly the span. From offset 0, the whole blob is accepted, too.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;

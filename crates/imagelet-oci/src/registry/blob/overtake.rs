@@ -19,24 +19,24 @@ use super::{
 };
 use crate::registry::locked;
 
-/// Second requests of one blob: with [`TWICE_MAX`], the bound of the bytes that are received twice.
+/// The maximum of second requests of one blob. With [`TWICE_MAX`] it bounds the bytes that are received twice.
 const RIVALS_MAX: u32 = 16;
 
-/// The connection whose bytes are next.
+/// The connection that delivers the next bytes.
 pub(super) struct Lead<'a> {
     pub(super) source: &'a BlobSource,
     pub(super) meter: &'a WindowMeter,
-    /// What it has not delivered.
+    /// The span that the connection has not delivered.
     pub(super) rest: Range<u64>,
 }
 
 /// The race of one blob; at most one rival runs.
 #[derive(Debug, Default)]
 pub(super) struct Race {
-    /// The bytes before this one are delivered.
+    /// All bytes before this offset are delivered.
     delivered: Arc<AtomicU64>,
     begun: u32,
-    /// Where the rival began.
+    /// The offset where the rival started.
     from: u64,
     rival: Option<AbortOnDropHandle<Option<(Bytes, BlobStream)>>>,
 }
@@ -46,12 +46,13 @@ impl Race {
         self.delivered.store(offset, Ordering::Relaxed);
     }
 
-    /// Another connection delivers from now on.
+    /// Stops the rival: another connection delivers the next bytes.
     pub(super) fn end(&mut self) {
         self.rival = None;
     }
 
-    /// Waits until a rival is ahead of the lead; returns its next bytes and its stream. Dropping the future loses nothing.
+    /// Waits until a rival is ahead of the lead; returns its next bytes and its stream. Dropping the future loses no
+    /// bytes.
     pub(super) async fn overtaken(&mut self, lead: Lead<'_>) -> (Bytes, BlobStream) {
         self.delivered(lead.rest.start);
         let mut last = lead.meter.take_last();
@@ -106,7 +107,7 @@ impl Race {
     }
 }
 
-/// Reads until a byte was not delivered yet; `None`: the stream failed, or sent too much that was.
+/// Reads until the stream has an undelivered byte. `None`: the stream failed, or sent too many delivered bytes.
 async fn race(mut stream: BlobStream, from: u64, delivered: Arc<AtomicU64>) -> Option<(Bytes, BlobStream)> {
     loop {
         let bytes = stream.next().await.ok()??;

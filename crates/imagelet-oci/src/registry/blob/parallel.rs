@@ -1,5 +1,5 @@
-//! One blob over as many connections as its reader can use, delivered in order. Each byte is requested once, but for
-//! those of a connection that is far slower than the others.
+//! Reads one blob over as many connections as its reader can use, and delivers it in order. Each byte is requested
+//! once, except the rest of a connection that is far slower than the others.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ use crate::registry::connection::Urgency;
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
-/// Connections of all blobs together beyond the first of each.
+/// The maximum of connections of all blobs together, without the first connection of each blob.
 pub(crate) const EXTRA_CONNECTIONS_MAX: usize = 12;
 
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ pub(crate) struct RangedStream {
     started: Instant,
     meter: Arc<Meter>,
     head: BlobStream,
-    /// Bytes of the current part that were read ahead; then its stream becomes the head.
+    /// The current part. After its bytes that were read ahead, its stream becomes the head.
     turned: Option<Part>,
     ahead: VecDeque<Part>,
     planned: u64,
@@ -72,7 +72,7 @@ struct Meter {
     answered: AtomicUsize,
 }
 
-/// A span that is read ahead by a task of its own.
+/// A span that a separate task reads ahead.
 #[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
@@ -83,7 +83,7 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// Bytes, and their share of what all blobs may read ahead.
+/// Bytes, and their permit from the read-ahead limit of all blobs.
 type BufferedBytes = (Bytes, Option<OwnedSemaphorePermit>);
 
 impl BlobSource {
@@ -139,8 +139,8 @@ impl RangedStream {
         }
     }
 
-    /// The next bytes of the connection whose turn it is, or of one that overtakes it. `None`: it is at its end, or the
-    /// turn of a part's stream has come.
+    /// The next bytes of the current connection, or of a rival that overtakes it. `None`: the current connection is at
+    /// its end, or the current part has no more bytes in memory.
     async fn step(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         let Self { source, head, turned, race, meter, delivered, .. } = self;
         let part = turned.as_ref();
@@ -159,7 +159,7 @@ impl RangedStream {
         Ok(Some(bytes))
     }
 
-    /// Closes the connections. The next bytes are requested again from the current offset.
+    /// Closes the connections. The next call requests the bytes from the current offset again.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
@@ -178,14 +178,14 @@ impl RangedStream {
         self.planned = self.planned.max(self.head.end);
     }
 
-    /// Measures the rate and opens a further connection where that helps.
+    /// Measures the rate, and opens another connection if that helps.
     fn adapt(&mut self) {
         let size = self.source.size();
         if self.planned >= size {
             return;
         }
         let shared = &self.source.session.shared;
-        // Under a limit of the bandwidth, a connection adds nothing.
+        // If the bandwidth is limited, another connection does not increase the rate.
         let has_room = shared.read_ahead.available_permits() as u64 >= PART && shared.config.bandwidth.rate().is_none();
         self.pace.observe(TransferSample {
             at: self.started.elapsed(),
@@ -210,12 +210,12 @@ impl RangedStream {
     fn plan(&mut self) -> Range<u64> {
         let start = self.planned;
         let (size, range) = (self.source.size(), self.pace.next_range());
-        // A short rest is not worth its own request.
+        // A short rest gets no separate request.
         self.planned = if size - start < range + PART / 2 { size } else { start + range };
         start..self.planned
     }
 
-    /// Requests the next span. Without a connection to spare its bytes are read only at its turn.
+    /// Requests the next span. If `connection` is `None`, its bytes are read only at its turn.
     fn begin(&mut self, connection: Option<OwnedSemaphorePermit>) {
         let span = self.plan();
         let end = span.end;
@@ -229,7 +229,7 @@ impl RangedStream {
     }
 }
 
-/// The next bytes of a part, then of the head. After the last bytes of a part, its stream is the head.
+/// The next bytes of a part, or of the head if there is no part. After its last bytes, the part's stream is the head.
 async fn next_of(
     turned: &mut Option<Part>,
     head: &mut BlobStream,
@@ -257,7 +257,7 @@ struct Reader {
 
 impl Reader {
     async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
-        // Not cancelled: the host would have to send the same bytes again.
+        // The request is not cancelled: otherwise the host has to send the same bytes again.
         self.stream.ready().await?;
         let urgency = Arc::clone(&self.stream.urgency);
         let mut turned = pin!(urgency.raised());

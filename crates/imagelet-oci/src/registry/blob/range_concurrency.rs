@@ -1,18 +1,18 @@
 //! Decides the number of connections of one blob; does no I/O.
 //!
-//! One connection is enough while the next stage has work. When that stage waits for bytes, connections are added
-//! one at a time, as long as each raises the rate; when it no longer waits, one is removed.
+//! One connection is enough while the next stage has work. If that stage waits for bytes, connections are added one at
+//! a time while each raises the rate. If it no longer waits, a connection is removed.
 
 use std::time::Duration;
 
 pub(crate) const RANGED_MIN: u64 = 16 << 20;
-/// The first range of a larger blob, short enough to measure early.
+/// The first range of a larger blob. It is short, so that the rate is measured early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
 const RANGE_GROWTH: u64 = 4;
-/// The longest range of a single connection: a host that becomes slow is used to the end of its range.
+/// The longest range of a single connection: a host that becomes slow is used until its range ends.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
-/// With this much left of a range the next one is requested, to hide the round trip.
+/// The next range is requested when this many bytes of the current range are left, to hide the round trip.
 pub(crate) const LEAD: u64 = 2 << 20;
 const CONNECTIONS_MAX: usize = 8;
 
@@ -22,7 +22,7 @@ const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// Above this share of waiting time the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
 const READER_WAIT_LOW: f64 = 0.05;
-/// The share of its expected gain that a connection must add to stay: `n` connections bring `n / (n - 1)` of the rate.
+/// The share of its expected gain that a new connection must reach. Expected are `n / (n - 1)` of the rate before.
 const GAIN_SHARE: f64 = 0.3;
 const HOLD: Duration = Duration::from_secs(2);
 
@@ -31,7 +31,7 @@ pub(crate) struct TransferSample {
     pub(crate) at: Duration,
     pub(crate) received: u64,
     pub(crate) reader_wait: Duration,
-    /// Further connections' parts that have begun to arrive, in total.
+    /// How many parts of additional connections have begun to arrive, in total.
     pub(crate) answered: usize,
     pub(crate) has_room: bool,
 }
@@ -41,10 +41,10 @@ pub(crate) struct Pace {
     pub(crate) connections: usize,
     range: u64,
     mark: Option<TransferSample>,
-    /// The rate before the newest connection, while it is on trial.
+    /// The rate before the newest connection, while that connection is on trial.
     on_trial: Option<f64>,
     hold_until: Duration,
-    /// A rate counts for the newest connection once this many parts have begun to arrive.
+    /// Rates are measured once this many parts have begun to arrive: then they include the newest connection.
     settled_at: usize,
 }
 
@@ -72,7 +72,7 @@ impl Pace {
 
     pub(crate) fn observe(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
-            // A connection that is still being opened does not count: its trial starts with its first byte.
+            // The trial of a connection starts with its first byte; the time to open it is not measured.
             self.mark = Some(seen);
             return;
         };

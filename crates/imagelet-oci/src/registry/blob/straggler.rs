@@ -1,7 +1,8 @@
 //! Decides when a connection that is far slower than the others of its pull gets a rival; does no I/O.
 //!
-//! A connection is measured over windows of waiting for the network. The rates of the pull's last windows, of all its
-//! layers and hosts, say what is usual; a connection far below that is a straggler if a rival is worth its request.
+//! A connection is measured over windows of time in which it waits for the network. The usual rate is the median of the
+//! pull's last windows, over all its layers and hosts. A connection far below that is a straggler if a rival saves
+//! enough.
 
 use std::{collections::VecDeque, sync::Mutex, time::Duration};
 
@@ -9,20 +10,20 @@ use tokio::time::Instant;
 
 use crate::registry::locked;
 
-/// A window ends after this time of waiting, or this many bytes.
+/// A window ends after this waiting time, or after [`WINDOW_BYTES`].
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u64 = 1 << 20;
-/// Bytes that were here before they were waited for have no rate: no window is shorter.
+/// The minimum waiting time in a rate: bytes that arrived before the wait have no rate.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 const RATES_MAX: usize = 16;
-/// Fewer rates do not say what is usual.
+/// With fewer rates there is no usual rate.
 const RATES_MIN: usize = 3;
 /// Below this share of the usual rate a connection is a straggler.
 const SLOW_SHARE: f64 = 0.125;
-/// A rival has to save this much.
+/// A rival must save at least this time.
 const GAIN_MIN: Duration = Duration::from_secs(2);
 
-/// What one connection received, and how long it waited for that.
+/// The bytes that one connection received, and the time that it waited for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Window {
     pub(super) bytes: u64,
@@ -65,7 +66,7 @@ impl ConnectionRates {
     }
 }
 
-/// Measures one connection; read by others while it waits.
+/// Measures one connection. Other tasks read the meter while the connection waits.
 #[derive(Debug, Default)]
 pub(super) struct WindowMeter(Mutex<Metered>);
 
@@ -74,13 +75,13 @@ struct Metered {
     /// The host of the last attempt.
     host: usize,
     window: Window,
-    /// The window before, until it is looked at.
+    /// The previous window, until it is checked.
     last: Option<Window>,
     waits_since: Option<Instant>,
 }
 
 impl WindowMeter {
-    /// An attempt at a host, an index of the session's list, begins.
+    /// An attempt at a host (an index in the session's list) starts.
     pub(super) fn attempts(&self, host: usize) {
         locked(&self.0).host = host;
     }
@@ -93,7 +94,7 @@ impl WindowMeter {
         locked(&self.0).waits_since = Some(now);
     }
 
-    /// Ends a wait; a window that is over becomes one of the pull's rates.
+    /// Ends a wait. A completed window is recorded in the pull's rates.
     pub(super) fn received(&self, bytes: u64, rates: &ConnectionRates, now: Instant) {
         let mut metered = locked(&self.0);
         let since = metered.waits_since.take();
@@ -109,14 +110,14 @@ impl WindowMeter {
         locked(&self.0).last.take()
     }
 
-    /// The current window, with the wait that is not over.
+    /// The current window, including the wait that is not over.
     pub(super) fn window(&self, now: Instant) -> Window {
         let metered = locked(&self.0);
         let waits = metered.waits_since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
         Window { waited: metered.window.waited + waits, ..metered.window }
     }
 
-    /// When the current window ends if the wait goes on; a window that is over is looked at after the next one.
+    /// The time until the current window ends if the wait continues. If it is over already, one [`WINDOW`].
     pub(super) fn ends_in(&self, now: Instant) -> Duration {
         WINDOW.checked_sub(self.window(now).waited).filter(|left| !left.is_zero()).unwrap_or(WINDOW)
     }

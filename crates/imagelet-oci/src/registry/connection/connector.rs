@@ -1,4 +1,4 @@
-//! Makes one connection for the HTTP client: TCP, a proxy's tunnel, then TLS, each with a deadline of its own.
+//! Makes one connection for the HTTP client: TCP, a proxy's tunnel, then TLS. Each step has its own deadline.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -27,9 +27,9 @@ pub(crate) struct Connector {
     pub(crate) tls_timeout: Duration,
     /// `None`: connections are direct.
     pub(crate) proxy: Option<Arc<Proxy>>,
-    /// For an `https://` proxy.
+    /// The TLS settings of an `https://` proxy.
     pub(crate) proxy_tls: Option<Arc<ClientConfig>>,
-    /// Requests have slots, so that a connection is free or about to be closed: a wait here is short.
+    /// The wait for a permit is short: the request has a slot, so a connection is free or will soon be closed.
     pub(crate) permits: Arc<HostPermits>,
 }
 
@@ -107,7 +107,7 @@ impl Connector {
         let stream = stream.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?.map_err(ConnectError::Tls)?;
         let version = stream.get_ref().1.protocol_version();
         record(Stage::Tls, began, &host, version.map_or_else(String::new, |it| format!("{it:?}")));
-        // Before TLS 1.3 the server judges the certificate within the handshake.
+        // Before TLS 1.3, the server checks the client certificate during the handshake.
         let mut connection = RegistryConnection::over(stream);
         connection.undecided = request.filter(|_| version == Some(ProtocolVersion::TLSv1_3));
         Ok(connection)

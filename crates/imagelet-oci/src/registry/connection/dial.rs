@@ -12,11 +12,11 @@ use tokio::{
 
 use crate::registry::path_check::steps::record;
 
-/// The head start of an address before the next one is tried too, as RFC 8305 recommends.
+/// The delay before the next address is tried in parallel, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// Further addresses of one name are not tried: all attempts start within the default deadline.
+/// More addresses of one name are not tried, so that all attempts start within the default deadline.
 const ADDRESSES_MAX: usize = 16;
-/// Failed addresses that a message repeats.
+/// The maximum of failed addresses in a message.
 const SHOWN_MAX: usize = 4;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -30,14 +30,14 @@ pub(crate) enum DialError {
     Late { host: String, limit: Duration },
 }
 
-/// The first of some texts, and how many `things` are left out.
+/// The first [`SHOWN_MAX`] texts, and how many `things` are left out.
 fn listed(texts: impl ExactSizeIterator<Item = impl ToString>, separator: &str, things: &str) -> String {
     let more = texts.len().saturating_sub(SHOWN_MAX);
     let text = texts.take(SHOWN_MAX).map(|text| text.to_string()).collect::<Vec<_>>().join(separator);
     if more == 0 { text } else { format!("{text}{separator}and {more} more{things}") }
 }
 
-/// Connects to a host within the limit, which covers its name and all its addresses.
+/// Connects to a host. The limit covers the name lookup and all addresses.
 pub(crate) async fn dial(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
     let connecting = async {
         let unresolved = |source| DialError::Unresolved { host: host.to_owned(), source };
@@ -67,7 +67,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Alternates the families, beginning with the one that the resolver prefers; keeps the order within each.
+/// Alternates the address families, the resolver's preferred family first. Keeps the order within each family.
 fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let prefers_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (preferred, other): (Vec<_>, Vec<_>) =
@@ -79,7 +79,7 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     order
 }
 
-/// Starts an attempt per address, each after its head start or the failure of one before; returns the first success.
+/// Starts an attempt per address, [`ATTEMPT_DELAY`] after the last one or when one fails. Returns the first success.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

@@ -1,4 +1,4 @@
-//! Why a host could not be reached: the error, its class, and the correction if there is one.
+//! The error for a host that could not be reached, its class, and a hint if a correction is known.
 
 use std::{
     error::Error as StdError,
@@ -20,7 +20,7 @@ use super::{
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
-/// Names of a certificate that a message repeats.
+/// The maximum of certificate names in a message.
 const NAMES_MAX: usize = 8;
 
 pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
@@ -48,7 +48,7 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
             Some((format!("could not set up TLS with registry `{host}`"), client_hint(host)))
         }
         (_, Some(refusal)) => {
-            // The problem says what the cause does.
+            // The problem says the same as the cause, so the cause is omitted.
             if let Some((problem, hint)) = tls_problem(refusal, host) {
                 let message = format!("could not set up TLS with registry `{host}`: {problem}");
                 return with(fault, message).with_hint(hint).not_an_outage();
@@ -58,13 +58,13 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
         _ => None,
     };
     match corrected {
-        // The registry may be well: only the configuration of this node is wrong.
+        // The registry may be healthy; only this node's configuration is wrong.
         Some((message, hint)) => with(fault, message).caused_by(cause).with_hint(hint).not_an_outage(),
         None => with(fault, format!("could not reach registry `{host}`")).caused_by(cause),
     }
 }
 
-/// Whether the answer was not HTTP, or was cut before its head.
+/// Whether the answer was not HTTP, or ended within its head.
 pub(crate) fn is_no_http(error: &RuntimeError) -> bool {
     let error = causes(error).find_map(|error| error.downcast_ref::<hyper::Error>());
     error.is_some_and(|error| error.is_parse() || error.is_incomplete_message())
@@ -75,7 +75,7 @@ pub(crate) fn is_unexplained(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(<dyn StdError>::is::<Rejected>)
 }
 
-/// A proxy that forwards plain HTTP requires a credential, or another one.
+/// The error if a proxy that forwards plain HTTP requires a credential, or a different one.
 pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
     let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
     let message = format!("could not reach registry `{host}`: proxy `{proxy}` answers {status}");
@@ -85,7 +85,7 @@ pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
 /// An error and its causes.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {
-        // Neither exposes its wrapped error by `source`.
+        // `HttpError` and `io::Error` do not return their wrapped error from `source`.
         if let Some(error) = error.downcast_ref::<HttpError>() {
             return Some(error.get_ref());
         }
@@ -108,7 +108,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> (ErrorClass, Stage) {
         (Some(Dial(DialError::Unresolved { .. })), _) => (ErrorClass::HostNotFound, Stage::Dns),
         (Some(Dial(DialError::Late { .. })), _) => (ErrorClass::Unreachable, Stage::Connect),
         (Some(Dial(DialError::Failed(attempts))), _) => {
-            // The address that the resolver prefers decides.
+            // The first address, which the resolver prefers, decides the class.
             let class = attempts.first().and_then(|(_, error)| io_class(error));
             (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
         }
@@ -130,7 +130,7 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
     })
 }
 
-/// Why TLS failed, and the correction.
+/// The TLS problem, and the hint for its correction.
 fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,

@@ -1,9 +1,9 @@
-//! How many requests run at one host at once, over all pulls of the process, and how many connections to it a client
-//! of one set of TLS settings and proxy has open.
+//! Limits the requests that run at one host at once, over all pulls of the process, and the connections that one client
+//! (one set of TLS settings and proxy) opens to the host.
 //!
 //! A request has a slot from before its connection until the end of its body. Slots are granted in the order of the
-//! requests, so that no pull waits behind more than those before it. Requests that read ahead get a part of the slots
-//! only: a request whose bytes are next never waits behind parts that themselves wait for it.
+//! requests, so that a pull waits only for earlier requests. Requests that read ahead get only a part of the slots. So
+//! a request that the reader needs next never waits for parts that wait for it.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::origin::Origin;
 use crate::registry::locked;
 
-/// Above this number, hosts without a request are removed.
+/// From this number on, hosts without a request are removed.
 const HOSTS_MAX: usize = 1024;
 
 /// Permits for each host and port.
@@ -39,7 +39,7 @@ impl HostPermits {
     fn of(&self, origin: &Origin) -> Arc<Semaphore> {
         let mut hosts = locked(&self.hosts);
         if hosts.len() >= HOSTS_MAX {
-            // A permit and a wait hold the semaphore.
+            // A permit, and a wait for a permit, have a reference to the semaphore.
             hosts.retain(|_, permits| Arc::strong_count(permits) > 1);
         }
         let permits = hosts.entry((origin.host().to_owned(), origin.port()));
@@ -78,7 +78,7 @@ impl HostSlots {
     }
 }
 
-/// Whether a request's bytes are next; a request that reads ahead learns it while it waits.
+/// Whether the reader needs the request's bytes next. A request that reads ahead is notified while it waits.
 pub(crate) struct Urgency {
     is_next: CancellationToken,
     /// Called when the request has a slot.

@@ -4,8 +4,8 @@ use std::{error::Error, fmt};
 
 use hyper_util::client::legacy::Error as ClientError;
 
-/// Displays the first cause that says what happened: `client error (Connect)` and `connection error` name a layer of the
-/// library.
+/// Displays the first cause that explains the failure. `client error (Connect)` and `connection error` only name a
+/// layer of the library.
 #[derive(Debug)]
 pub(crate) struct HttpError(Box<dyn Error + Send + Sync>);
 
@@ -14,7 +14,7 @@ impl HttpError {
         Self(Box::new(error))
     }
 
-    /// The error as the library made it, for its classification.
+    /// The library's original error, for classification.
     pub(crate) fn get_ref(&self) -> &(dyn Error + 'static) {
         &*self.0
     }
@@ -40,7 +40,7 @@ impl Error for HttpError {
     }
 }
 
-/// An error of hyper without a cause says what happened; one with a cause says where in hyper it was noticed.
+/// A hyper error without a cause explains the failure. One with a cause says where in hyper the failure was noticed.
 fn is_layer(error: &(dyn Error + 'static)) -> bool {
     error.is::<ClientError>() || error.is::<hyper::Error>()
 }

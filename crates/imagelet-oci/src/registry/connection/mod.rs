@@ -1,4 +1,4 @@
-//! One request to one origin: its connection, its redirects, and how long no byte came.
+//! Sends one request to one origin: its connection, its redirects, and the time without a received byte.
 
 mod connector;
 mod dial;

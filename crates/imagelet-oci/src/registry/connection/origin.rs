@@ -1,4 +1,4 @@
-//! A request's target: an origin that credentials are bound to, and a path on it.
+//! A request's target: its origin, to which credentials are bound, and its path.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 const URL_BYTES_MAX: usize = 16 << 10;
 const NOT_IN_URLS: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'{').add(b'|').add(b'}').add(b'^');
-/// Networks of this machine, of a site or of a link, and those whose addresses belong to no single host.
+/// Networks of this machine, of a site or of a link, and networks whose addresses belong to no single host.
 const INTERNAL: [&str; 13] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -54,7 +54,7 @@ impl Origin {
         if self.is_https { "https" } else { "http" }
     }
 
-    /// In lower case; an IPv6 address has its brackets.
+    /// In lower case. An IPv6 address is in brackets.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -93,8 +93,8 @@ impl Origin {
     }
 }
 
-/// Whether a host may send requests on to an origin, as the token service of a challenge or the target of a redirect: from
-/// outside the network into it only where the registry's configuration lists the origin.
+/// Whether a host may direct requests to an origin, by the token service of a challenge or by a redirect. From outside
+/// the network into it, this is allowed only if the registry's configuration lists the origin.
 pub(crate) fn may_send_on(from: &Origin, to: &Origin, listed: &[Origin]) -> bool {
     !to.is_internal() || from.is_internal() || listed.contains(to)
 }
@@ -116,7 +116,7 @@ impl fmt::Display for Origin {
 }
 
 impl Target {
-    /// Parses an absolute `http` or `https` URL. The error does not repeat it.
+    /// Parses an absolute `http` or `https` URL. The error does not repeat the URL.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let url = plain(url)?;
         let uri = Uri::from_str(&url).map_err(|_| "not a URL".to_owned())?;
@@ -171,7 +171,7 @@ impl Target {
     }
 }
 
-/// Without the query, which may be a signature.
+/// Omits the query, which may contain a signature.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.origin, self.path())
@@ -184,7 +184,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Drops the fragment, escapes other than URL characters, rejects control characters.
+/// Removes the fragment, escapes characters that URLs do not allow, rejects control characters and `\`.
 fn plain(url: &str) -> Result<String, String> {
     if url.len() > URL_BYTES_MAX {
         return Err("a URL that is too long".to_owned());
@@ -206,15 +206,15 @@ fn without_dots(path_and_query: &str) -> String {
             other => kept.push(other),
         }
     }
-    // A last segment of dots names a directory.
+    // A path that ends with `.` or `..` names a directory.
     if path.ends_with("/.") || path.ends_with("/..") {
         kept.push("");
     }
     format!("/{}{query}", kept.join("/"))
 }
 
-/// The address that a host is, be it by the name `localhost`. A form that resolvers alone read, such as `127.1` or
-/// `0x7f000001`, counts as 0.0.0.0: inside the network, and not known to be loopback.
+/// The address of a host that is an IP address or `localhost`. A form that only resolvers accept, such as `127.1` or
+/// `0x7f000001`, becomes 0.0.0.0: an internal address that is not loopback.
 fn address(host: &str) -> Option<IpAddr> {
     let host = host.trim_end_matches('.');
     let odd = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -1,6 +1,7 @@
-//! The network side of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), and waits for heads.
+//! The network waits of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), waits for
+//! heads.
 //!
-//! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
+//! Only time in which a request waits for the network counts. Unpacking, the wait for a slot and a registry's
 //! `Retry-After` do not count.
 
 use std::{
@@ -48,7 +49,7 @@ impl Reception {
         Self { silence_max, silence: SharedClock::new() }
     }
 
-    /// A connection of the pull has brought bytes.
+    /// A connection of the pull has received bytes.
     pub(crate) fn received(&self) {
         self.silence.reset();
     }
@@ -57,7 +58,7 @@ impl Reception {
         self.silence.run()
     }
 
-    /// Waits for the network, bounded by the pull's silence limit and this connection's.
+    /// Waits for the network, at most until the silence limit of the pull or of this connection.
     pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
         let mut future = pin!(future);
         let _waiting = self.waiting();
@@ -82,7 +83,7 @@ tokio::task_local! {
     static OF_ATTEMPT: Arc<HeadWait>;
 }
 
-/// Whether an attempt waits for a head, and for which one. While it does, its request decides how long.
+/// The response head that an attempt waits for, if it waits. During the wait, the request decides when it is too late.
 #[derive(Debug, Default)]
 pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 
@@ -98,7 +99,7 @@ pub(crate) struct AwaitedHead {
 }
 
 impl HeadWait {
-    /// Runs an attempt whose waits for heads this one shows.
+    /// Runs an attempt. Meanwhile `awaited` returns the head that the attempt waits for.
     pub(crate) async fn of<F: Future>(self: Arc<Self>, attempt: F) -> F::Output {
         OF_ATTEMPT.scope(self, attempt).await
     }
@@ -108,25 +109,25 @@ impl HeadWait {
     }
 }
 
-/// Notes which head the attempt that runs now waits for, if any. `false`: no request watches it.
+/// Records the head that the current attempt waits for, if it waits. `false`: no request watches the attempt.
 pub(crate) fn awaits(head: Option<AwaitedHead>) -> bool {
     OF_ATTEMPT.try_with(|wait| *locked(&wait.0) = head).is_ok()
 }
 
 impl AwaitedHead {
-    /// The head has not come within a limit.
+    /// The failure if the head did not arrive within the limit.
     pub(crate) fn late(&self, limit: Duration) -> Failure {
         no_answer(&self.place, self.stage, Silent::Connection(limit)).of_redirect(self.is_redirected)
     }
 }
 
-/// A server took a request and sent nothing.
+/// The failure of a server that received a request and sent nothing.
 pub(crate) fn no_answer(place: &str, stage: Stage, silent: Silent) -> Failure {
     let error = unavailable(ErrorClass::TimedOut, stage, format!("registry `{place}` did not answer"));
     Failure { error: error.caused_by(silent), retry: silent.retry() }
 }
 
-/// Time that passes while at least one of several tasks waits; tasks that wait at the same time count once.
+/// Time that passes while at least one task waits. Tasks that wait at the same time count once.
 #[derive(Debug)]
 pub(crate) struct SharedClock(Mutex<Passed>);
 
@@ -137,7 +138,7 @@ struct Passed {
     counted: Instant,
 }
 
-/// The clock runs until this is dropped.
+/// The clock runs until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Running<'a>(&'a SharedClock);
 

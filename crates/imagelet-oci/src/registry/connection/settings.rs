@@ -1,4 +1,4 @@
-//! How a host is connected to: its TLS settings and its own deadline.
+//! The settings of a connection to a host: TLS, the host's own deadline and proxy.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,10 +9,10 @@ pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
     /// `None`: the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
-    /// The host's own proxy, before the rules for proxies and the variables of the environment; in the key of a client
-    /// the proxy that was chosen.
+    /// The host's own proxy. It overrides the proxy rules and the environment variables. In the key of a client: the
+    /// chosen proxy.
     pub(crate) proxy: Option<Arc<Proxy>>,
-    /// A loopback host for which no scheme is configured: plain HTTP, or TLS.
+    /// A loopback host without a configured scheme: plain HTTP, or TLS.
     pub(crate) may_be_tls: bool,
 }
 
@@ -20,12 +20,12 @@ pub(crate) struct ConnectionSettings {
 pub(crate) struct TlsSettings {
     /// Added to the system's authorities, in PEM.
     pub(crate) authorities: Vec<Arc<[u8]>>,
-    /// A server gets the first that it may accept.
+    /// A server gets the first identity that it may accept.
     pub(crate) identities: Vec<Identity>,
     pub(crate) skip_verify: bool,
 }
 
-/// A certificate and its key, in PEM; does not print.
+/// A certificate and its key, in PEM. `Debug` does not print them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) chain: Arc<[u8]>,
@@ -39,14 +39,14 @@ impl fmt::Debug for Identity {
 }
 
 impl ConnectionSettings {
-    /// For a loopback host that speaks TLS: its certificate is verified where settings say against what.
+    /// For a loopback host over TLS. If it has no TLS settings, its certificate is not verified.
     pub(crate) fn for_loopback_tls(mut self) -> Self {
         self.tls.skip_verify |= self.tls == TlsSettings::default();
         self
     }
 
-    /// For another origin than the host's: its TLS settings alone. A client certificate is a credential of the host, and
-    /// its proxy is that of the host.
+    /// For an origin other than the host: the host's TLS settings, without its client certificates and its proxy. A
+    /// client certificate is a credential of the host.
     pub(crate) fn for_other_origin(self) -> Self {
         Self { proxy: None, ..self.without_identities() }
     }

@@ -33,21 +33,21 @@ use crate::registry::{
     is_new, locked,
 };
 
-/// As curl and Go do.
+/// Go's limit.
 const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// A late head that a request watches may come after so many deadlines, beside further attempts.
+/// If a request watches the wait, a late head may arrive within this many deadlines, while other attempts run.
 const LATE_HEADS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) slots: HostSlots,
-    /// The loopback registries without configuration that were found to speak TLS.
+    /// Loopback registries without configuration that answered over TLS.
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
-    /// The redirects from HTTPS to plain HTTP that were warned of.
+    /// Redirects from HTTPS to plain HTTP that were logged already.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -58,15 +58,15 @@ pub(crate) struct Transport {
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) connection: ConnectionSettings,
-    /// Only for the origin of `target`: its configured headers and the authorization.
+    /// Headers that are sent only to the origin of `target`: its configured headers and the authorization.
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
     pub(crate) kind: RequestKind,
-    /// `Some`: redirects to other origins are followed, without credentials; those inside the network from outside only
-    /// where they are listed.
+    /// `Some`: redirects to other origins are followed, without credentials. A redirect from outside the network into
+    /// it is followed only if the list contains its origin.
     pub(crate) redirects: Option<Arc<[Origin]>>,
     pub(crate) stage: Stage,
-    /// `None`: the caller has a slot of the target's origin.
+    /// `None`: the caller already has a slot for the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct Response {
     pub(crate) headers: HeaderMap,
     pub(crate) body: ResponseBody,
     pub(crate) target: Target,
-    /// Another origin than that of the request sent or redirected it.
+    /// The request was redirected to another origin.
     pub(crate) redirected: bool,
 }
 
-/// A body, and its place among the requests of its host.
+/// A body, and the slot of its request.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     incoming: Incoming,
@@ -96,7 +96,7 @@ pub(crate) struct ResponseBody {
 }
 
 impl Request {
-    /// A `GET` of the registry's own, whose response is waited for.
+    /// A `GET` that is not redirected to other origins; the caller needs its response next.
     pub(crate) fn get(target: Target, connection: &ConnectionSettings) -> Self {
         Self {
             target,
@@ -110,7 +110,7 @@ impl Request {
         }
     }
 
-    /// The request to a target with these settings; its own ones and its bound headers go to its origin alone.
+    /// The HTTP request to a target. After a redirect to another origin, the `bound` headers are not sent.
     fn http(&self, target: &Target, is_redirected: bool) -> Result<http::Request<Full<Bytes>>, http::Error> {
         let mut headers = self.open.clone();
         if !is_redirected {
@@ -161,7 +161,7 @@ impl Transport {
                 return Err(refuse("is not followed here").into());
             }
             let is_downgrade = target.origin.is_https() && !next.origin.is_https();
-            // A blob is verified by its digest, and its request has nothing bound to the registry.
+            // A blob is verified by its digest, and the redirected request has no `bound` headers.
             if is_downgrade && stage != Stage::Blob {
                 return Err(refuse("is not encrypted").into());
             }
@@ -182,7 +182,8 @@ impl Transport {
         Err(refused(&request.target, stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
-    /// One request. A loopback host that answers plain HTTP with 400, or not with HTTP, is tried over TLS, as by containerd.
+    /// Sends one request. If a loopback host answers plain HTTP with 400, or not in HTTP, TLS is tried, as by
+    /// containerd.
     async fn exchange(
         &self,
         request: &Request,
@@ -235,8 +236,8 @@ impl Transport {
         }
     }
 
-    /// The deadline of the head starts when a connection is there; the connector has deadlines of its own. A request that
-    /// watches the wait decides by itself when the head is late.
+    /// The deadline for the head starts when the connection is made; the connector has its own deadlines. If a request
+    /// watches the wait, the request decides when the head is late.
     async fn exchange_once(
         &self,
         mut request: http::Request<Full<Bytes>>,
@@ -299,7 +300,7 @@ impl Transport {
         BodyReader { body, limit: self.progress_timeout, reception: Arc::clone(reception) }
     }
 
-    /// Reads at most `limit` bytes of a body; `true` when more follow.
+    /// Reads at most `limit` bytes of a body. `true`: the body is longer.
     pub(crate) async fn read(
         &self,
         body: ResponseBody,
@@ -340,7 +341,7 @@ impl ReadError {
     }
 }
 
-/// Reads one body with a limit on the wait for each byte. A slow reader does not count.
+/// Reads one body. The wait for each byte is limited; the time between two reads does not count.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
     body: ResponseBody,

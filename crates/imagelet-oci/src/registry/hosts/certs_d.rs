@@ -1,8 +1,8 @@
 //! containerd's `certs.d/HOST/hosts.toml`.
 //!
 //! ```text
-//! certs.d/HOST_PORT_/   certs.d/HOST:PORT/   certs.d/HOST/   certs.d/_default/    the first that is there
-//!     hosts.toml        mirrors in order, and the server they stand for
+//! certs.d/HOST_PORT_/   certs.d/HOST:PORT/   certs.d/HOST/   certs.d/_default/    the first that exists
+//!     hosts.toml        mirrors in order, and the server that they mirror
 //!     *.crt  *.cert+*.key    without hosts.toml: authorities and client certificates for the registry itself
 //! ```
 
@@ -35,14 +35,14 @@ const HOSTS_MAX: usize = 32;
 const DEFAULT_DIRECTORY: &str = "_default";
 /// The capabilities that containerd knows. A pull needs the first two.
 const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
-/// Where containers/image looks for certificates by host.
+/// Directories in which containers/image looks for the certificates of a host.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
-/// Directories of a tree that a check reads.
+/// The maximum of directories that a check reads.
 const DIRECTORIES_MAX: usize = 1000;
-/// Each costs a signature to check when it is read.
+/// The maximum of client certificates: each costs a signature check when it is read.
 const IDENTITIES_MAX: usize = 32;
 
-/// The hosts of a registry that has a directory in this tree.
+/// The hosts of a registry, if this tree has a directory for the registry.
 pub(super) fn load(root: &Path, registry: &str, found: &mut Vec<String>) -> Result<Option<Vec<Host>>, RuntimeError> {
     // These files decide which host receives credentials and which certificates are trusted.
     check_folder(root)?;
@@ -116,8 +116,9 @@ pub(super) fn parse(
         let is_mirror = !host.origin.is_same_place(&own_place);
         hosts.push(Host { is_mirror, names_registry: is_mirror, ..host });
     }
-    // In a registry's own directory, `server` is the operator's address of the registry and receives its credential.
-    // In `_default` it is a shared cache and must not receive the credentials of the registries.
+    // In a registry's own directory, `server` is the operator's address of the registry and receives the registry's
+    // credential.
+    // In `_default`, `server` is a shared cache and must not receive the credentials of the registries.
     let is_shared = directory.file_name().is_some_and(|name| name == DEFAULT_DIRECTORY);
     let url = shown(&file.server);
     warnings.extend(unknown_capabilities(&file, ""));
@@ -143,16 +144,16 @@ fn host_at(url: &str, settings: &Settings) -> Result<Host, String> {
 }
 
 fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Host, String> {
-    // As in containerd, an empty list counts as an absent one. An unknown capability grants nothing.
+    // As in containerd, an empty list grants all capabilities. An unknown capability grants nothing.
     let granted = &settings.capabilities;
     let can = |wanted: &str| granted.is_empty() || granted.iter().any(|granted| granted.eq_ignore_ascii_case(wanted));
     let (can_pull, can_resolve) = (can("pull"), can("resolve"));
     let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
     let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default();
     let tls = tls_settings(directory, &authorities, &identities, settings.skip_verify)?;
-    // As in containerd, zero keeps the default.
+    // As in containerd, zero means the default.
     let dial_timeout = settings.dial_timeout.filter(|limit| *limit > GoDuration::default()).map(GoDuration::to_std);
-    // The message does not repeat the URL: it may hold a password.
+    // The message does not repeat the URL: it may contain a password.
     let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url, None).map(Arc::new));
     let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
     let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
@@ -176,7 +177,7 @@ fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<Vec<(String, Str
     entries.into_iter().map(pair).collect()
 }
 
-/// Errors do not repeat values: headers carry secrets.
+/// Errors do not repeat values: headers may contain secrets.
 fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, values) in settings {
@@ -191,9 +192,9 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-/// Adds the certificates in a folder. As in containers/image, an authority that is a link to no file is passed over, and so
-/// is a folder that this user may not read: packages link to files of other packages, and the folder is for the registries
-/// of others, too.
+/// Adds the certificates in a folder. As in containers/image, an authority that is a link to a missing file is skipped,
+/// and so is a folder that this user may not read. Packages link to files of other packages, and the folder is also for
+/// the registries of other users.
 fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> Result<Host, RuntimeError> {
     let unusable = |problem: String| complaint(folder, &problem);
     let entries = match std::fs::read_dir(folder) {
@@ -224,8 +225,8 @@ fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> 
     Ok(host)
 }
 
-/// Adds the certificates of a host that `registries.conf` is about (containers-certs.d(5)): those of the first folder with
-/// a directory of its name, among the configured trees, `certs.d` beside the file, and those of the system.
+/// Adds the certificates of a host from `registries.conf` (containers-certs.d(5)). The first folder with a directory
+/// for the host is used, in this order: the configured trees, `certs.d` beside the file, the system's folders.
 pub(super) fn add_certificates(
     sources: &[PathBuf],
     host: Host,

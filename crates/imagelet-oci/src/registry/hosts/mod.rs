@@ -1,5 +1,5 @@
-//! Reads the hosts that serve a registry's content from the configuration, or the registry itself
-//! (`docs/spec/pull.md §13.1`).
+//! Reads from the configuration which hosts serve a registry's content (`docs/spec/pull.md §13.1`). The default is the
+//! registry itself.
 //!
 //! ```text
 //! DIRECTORY/     containerd's tree of HOST/hosts.toml
@@ -38,27 +38,27 @@ use super::{
 use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Warnings of one file.
+/// The maximum of warnings for one file.
 const WARNINGS_MAX: usize = 16;
 
-/// One host that serves a registry's content, and what a configuration says of it.
+/// One host that serves a registry's content, and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
     /// The path before the repository: `/v2` unless overridden, without a final slash.
     pub(crate) base_path: String,
-    /// The repository at this host, where it has another name there.
+    /// The repository's name at this host, if it differs from the image's.
     pub(crate) repository: Option<String>,
-    /// A mirror, or another location, receives no credential of the registry.
+    /// The host is a mirror or another location: it receives no credential of the registry.
     pub(crate) is_mirror: bool,
-    /// Requests name the registry in the query `ns`: the mirror may serve many.
+    /// Requests name the registry in the query `ns`, because the mirror may serve several registries.
     pub(crate) names_registry: bool,
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
     pub(crate) connection: ConnectionSettings,
     pub(crate) headers: HeaderMap,
-    /// What the configuration gives for this host; a credential of the pull goes before.
+    /// The configured credential for this host. A credential of the pull overrides it.
     pub(crate) credential: Option<Credential>,
 }
 
@@ -79,7 +79,7 @@ impl Host {
         }
     }
 
-    /// The same place by the other scheme, which is asked where this one is not spoken.
+    /// Whether `other` is the same host by the other scheme, which is tried if the host does not speak this scheme.
     pub(crate) fn is_twin(&self, other: &Self) -> bool {
         self.origin.is_same_place(&other.origin)
             && self.origin.is_https() != other.origin.is_https()
@@ -95,13 +95,13 @@ impl Host {
         Ok(host)
     }
 
-    /// The repository of an image here, with the part of it that is in the path of the API.
+    /// The repository of an image at this host, with the part of its name that is in the base path.
     pub(crate) fn repository_of(&self, reference: &Reference) -> String {
         let prefix = self.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
         format!("{prefix}{}", self.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
-    /// Its name, and how keys of a docker configuration name the repository of an image here.
+    /// The host's name, and the keys by which a docker configuration may name the image's repository at this host.
     fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
         let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
@@ -112,7 +112,7 @@ impl Host {
     }
 }
 
-/// The hosts among these that are another place than the registry of the image, each once with all its paths.
+/// The hosts other than the image's registry. Each is listed once, with all its repositories.
 pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
     let own = Host::own(reference.domain()).ok();
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
@@ -127,7 +127,7 @@ pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<Registry
     others.into_iter().map(named).collect()
 }
 
-/// Reads a URL; one without a scheme is HTTPS, but for loopback hosts at a port that `is_plain`.
+/// Reads a URL. Without a scheme, the URL is HTTPS, or HTTP for a loopback host at a port that `is_plain`.
 pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
     if url.contains("://") {
         return Target::parse(url);
@@ -137,7 +137,7 @@ pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Tar
     if is_plain { Ok(plain) } else { Target::parse(&format!("https://{url}")) }
 }
 
-/// The hosts for an image, in order, the registry last. Reads files; the first source that knows the registry decides.
+/// The hosts for an image, in order, the registry last. Reads files. The first source that knows the registry decides.
 pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
     let mut warnings = Vec::new();
@@ -187,8 +187,8 @@ fn kind_of(source: &Path) -> SourceKind {
     }
 }
 
-/// Reads all files of the sources of hosts, whatever registry they are about: the keys and values that have no effect, and
-/// files that cannot be used. An absent source is passed over.
+/// Reads all files of the sources, for every registry. Returns keys and values that have no effect, and files that
+/// cannot be used. An absent source is skipped.
 pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     let mut found = Vec::new();
     let is_there = |source: &&PathBuf| {
@@ -206,7 +206,7 @@ pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     found
 }
 
-/// What the text of a file with this extension says, without other files.
+/// Parses the text of a file with this extension. Reads no other file.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<Host>>, String> {
     let folder = Path::new("/nonexistent");
@@ -217,8 +217,8 @@ pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Res
     }
 }
 
-/// Reads a configured file: it and its folder decide which host receives credentials. Warnings are added to those found,
-/// and logged once in the life of the process: the files are read again for each pull.
+/// Reads a configured file. Its permissions and its folder's are checked: both decide which host receives credentials.
+/// Warnings are added to `found`, and logged once per process: each pull reads the files again.
 fn read_file<T>(
     path: &Path,
     found: &mut Vec<String>,
@@ -233,12 +233,12 @@ fn read_file<T>(
     parsed.map_err(|problem| complaint(path, &problem))
 }
 
-/// Reads a value; adds a warning for each key that is not read. An error comes with its key.
+/// Reads a value. Adds a warning for each unknown key. An error is returned with its key.
 fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     warnings: &mut Vec<String>,
 ) -> Result<T, (String, D::Error)> {
-    // Options are steps of a path, too.
+    // The path also has a step `?` for each `Option`.
     let key =
         |path: String| shown(&path.split('.').filter(|step| !matches!(*step, "?" | "")).collect::<Vec<_>>().join("."));
     let mut unread = |path: serde_ignored::Path<'_>| {
@@ -282,7 +282,7 @@ fn read(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-/// The parser's message with the line number, without quoted values: they may be secrets.
+/// The parser's message with the line number, without quoted values: the values may be secrets.
 fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
@@ -303,7 +303,7 @@ fn shown(text: &str) -> String {
     printable(&text)
 }
 
-/// Rejects a directory that other users can write to; an absent directory passes.
+/// Rejects a directory that other users can write to. An absent directory is accepted.
 fn check_folder(path: &Path) -> Result<(), RuntimeError> {
     match trusted_files::check_folder(path) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {

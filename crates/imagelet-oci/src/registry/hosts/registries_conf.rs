@@ -16,7 +16,7 @@ use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
-/// Other entries of the folder count here.
+/// The maximum of all entries in the folder, including other files.
 const ENTRIES_MAX: usize = 4096;
 /// Keys about short names and about the tools that read the file: they have no effect on a pull here.
 const WITHOUT_EFFECT: [&str; 5] = [
@@ -66,12 +66,12 @@ enum PullFrom {
     TagOnly,
 }
 
-/// As in containers/image, a final slash of a place says nothing.
+/// As in containers/image, a final slash has no meaning.
 fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     String::deserialize(deserializer).map(|text| text.trim_end_matches('/').to_owned())
 }
 
-/// The hosts of an image for which the file, or a file in the folder `FILE.d`, has a prefix.
+/// The hosts of an image, if the file or a file in the folder `FILE.d` has a prefix of its name.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
@@ -82,7 +82,7 @@ pub(super) fn load(
     registry.hosts(rest, reference, is_blocked(&files)).map(Some).map_err(|problem| complaint(path, &problem))
 }
 
-/// Reads the file and its drop-ins, with every place in them.
+/// Reads the file and its drop-ins, and checks every location in them.
 pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
     for (path, File { registry }) in read_files(file, found)? {
         let mirrors = registry.iter().flat_map(|registry| &registry.mirror).map(|mirror| &mirror.location);
@@ -134,8 +134,8 @@ fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     Ok(paths)
 }
 
-/// The entry with the longest prefix of a name, the part of the name after the prefix, and its file. An entry replaces
-/// those of earlier files with the same prefix; of different ones with the same length the first is chosen.
+/// The entry with the longest prefix of a name, its file, and the part of the name after the prefix. An entry replaces
+/// entries of earlier files with the same prefix. Of different prefixes with the same length, the first is chosen.
 fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Registry, &'a str)> {
     let mut known: Vec<(&K, &Registry)> = Vec::new();
     for (key, file) in files {
@@ -155,7 +155,7 @@ pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<
     chosen.map(|((), registry, rest)| registry.hosts(rest, reference, is_blocked(&files))).transpose()
 }
 
-/// Whether the entry of a place blocks it, wherever the name of the place comes from.
+/// Whether the entry for a place (the name at a mirror or a location) blocks the place.
 fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
     |place| choose(files, place).is_some_and(|(_, registry, _)| registry.blocked)
 }
@@ -169,10 +169,10 @@ impl File {
 }
 
 impl Registry {
-    /// `rest`: the image's name after the prefix. What is blocked is one place: the mirrors of a blocked registry stay, as of
-    /// one that a disconnected cluster must not ask, and a mirror is blocked by its own entry.
+    /// `rest`: the image's name after the prefix. `blocked` applies to one place. A blocked registry keeps its mirrors,
+    /// as for a disconnected cluster that must not ask the registry. A mirror is blocked by its own entry.
     fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
-        // Another host is not the registry that the name is of, be it a mirror or the location.
+        // A host other than the registry in the name is a mirror, even if it is the `location`.
         let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
         let (mut hosts, mut has_blocked) = (Vec::new(), false);
         for mirror in &self.mirror {
@@ -190,7 +190,7 @@ impl Registry {
                 return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
             }
         }
-        // Without a location, or with one that is only the prefix, the name stays as it is.
+        // Without a location, or if the location is the prefix, the name does not change.
         let has_location = !(self.location.is_empty() || self.location == self.prefix);
         if self.blocked || has_location && is_blocked(&format!("{}{rest}", self.location)) {
             has_blocked = true;
@@ -218,8 +218,8 @@ impl Registry {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
 
-    /// The part of a name after the prefix, from its first slash, or from the colon of a port that the prefix does not
-    /// have; `*.example.com` stands for each subdomain.
+    /// The part of a name after the prefix. It starts with a slash, or with a colon if the prefix has no port.
+    /// `*.example.com` matches each subdomain.
     fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
         let prefix = self.prefix();
         let rest = match prefix.strip_prefix('*') {
@@ -234,7 +234,7 @@ impl Registry {
     }
 }
 
-/// `insecure` is TLS with any certificate, then plain HTTP, as containers/image does.
+/// `insecure`: TLS with any certificate, then plain HTTP, as in containers/image.
 fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, String> {
     let bad = |problem: &str| format!("location `{}`: {problem}", shown(location));
     if location.contains("://") || location.contains('@') {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! mirrors.REGISTRY    endpoints in order, and other names of repositories at them
-//! configs.HOST        credential and TLS settings of one host, be it a registry or an endpoint
-//! "*" in either       for what has no entry of its own
+//! configs.HOST        credential and TLS settings of one host, a registry or an endpoint
+//! "*" in either       for registries and hosts without an own entry
 //! ```
 
 use std::{collections::BTreeMap, path::Path};
@@ -30,10 +30,10 @@ const ENDPOINTS_MAX: usize = 32;
 const REWRITES_MAX: usize = 64;
 const REWRITE_BYTES_MAX: usize = 1 << 10;
 const REGEX_BYTES_MAX: usize = 256 << 10;
-/// Values in a file with its aliases expanded.
+/// The maximum of values in a file, with its aliases expanded.
 const NODES_MAX: usize = 20_000;
 
-/// The hosts of an image, where the file knows its registry.
+/// The hosts of an image, if the file knows the image's registry.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
@@ -43,7 +43,7 @@ pub(super) fn load(
     read_file(file, found, File::parse)?.hosts(reference, folder).map_err(|problem| complaint(file, &problem))
 }
 
-/// Reads the file, with every endpoint and host in it.
+/// Reads the file, and checks every endpoint and host in it.
 pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
     let read = read_file(file, found, File::parse)?;
     for endpoint in read.mirrors.values().flat_map(|mirror| &mirror.endpoint) {
@@ -121,7 +121,7 @@ fn or_nulls<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 }
 
 impl File {
-    /// The error names key and line, and no value.
+    /// The error names the key and the line, but no value.
     pub(super) fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Self, String> {
         let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
         let mut place = String::new();
@@ -154,7 +154,7 @@ impl File {
         Ok(read)
     }
 
-    /// `None`: the file knows neither the registry nor all registries.
+    /// `None`: the file has no entry for the registry, and no wildcard for all registries.
     pub(super) fn hosts(&self, reference: &Reference, folder: &Path) -> Result<Option<Vec<Host>>, String> {
         let own = Host::own(reference.domain())?;
         let mirror = self.mirrors.get(reference.domain()).or_else(|| self.mirrors.get(WILDCARD));
@@ -186,7 +186,7 @@ impl File {
     /// The settings of a host, and their key.
     fn config(&self, origin: &Origin) -> Option<(&String, &Config)> {
         let is_of = |key: &str| Host::own(key).is_ok_and(|host| host.origin.is_same_place(origin));
-        // Docker Hub has two names; that of its host goes before.
+        // Docker Hub has two names. The name of its host takes precedence.
         let found = self.configs.iter().filter(|(key, _)| is_of(key)).min_by_key(|(key, _)| *key == DOCKER_HUB);
         found.or_else(|| self.configs.get_key_value(WILDCARD))
     }
@@ -195,7 +195,7 @@ impl File {
         let Some((key, config)) = self.config(&host.origin) else { return Ok(host) };
         let bad = |problem| format!("`configs` of `{}`: {problem}", printable(key));
         let tls = config.tls.settings(folder).map_err(bad)?;
-        // A credential belongs to one host.
+        // A credential belongs to one host: the wildcard's is not used.
         let auth = config.auth.as_ref().filter(|_| key != WILDCARD);
         let kind = auth.map(Auth::kind).transpose().map_err(bad)?.flatten();
         let server_address = host.origin.authority();
@@ -213,7 +213,7 @@ fn host_at(endpoint: &str) -> Result<Host, String> {
     Ok(Host::new(origin, base_path))
 }
 
-/// The repository after the first expression that changes it; `None`: none does.
+/// The repository after the first expression that changes its name. `None`: no expression changes it.
 fn renamed(rewrites: &IndexMap<String, String>, reference: &Reference) -> Result<Option<String>, String> {
     if rewrites.len() > REWRITES_MAX {
         return Err(format!("it has more than {REWRITES_MAX} expressions"));

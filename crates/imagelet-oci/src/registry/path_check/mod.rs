@@ -1,4 +1,4 @@
-//! Walks the path of a pull at each host by itself and reports each step. Writes nothing.
+//! Performs the steps of a pull at each host separately, and reports each step. Writes nothing.
 
 pub(super) mod steps;
 
@@ -20,16 +20,16 @@ use super::{
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
-/// What a pull of the image needs and gets.
+/// The size of an image for a pull, and whether a host serves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReport {
     /// The bytes of all compressed layers, if any host has the manifest.
     pub layer_bytes: Option<u64>,
-    /// Whether a host serves the whole image.
+    /// Whether at least one host serves the whole image.
     pub is_served: bool,
 }
 
-/// The hosts that a pull of an image may ask beside its registry.
+/// The hosts that a pull of an image may ask, without its registry.
 pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
     let registry = Registry::new(RegistryConfig { health_file: None, ..config.clone() });
     match registry {
@@ -39,8 +39,8 @@ pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> V
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
-/// each layer. Nothing is retried, and nothing is stored. Without a `platform` it is that of this machine, and an image
-/// without an index may be for another one.
+/// each layer. Nothing is retried or stored. The default `platform` is this machine's; then an image without an index
+/// may be for another platform.
 ///
 /// # Errors
 /// The registry settings cannot be used.
@@ -103,7 +103,7 @@ impl Walk<'_> {
         self.found.is_served |= served.is_some();
     }
 
-    /// `None`: a step failed, and is reported.
+    /// `None`: a step failed and was reported.
     async fn check_content(
         &mut self,
         session: &PullSession,
@@ -128,7 +128,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Runs one request, and reports the connections that it made, and its failure.
+    /// Runs one request. Reports its connections, and its failure.
     async fn timed<T>(&mut self, request: impl Future<Output = Result<T, RuntimeError>>) -> Option<(T, Duration)> {
         let began = Instant::now();
         let (outcome, steps) = recording(request).await;
@@ -155,7 +155,7 @@ impl Walk<'_> {
     }
 }
 
-/// Whether a layer has a first byte, which its host sends.
+/// Whether the host sends a first byte of a layer. `false`: the layer is empty.
 async fn first_byte(session: &PullSession, layer: &Descriptor) -> Result<bool, RuntimeError> {
     if layer.size == 0 {
         return Ok(false);

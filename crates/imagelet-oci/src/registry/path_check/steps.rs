@@ -1,4 +1,4 @@
-//! The stages of a connection with the time of each, recorded for the task that wants to know.
+//! The stages of connections and the time of each, recorded for the task that requests it.
 
 use std::{cell::RefCell, fmt::Display, future::Future, time::Duration};
 
@@ -11,18 +11,18 @@ tokio::task_local! {
 
 #[derive(Debug)]
 pub struct PathStep {
-    /// What was done: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
+    /// The step: `configuration`, `mirrors`, `platform`, or the word of a [`Stage`].
     pub name: &'static str,
-    /// Host and port of the registry or mirror, or the host alone; empty for a step of the node.
+    /// Host and port of the registry or mirror, or only the host. Empty for a step of the node.
     pub host: String,
-    /// What was found.
+    /// The result of the step.
     pub detail: String,
     pub took: Duration,
-    /// Why it failed; `None`: it succeeded.
+    /// Why the step failed. `None`: it succeeded.
     pub error: Option<RuntimeError>,
 }
 
-/// Runs a future, and returns the stages of all connections that were made in it.
+/// Runs a future. Also returns the stages of all connections that the future made.
 pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<PathStep>) {
     let recorded = async {
         let output = future.await;

@@ -1,7 +1,7 @@
-//! Runs the attempts of one request: the next host is asked where one fails, and beside one whose answer is late.
+//! Runs the attempts of one request. The next host is asked if a host fails, or in parallel if its answer is late.
 //!
-//! The head of an answer may take long: a registry that fetches on demand has to get the content first. So an attempt is
-//! not ended where its turn is over. While it goes on, the next host is asked; the first answer counts.
+//! The head of an answer may take long: a registry that fetches on demand has to get the content first. So an attempt
+//! continues after its turn. Meanwhile the next host is asked; the first answer is used.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use crate::registry::{
     pull_session::PullSession,
 };
 
-/// How long a host that has others behind it may let a request wait before the next one is asked, too.
+/// How long a host may let a request wait before the next host is asked in parallel.
 const TURN_MAX: Duration = Duration::from_secs(10);
 /// A wait for a head is reported after this time.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(2);
@@ -36,15 +36,15 @@ struct Run<'a, T> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Other hosts wait for it.
+    /// Other hosts wait for this attempt.
     Own,
-    /// Its head is late: other hosts are asked beside it.
+    /// The head is late: other hosts are asked in parallel.
     Shared,
-    /// Its head is too late, and it counts as failed; it may still be the first that answers.
+    /// The head is too late: the attempt counts as failed. It may still answer first.
     Over,
 }
 
-/// What happens to a run next.
+/// The next consequence of a late head for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Report,
@@ -88,7 +88,7 @@ impl<'a, T: 'a> Run<'a, T> {
         Self { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
-    /// When the wait for a head has a consequence, and which.
+    /// The time and the kind of the next consequence of a wait for a head.
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
         let since = self.head.awaited()?.since;
         let report = self.report.is_none().then_some((REPORTED_WAIT_MIN, Due::Report));
@@ -101,7 +101,7 @@ impl<'a, T: 'a> Run<'a, T> {
     }
 }
 
-/// The next thing that happens to any of the runs. Dropping the future loses nothing.
+/// The next event of all runs. Dropping the future loses no event.
 async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Event<'a, T> {
     let mut alarm = pin!(sleep_until(Instant::now()));
     poll_fn(|context| {
@@ -110,7 +110,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
                 return Poll::Ready(Event::Ended(runs.swap_remove(index), outcome));
             }
         }
-        // After the runs, which may have sent a request or received a head.
+        // Polled after the runs: a run may have sent a request or received a head.
         let dues = runs.iter().enumerate().filter_map(|(index, run)| Some((index, run.due(head_max)?)));
         let Some((index, (at, due))) = dues.min_by_key(|(_, (at, _))| *at) else { return Poll::Pending };
         alarm.as_mut().reset(at);
@@ -120,8 +120,8 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
 }
 
 impl PullSession {
-    /// Tries the hosts, each in its turn, until one succeeds, none is left, or the pull's retry budget is spent.
-    /// The caller reports the success of a host when the content is complete.
+    /// Tries the hosts in turn until a host succeeds, no host is left, or the pull's retry budget is spent. The caller
+    /// reports the success of a host when the content is complete.
     pub(crate) async fn first_success<'a, T: 'a>(
         &'a self,
         attempts: &mut Attempts,
@@ -149,7 +149,7 @@ impl PullSession {
                     tokio::select! {
                         biased;
                         event = next_event(&mut runs, head_max) => event,
-                        // Meanwhile another request may have learned more.
+                        // Meanwhile another request may have changed the state of the hosts.
                         () = self.pause(next) => continue,
                     }
                 }
@@ -175,14 +175,14 @@ impl PullSession {
         }
     }
 
-    /// The next attempt, where no other one is in its own turn. Beside a late one, no host is asked again.
+    /// The next attempt, unless an attempt is in its own turn. While a head is late, a failed host is not asked again.
     fn next_attempt<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
         if runs.iter().any(|run| run.turn == Turn::Own) {
             return None;
         }
         let is_beside = runs.iter().any(|run| run.turn == Turn::Shared);
         let is_running = |host: usize| {
-            // A head that is awaited proves the scheme.
+            // A host that a head is awaited from speaks its scheme: its twin is not asked.
             let is_same = |other: usize| other == host || self.hosts[other].host.is_twin(&self.hosts[host].host);
             runs.iter().any(|run| run.turn != Turn::Over && is_same(run.host))
         };
@@ -190,7 +190,8 @@ impl PullSession {
         attempts.next(Instant::now(), |host| Standing { is_asked: is_asked(host), ..self.standing(host) })
     }
 
-    /// A head is too late. Of one host only the first such attempt goes on: it is the next to its answer.
+    /// A head is too late. Of a host's attempts that are too late, only the first continues: it is the nearest to its
+    /// answer.
     fn end_turn<T>(&self, attempts: &mut Attempts, runs: &mut Vec<Run<'_, T>>, index: usize, head_max: Duration) {
         let run = &mut runs[index];
         let (host, began) = (run.host, run.began);
@@ -204,7 +205,7 @@ impl PullSession {
         }
     }
 
-    /// Another host answered while these were late.
+    /// Records the failure of hosts that were late when another host answered.
     fn overtaken<T>(&self, attempts: &mut Attempts, runs: &[Run<'_, T>]) {
         for run in runs.iter().filter(|run| run.turn == Turn::Shared) {
             if let Some(head) = run.head.awaited() {

@@ -1,5 +1,5 @@
-//! Which proxy a connection uses: rules for hosts, then the usual variables, read as Go's `httpproxy` reads them; and the
-//! tunnel through it.
+//! Chooses the proxy of a connection: by rules for hosts, then by the usual variables, read as Go's `httpproxy` reads
+//! them. Also makes the tunnel through the proxy.
 
 mod tunnel;
 mod url;
@@ -19,31 +19,31 @@ use crate::manifest::printable;
 
 const PATTERNS_MAX: usize = 256;
 
-/// The proxies of a registry client. Without any, connections are direct.
+/// The proxies of a registry client. By default, connections are direct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyConfig {
-    /// The proxies of some hosts, before those of the variables.
+    /// Rules for certain hosts. They override the variables.
     pub rules: ProxyRules,
-    /// `HTTPS_PROXY`, else `ALL_PROXY`: the URL of the proxy for `https://` origins, perhaps with user and password.
+    /// `HTTPS_PROXY`, else `ALL_PROXY`: the URL of the proxy for `https://` origins. It may contain user and password.
     pub https: Option<Secret>,
     /// `HTTP_PROXY`, else `ALL_PROXY`: the same for `http://` origins.
     pub http: Option<Secret>,
-    /// `NO_PROXY`: hosts, `.suffixes`, addresses and CIDR networks, each perhaps with a port, or `*`.
+    /// `NO_PROXY`: hosts, `.suffixes` and addresses, each with an optional port; CIDR networks; or `*`.
     pub no_proxy: String,
 }
 
-/// The proxies of some hosts; the first rule that matches decides. Clones share them.
+/// Proxy rules for hosts; the first rule that matches applies. Clones share the rules.
 #[derive(Clone, Debug, Default)]
 pub struct ProxyRules(watch::Sender<Arc<[ProxyRule]>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyRule {
     hosts: Vec<HostPattern>,
-    /// `None`: these hosts are reached directly.
+    /// `None`: connections to these hosts are direct.
     proxy: Option<Arc<Proxy>>,
 }
 
-/// Why a rule or variable for proxies does not read. The message does not repeat the URL.
+/// The error of an invalid proxy rule or variable. The message does not repeat the URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ProxyRuleError(String);
@@ -61,7 +61,7 @@ impl ProxyRules {
         Self(watch::Sender::new(rules.into()))
     }
 
-    /// Takes over other rules, for the next request of every client that shares these.
+    /// Replaces the rules. Every client that shares them uses the new rules for its next request.
     pub fn replace(&self, other: &Self) {
         self.0.send_replace(other.current());
     }
@@ -80,11 +80,12 @@ impl PartialEq for ProxyRules {
 impl Eq for ProxyRules {}
 
 impl ProxyRule {
-    /// Reads the patterns of hosts, in the form of `NO_PROXY`, and the URL of their proxy; empty or `none`: they are
-    /// reached directly. A password is that of the user whom the URL names.
+    /// Reads host patterns in the form of `NO_PROXY`, and the URL of their proxy. If `proxy` is empty or `none`,
+    /// connections are direct. `password` belongs to the user in the URL.
     ///
     /// # Errors
-    /// A pattern or the URL does not read, or the password has no user, or is beside one in the URL.
+    /// `hosts` is empty or too long, a pattern or the URL is invalid, the password has no user, or the URL has a
+    /// password, too.
     pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, ProxyRuleError> {
         if hosts.is_empty() {
             return Err(ProxyRuleError("it names no hosts".to_owned()));
@@ -95,7 +96,7 @@ impl ProxyRule {
         let pattern = |text: &String| {
             let is_url = text.contains("://") || text.contains('@');
             let pattern = HostPattern::parse_strict(text).filter(|_| !is_url);
-            // What stands before an `@` may be a password.
+            // The text before an `@` may be a password.
             let shown = text.rsplit('@').next().unwrap_or_default();
             let problem = || format!("`{}` is no host, `.suffix`, address, network or `*`", printable(shown));
             pattern.ok_or_else(|| ProxyRuleError(problem()))
@@ -139,7 +140,7 @@ impl Proxies {
         proxy.as_ref().filter(|_| !matches(&self.bypass)).cloned().transpose()
     }
 
-    /// Every password in use, for removal from messages.
+    /// All passwords in use, for removal from messages.
     pub(crate) fn secrets(&self) -> Vec<Secret> {
         let rules = self.rules.current();
         let named = rules.iter().filter_map(|rule| rule.proxy.as_ref());
@@ -148,7 +149,7 @@ impl Proxies {
     }
 }
 
-/// A pattern of hosts, as `NO_PROXY` has them.
+/// A pattern of hosts, as in `NO_PROXY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostPattern {
     hosts: Hosts,
@@ -158,9 +159,9 @@ struct HostPattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// An address is the network that holds it alone.
+    /// A single address is the network of only that address.
     Network(IpNet),
-    /// `.example.com`, and whether `example.com` itself is meant too.
+    /// `.example.com`. `with_parent`: also `example.com` itself.
     Domain {
         suffix: String,
         with_parent: bool,
@@ -168,7 +169,7 @@ enum Hosts {
 }
 
 impl HostPattern {
-    /// As [`Self::parse`]; a pattern that no host can match is refused.
+    /// As [`Self::parse`], but rejects a pattern that no host can match.
     fn parse_strict(item: &str) -> Option<Self> {
         let pattern = Self::parse(item)?;
         let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
@@ -180,7 +181,7 @@ impl HostPattern {
         (is_host && is_port).then_some(pattern)
     }
 
-    /// Reads `HOST`, `.SUFFIX` or an address, each perhaps with a port, a CIDR network, or `*`.
+    /// Reads `HOST`, `.SUFFIX` or an address, each with an optional port; a CIDR network; or `*`.
     fn parse(item: &str) -> Option<Self> {
         let item = item.trim().to_ascii_lowercase();
         let address = |text: &str| Some(Hosts::Network(text.parse::<IpAddr>().ok()?.to_canonical().into()));

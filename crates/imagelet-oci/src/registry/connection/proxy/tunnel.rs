@@ -14,7 +14,7 @@ use tower::{Service as _, service_fn};
 use super::url::Proxy;
 use crate::registry::connection::{http_error::HttpError, stream::RegistryConnection};
 
-/// Time for a proxy to connect to the host on its side.
+/// The time limit for a proxy to connect to the host.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
@@ -30,7 +30,7 @@ pub(crate) enum TunnelError {
     Late { host: String },
 }
 
-/// Connects a stream to the proxy with `host` (`HOST:PORT`).
+/// Turns a connection to the proxy into a tunnel to `host` (`HOST:PORT`).
 pub(crate) async fn tunnel(
     proxy: &Proxy,
     stream: RegistryConnection,
@@ -68,7 +68,8 @@ async fn socks_tunnel(
 ) -> Result<RegistryConnection, TunnelError> {
     let problem = |problem: &dyn std::fmt::Display| TunnelError::Socks(problem.to_string());
     let uri = |authority: &str| format!("socks5://{authority}/").parse::<Uri>().map_err(|error| problem(&error));
-    // The client calls its connector once, for the connection to the proxy: whatever the URI, this one.
+    // The SOCKS client calls its connector once, to connect to the proxy. For every URI, the connector returns this
+    // stream.
     let mut stream = Some(TokioIo::new(stream));
     let connected = service_fn(move |_: Uri| ready(Ok::<_, Infallible>(stream.take().expect("called once"))));
     let mut socks = SocksV5::new(uri("proxy")?, connected);

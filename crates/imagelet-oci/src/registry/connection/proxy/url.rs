@@ -1,4 +1,4 @@
-//! One proxy, as its URL says: where it is, what it speaks, and the credential for it.
+//! A proxy from its URL: the address, the protocol, and the credential.
 
 use std::fmt;
 
@@ -9,22 +9,23 @@ use imagelet_core::credentials::Secret;
 use percent_encoding::percent_decode_str;
 use zeroize::Zeroizing;
 
-/// RFC 1929 has one byte for the length of each.
+/// RFC 1929 stores each length in one byte.
 const SOCKS_CREDENTIAL_BYTES_MAX: usize = 255;
 
 /// Displayed without user and password.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Proxy {
-    /// Scheme, host and port alone.
+    /// Only scheme, host and port.
     uri: Uri,
-    /// The `Proxy-Authorization` header; SOCKS sends the login on its own.
+    /// The `Proxy-Authorization` header. `None` for SOCKS, which sends the login itself.
     pub(crate) authorization: Option<HeaderValue>,
-    /// User and password, which may be empty.
+    /// User and password; each may be empty.
     pub(crate) login: Option<(String, Secret)>,
 }
 
 impl Proxy {
-    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error repeats nothing of the URL.
+    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error quotes no part of the
+    /// URL.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
         let (scheme, rest) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
         match rest.rsplit_once('@') {
@@ -38,7 +39,7 @@ impl Proxy {
         if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        // Without the login: the matcher ends it at the first `@`, and copies it.
+        // The login is left out: the matcher ends it at the first `@`, and copies it.
         let uri = read(&scheme, place)?.uri().clone();
         let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
         if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
@@ -55,8 +56,8 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Reads the URL in a file: the scheme is written, and nothing follows the host. A password of its own belongs to the
-    /// user that the URL names.
+    /// Reads the URL in a file. The scheme is required, and no path may follow the host. `password` belongs to the user
+    /// in the URL.
     pub(crate) fn parse_strict(url: &str, password: Option<&Secret>) -> Result<Self, &'static str> {
         let (scheme, rest) = url.split_once("://").ok_or("it has no scheme, such as `http://`")?;
         if rest.find(['/', '?', '#']).is_some_and(|end| &rest[end..] != "/") {
@@ -91,12 +92,12 @@ impl Proxy {
         self.uri.scheme_str() == Some("https")
     }
 
-    /// `socks5://` and `socks5h://`: both leave the lookup of names to the proxy, as in Go.
+    /// `socks5://` and `socks5h://`. With both, the proxy looks up names, as in Go.
     pub(crate) fn is_socks(&self) -> bool {
         self.uri.scheme_str().is_some_and(|scheme| scheme.starts_with("socks"))
     }
 
-    /// Whether requests in absolute form are sent over the connection to this proxy.
+    /// Whether requests are sent to this proxy in absolute form, without a tunnel.
     pub(crate) fn forwards(&self, is_https: bool) -> bool {
         !is_https && !self.is_socks()
     }
@@ -109,7 +110,7 @@ fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
 
 /// The decoded user and password of `USER[:PASSWORD]`.
 fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
-    // The host may end there, and what follows is the rest of a password.
+    // A URL parser may end the host at such a character, and take the rest of a password for a path.
     if text.contains(|character: char| character.is_control() || [' ', '/', '?', '#'].contains(&character)) {
         return Err("its user or password has a character that must be percent-encoded");
     }
@@ -118,13 +119,13 @@ fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
     Ok((decoded(user)?.into_owned(), Secret::new(decoded(password)?)))
 }
 
-/// User and password in the encoding of the scheme `Basic`.
+/// User and password, encoded for the scheme `Basic`.
 pub(crate) fn basic(user: &str, password: &Secret) -> Secret {
     let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
     Secret::new(BASE64_STANDARD.encode(pair.as_bytes()))
 }
 
-/// The value of a header that shows a credential.
+/// A header value with a credential, marked as sensitive.
 pub(crate) fn authorization(scheme: &str, secret: &Secret) -> Result<HeaderValue, InvalidHeaderValue> {
     let mut value = HeaderValue::from_str(&Zeroizing::new(format!("{scheme} {}", secret.expose())))?;
     value.set_sensitive(true);

@@ -1,4 +1,4 @@
-//! Client certificates: which one a server gets.
+//! Chooses the client certificate for a server.
 
 use std::{cell::Cell, future::Future, sync::Arc};
 
@@ -18,13 +18,13 @@ pub(crate) struct ClientCertificates(Vec<ClientCertificate>);
 #[derive(Debug)]
 struct ClientCertificate {
     key: Arc<CertifiedKey>,
-    /// The authorities that signed the certificate or one of its chain.
+    /// The issuers of all certificates in the chain.
     issuers: Vec<DistinguishedName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CertificateRequest {
-    /// No certificate was there to send.
+    /// The client had no certificate to send.
     Unanswered,
     Answered,
 }
@@ -33,7 +33,7 @@ tokio::task_local! {
     static REQUEST: Cell<Option<CertificateRequest>>;
 }
 
-/// Runs a handshake, and returns the server's request for a client certificate in it.
+/// Runs a handshake. Also returns the server's request for a client certificate, if it sent one.
 pub(crate) async fn watched<F: Future>(handshake: F) -> (F::Output, Option<CertificateRequest>) {
     let recorded = async {
         let output = handshake.await;
@@ -43,7 +43,7 @@ pub(crate) async fn watched<F: Future>(handshake: F) -> (F::Output, Option<Certi
 }
 
 impl ClientCertificates {
-    /// The error names the part that cannot be used; its cause is dropped, it could quote the key.
+    /// The error names the unusable part. Its cause is dropped: it could quote the key.
     pub(crate) fn read(identities: &[Identity], provider: &CryptoProvider) -> Result<Self, &'static str> {
         let read = |identity: &Identity| {
             let chain = CertificateDer::pem_slice_iter(&identity.chain).collect::<Result<Vec<_>, _>>();
@@ -59,8 +59,8 @@ impl ClientCertificates {
         identities.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The first certificate that one of the server's authorities signed; the first of all where the server names none,
-    /// or none fits: the server's own refusal says more than a missing certificate.
+    /// The first certificate that one of the server's authorities signed. If the server names no authority, or no
+    /// certificate fits, the first usable certificate: the server's rejection says more than a missing certificate.
     fn choose(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<&ClientCertificate> {
         let usable = || self.0.iter().filter(|certificate| certificate.key.key.choose_scheme(schemes).is_some());
         let is_named = |certificate: &&ClientCertificate| {
@@ -74,7 +74,7 @@ impl ResolvesClientCert for ClientCertificates {
     fn resolve(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let chosen = self.choose(authorities, schemes).map(|certificate| Arc::clone(&certificate.key));
         let request = if chosen.is_some() { CertificateRequest::Answered } else { CertificateRequest::Unanswered };
-        // Outside of a watched handshake the request is not of interest.
+        // Outside of a watched handshake, the request is not recorded.
         let _ = REQUEST.try_with(|cell| cell.set(Some(request)));
         chosen
     }

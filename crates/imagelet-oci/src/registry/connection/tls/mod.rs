@@ -40,11 +40,11 @@ use super::{
 };
 use crate::registry::locked;
 
-/// Bounds the cache of clients: configuration that changes often starts over.
+/// Bounds the cache of clients. A full cache is cleared; only a configuration that changes often fills it.
 const CLIENTS_MAX: usize = 64;
-/// Most bytes a connection reads ahead; also bounds the response head.
+/// The maximum of bytes that a connection reads ahead. It also bounds the response head.
 const READ_AHEAD_MAX: usize = 128 << 10;
-/// Idle connections to one host: as many as layers are fetched at once.
+/// The maximum of idle connections to one host: the number of layers that are fetched at once.
 const IDLE_MAX: usize = 8;
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -54,7 +54,7 @@ pub(crate) type HttpClient = Client<BoxCloneSyncService<Uri, TokioIo<RegistryCon
 #[derive(Debug)]
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
-    /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
+    /// Loaded at the first use of TLS: a loopback registry and an offline command do not need the roots.
     roots: OnceCell<RootCertStore>,
     dial_timeout: Duration,
     connections_per_host: usize,
@@ -72,8 +72,8 @@ impl Clients {
         Self { provider, roots, dial_timeout, connections_per_host, proxies, made }
     }
 
-    /// The client for a scheme and these settings, in which the proxy is chosen. Without system authorities only hosts
-    /// with their own are reachable over TLS.
+    /// The client for a scheme and these settings, with the chosen proxy in them. Without system authorities, TLS works
+    /// only for hosts with a configured `ca`.
     pub(crate) async fn client(
         &self,
         is_https: bool,
@@ -83,9 +83,9 @@ impl Clients {
         if let Some(client) = locked(&self.made).get(&key) {
             return Ok(client.clone());
         }
-        // Plain HTTP trusts no certificate.
+        // Plain HTTP needs no certificate.
         let tls = if is_https { Some(self.tls_config(&settings.tls).await?) } else { None };
-        // A proxy gets no client certificate of its hosts, and is verified even where they are not.
+        // A proxy gets no client certificate of its hosts. Its own certificate is verified even if theirs are not.
         let of_proxy = TlsSettings { authorities: settings.tls.authorities.clone(), ..TlsSettings::default() };
         let is_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.is_encrypted());
         let proxy_tls = if is_encrypted { Some(self.tls_config(&of_proxy).await?) } else { None };
@@ -110,7 +110,7 @@ impl Clients {
         Ok(made.entry(key).or_insert(client).clone())
     }
 
-    /// The sum of the deadlines of a connection's stages, a proxy's and the end of another connection included.
+    /// The sum of the deadlines for all stages of a connection, including the proxy's stages and the wait for a permit.
     pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
         2 * self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
     }
@@ -134,7 +134,7 @@ impl Clients {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
-        // A system without authorities.
+        // Neither the system nor the configuration has authorities.
         let builder = if !settings.skip_verify && roots.is_empty() {
             builder.with_root_certificates(roots)
         } else {
@@ -163,14 +163,15 @@ fn system_roots() -> RootCertStore {
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
-    /// `None`, for `skip_verify`: any server that holds the key of its certificate is trusted.
+    /// `None` for `skip_verify`: every server that has the key of its certificate is trusted.
     webpki: Option<Arc<WebPkiServerVerifier>>,
-    /// Webpki rejects an authority as a server. A self-signed server certificate often is one; when `ca` names that
-    /// very certificate, only its names are left to check.
+    /// The certificates in `ca`. Webpki rejects an authority's certificate for a server, and a self-signed certificate
+    /// often is one. If `ca` contains that certificate, only its names are checked.
     named: Vec<CertificateDer<'static>>,
 }
 
-/// Whether webpki rejected only that an authority is the server. It checks the validity period first.
+/// Whether webpki's only problem is that the server's certificate is an authority's. It checks the validity period
+/// first.
 fn is_authority_as_server(error: &rustls::Error) -> bool {
     let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
