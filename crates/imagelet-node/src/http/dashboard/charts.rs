@@ -1,4 +1,4 @@
-//! The drawings of the dashboard, as SVG without text of its own: usage over time, shares of the disk, the map of images.
+//! The drawings of the dashboard, as SVG: usage over time, shares of the disk, and the map of images.
 
 use imagelet_core::image::ByteSize;
 use maud::{Markup, html};
@@ -12,14 +12,14 @@ use crate::{
     durations::milliseconds,
 };
 
-/// Images with a tile of their own; smaller ones share one.
+/// Images with a separate tile; the smaller images share one tile.
 const TILES_MAX: usize = 48;
 const GAP: f64 = 2.0;
 const LINE: f64 = 16.0;
-/// A label of a narrower tile tells nothing.
+/// The label of a narrower tile is not readable.
 const LABEL_WIDTH_MIN: f64 = 56.0;
 
-/// Usage over time with both thresholds; empty before there are two samples.
+/// Usage over time with both thresholds; empty with fewer than two samples.
 pub(super) fn usage(disk: &Disk) -> Markup {
     const WIDTH: f64 = 600.0;
     const HEIGHT: f64 = 160.0;
@@ -82,7 +82,7 @@ pub(super) fn share_bar(disk: &Disk) -> Markup {
     }
 }
 
-/// Images by the bytes that only they hold, where known, else by their listed size.
+/// A map of images by their unshared bytes if known, else by their listed size.
 pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &str) -> Markup {
     let weight = |row: &ImageRow| row.unique.unwrap_or(row.size);
     let mut rows: Vec<&ImageRow> = images.iter().filter(|row| weight(row) > 0).collect();
@@ -99,7 +99,7 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
                 @let size = ByteSize(weight(row));
                 a href=(image_href(&row.id)) class=(state(row)) aria-label=(format!("{name}, {size}, {}", state(row))) {
                     title { (name) " " (size) }
-                    // `web:v1` of `registry.example/team/web:v1`.
+                    // The last part of the name: `web:v1` of `registry.example/team/web:v1`.
                     (drawn(tile, name.rsplit('/').next().unwrap_or(&name), size))
                 }
             }
@@ -112,7 +112,7 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
     }
 }
 
-/// `in-use`, `pinned` or `unused`: the class of a row.
+/// The class of a row: `in-use`, `pinned` or `unused`.
 pub(super) fn state(row: &ImageRow) -> &'static str {
     match (row.in_use_by.is_empty(), row.pinned_by.is_empty()) {
         (false, _) => "in-use",
@@ -121,7 +121,7 @@ pub(super) fn state(row: &ImageRow) -> &'static str {
     }
 }
 
-/// A tile with its name, and below it the size where it has room. Nested, so that a label ends at the edge of its tile.
+/// A tile with its name, and the size below if it fits. A nested SVG cuts the label at the edge of the tile.
 fn drawn(tile: &Tile, name: &str, size: ByteSize) -> Markup {
     let length = |length: f64| format!("{length:.1}");
     let (width, height) = ((tile.width - GAP).max(0.5), (tile.height - GAP).max(0.5));
