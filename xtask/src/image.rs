@@ -1,4 +1,4 @@
-//! A container image of the program: an OCI layout in a tar file, with the same bytes for the same input.
+//! Builds a container image of the program: an OCI layout in a tar file, with the same bytes for the same input.
 
 use std::{fmt::Write as _, fs, io::Write as _, path::PathBuf};
 
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
 pub(crate) struct ProgramImage {
-    /// Linked statically: the image has no C library.
+    /// Statically linked, because the image has no C library.
     pub(crate) program: PathBuf,
-    /// The authorities that registries' certificates are checked against, one PEM file.
+    /// The certificate authorities for registries, as one PEM file.
     pub(crate) authorities: PathBuf,
     pub(crate) name: String,
     pub(crate) version: String,
-    /// In OCI's words: `amd64`.
+    /// In OCI's form, such as `amd64`.
     pub(crate) architecture: String,
-    /// Seconds since 1970: the time of every file.
+    /// The time of every file, in seconds since 1970.
     pub(crate) created: u64,
 }
 
@@ -76,7 +76,7 @@ impl ProgramImage {
         Ok(tar.tar.into_inner()?)
     }
 
-    /// The one layer: the program, the authorities, and an empty `/tmp`.
+    /// The only layer: the program, the authorities, and an empty `/tmp`.
     fn layer(&self) -> Result<Vec<u8>> {
         let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read `{}`", path.display()));
         let mut tar = Archive::new(self.created);
@@ -101,7 +101,7 @@ impl Archive {
         Self { tar: Builder::new(Vec::new()), created }
     }
 
-    /// Adds a file, or a folder, whose path ends with a slash.
+    /// Adds a file, or a folder if `path` ends with a slash.
     fn add(&mut self, path: &str, mode: u32, bytes: &[u8]) -> Result<()> {
         let mut header = Header::new_ustar();
         header.set_entry_type(if path.ends_with('/') { EntryType::Directory } else { EntryType::Regular });

@@ -1,4 +1,4 @@
-//! The licences and notices of the crates that the program contains, as one text.
+//! The licences and notices of the crates in the program, as one text.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// The beginnings of the names of files that have a licence or a notice, in capitals.
+/// The prefixes of the names of licence and notice files, in upper case.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
 
-/// The texts of all crates in the program for `target`, each once, below the crates that have it.
+/// The texts of all crates in the program for `target`. Each text appears once, below the crates that have it.
 pub(crate) fn text(target: &str) -> Result<String> {
     let crates = linked_crates(target)?;
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -47,7 +47,7 @@ struct LinkedCrate {
     folder: PathBuf,
 }
 
-/// What the program is linked from: ordinary dependencies, those of the workspace left out.
+/// The crates that are linked into the program: normal dependencies, without the workspace's crates.
 fn linked_crates(target: &str) -> Result<BTreeSet<LinkedCrate>> {
     let output = Command::new("cargo")
         .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", target])
@@ -89,7 +89,7 @@ fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The files of a crate with a licence or a notice: at its top, and at that of the C library it brings along.
+/// The licence and notice files of a crate: in its top folder, and in the folder directly below it with a C library.
 fn files(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let mut folders = entries(folder)?;

@@ -1,4 +1,4 @@
-//! Makes parts of a release: the container image of the program, and the text of all licences. `make dist` calls it.
+//! Builds parts of a release: the container image of the program, and the text of all licences. `make dist` calls this.
 
 mod image;
 mod licenses;

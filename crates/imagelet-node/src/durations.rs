@@ -5,7 +5,7 @@ use std::time::Duration;
 use imagelet_core::text::duration_text;
 use jiff::Timestamp;
 
-/// Age of an RFC 3339 time to about two digits: `42s`, `7m`, `3h`, `12d`; `-` for never.
+/// Age since an RFC 3339 time, with about two digits: `42s`, `7m`, `3h`, `12d`; `-` for `None`.
 pub fn age(since: Option<&str>, now: Timestamp) -> String {
     let Some(since) = since.and_then(|since| since.parse::<Timestamp>().ok()) else { return "-".into() };
     match now.duration_since(since).as_secs() {
@@ -16,12 +16,12 @@ pub fn age(since: Option<&str>, now: Timestamp) -> String {
     }
 }
 
-/// Milliseconds in whole seconds, of which the last has begun: `1m30s`.
+/// Milliseconds as whole seconds, rounded up: `1m30s`.
 pub fn milliseconds(milliseconds: u64) -> String {
     duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
 }
 
-/// How long something took: `40ms`, `3s`, `1m2s`.
+/// Duration of an operation: `40ms`, `3s`, `1m2s`.
 pub fn took(taken: u64) -> String {
     if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
 }

@@ -42,14 +42,14 @@ impl Failure {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// Any error with its causes, and the first hint among them.
+    /// Any error with its causes and the first hint among them.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::new("Failed", error.to_string());
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
         let mut kind = None;
         while let Some(error) = next {
             let text = error.to_string();
-            // Some messages carry their hint on a line of its own.
+            // Some messages contain their hint on a separate line.
             let (text, hint) = text.split_once("\nhint: ").map_or((&*text, None), |(text, hint)| (text, Some(hint)));
             failure.hint = failure.hint.or_else(|| hint.map(str::to_owned));
             if failure.causes.last().is_none_or(|last| last != text) && failure.causes.len() <= CAUSES_MAX {
@@ -65,14 +65,14 @@ impl Failure {
         }
         failure.message = failure.causes.remove(0);
         failure.causes.retain(|cause| *cause != failure.message);
-        // The words of `docs/errors.md` are the names of the kinds.
+        // The reasons in `docs/errors.md` are the names of the error kinds.
         if let Some(kind) = kind.filter(|kind| !matches!(kind, RuntimeErrorKind::Defect | RuntimeErrorKind::Other)) {
             failure.reason = format!("{kind:?}");
         }
         failure
     }
 
-    /// A message, with an error and its causes as the reason.
+    /// A failure with this message, and an error and its causes as the reason.
     pub fn because(message: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::of(error);
         failure.causes.insert(0, std::mem::replace(&mut failure.message, message.into()));
@@ -86,7 +86,7 @@ impl Failure {
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
-        // What a runtime's registry did is in the runtime's own words.
+        // A runtime describes the failure of its registry in its own text, without a class of ours.
         if fault.stage != Stage::Runtime
             && let Some(advice) = advice(fault.class)
         {
@@ -107,7 +107,7 @@ impl Failure {
         self
     }
 
-    /// For people: the message, its causes and the hint, each on lines of their own.
+    /// The text for people: the message, its causes and the hint, each on separate lines.
     pub fn text(&self) -> String {
         let causes = self.causes.iter().map(|cause| format!("  because: {}\n", lines(cause)));
         let hint = self.hint.iter().map(|hint| format!("hint: {}\n", lines(hint)));
@@ -115,7 +115,7 @@ impl Failure {
     }
 }
 
-/// What to do about a class of failure whose error has no hint of its own; `docs/errors.md` says more.
+/// The hint for a class of failures whose error has none; `docs/errors.md` says more.
 pub fn advice(class: ErrorClass) -> Option<&'static str> {
     Some(match class {
         ErrorClass::HostNotFound => "check the registry's name and the node's DNS",
@@ -148,7 +148,7 @@ fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
-/// A runtime error may be in a chain itself or in an `Arc` that several callers share.
+/// The chain may contain a runtime error directly, or in an `Arc` that several callers share.
 fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
     error
         .downcast_ref::<RuntimeError>()

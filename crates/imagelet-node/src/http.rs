@@ -1,5 +1,5 @@
-//! The daemon's routes: the JSON API on the socket and over HTTP, commands on the socket alone; metrics, health and the
-//! dashboard over HTTP alone, for the clients that its access policy accepts.
+//! The daemon's routes: the JSON API on the socket and over HTTP; commands only on the socket; metrics, health and the
+//! dashboard only over HTTP, for the clients that its access policy accepts.
 
 mod access;
 mod commands;
@@ -37,16 +37,16 @@ use crate::{
 use access::{Decision, Presented, Purpose};
 use event_stream::{EventStreams, Framing};
 
-/// The header without which nothing is changed.
+/// The header that every action must have.
 const ACTION: &str = "x-imagelet-action";
 const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
-/// The end of the permission by which a request is answered.
+/// Cancelled when the token by which the request was allowed is replaced.
 #[derive(Clone, Debug)]
 struct PermissionEnd(CancellationToken);
 
-/// Headers of every answer. Scripts, styles and connections come from this server alone, and no page embeds another.
+/// Headers of every answer. Scripts, styles and connections come only from this server, and no page may embed another.
 static HEADERS: [(header::HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -60,12 +60,12 @@ static HEADERS: [(header::HeaderName, &str); 6] = [
     (header::HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Listens on `HOST:PORT`; without a token on loopback only.
+/// Listens on `HOST:PORT`; without a token, only on loopback.
 pub async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
-    // A configuration knows addresses; what a name means is known now.
+    // The configuration check knows only addresses; a host name is resolved by now.
     if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
         let message = format!("the HTTP address `{address}` is not loopback and needs a token file");
         return Err(Failure::new("InvalidArgument", message).or_hint("`imagelet help http` describes the access"));
@@ -73,9 +73,9 @@ pub async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure
     Ok(listener)
 }
 
-/// Listens on a port of all addresses, for what every client may read.
+/// Listens on a port of all addresses, for content that every client may read.
 pub async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
-    // A listener of IPv6 accepts IPv4 as well, where the kernel has IPv6.
+    // An IPv6 listener also accepts IPv4, if the kernel has IPv6.
     let bound = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
         Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
         bound => bound,
@@ -83,7 +83,7 @@ pub async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
     bound.map_err(|error| Failure::because(format!("could not listen on the port {port}"), &error))
 }
 
-/// The routes of the socket, whose clients may do everything.
+/// The routes of the socket; its clients may do everything.
 pub(crate) fn on_socket(daemon: &Daemon, limits: Limits) -> Router {
     api(daemon, limits).merge(commands::routes()).with_state(daemon.clone())
 }
@@ -115,7 +115,7 @@ fn api(daemon: &Daemon, limits: Limits) -> Router<Daemon> {
     routes::routes().route(&format!("{}/events", routes::ROOT), get(events))
 }
 
-/// Adds the probes. Reasons of failed checks may name paths and endpoints: only for clients that may read.
+/// Adds the probes. Reasons of failed checks may contain paths and endpoints, so only clients that may read get them.
 fn with_probes<S, F>(
     router: Router<S>,
     access: Option<HttpAccess>,
@@ -149,7 +149,7 @@ async fn not_found() -> Failure {
     Failure::new("NotFound", "there is nothing at this path")
 }
 
-/// Answers the requests that the policy allows, with the headers of every answer.
+/// Answers the requests that the policy allows, and adds the headers of every answer.
 async fn guard(
     State(access): State<HttpAccess>,
     Extension(peer): Extension<Peer>,
@@ -177,8 +177,8 @@ async fn guard(
             (StatusCode::MISDIRECTED_REQUEST, refused).into_response()
         }
         Decision::Unauthenticated => {
-            // A browser asks its user for a name, which does not matter, and for the token as the password.
-            // What its page fetches answers the same challenge: the browser may not have sent the login yet.
+            // A browser asks its user for a name, which is ignored, and for the token as the password. Requests by the
+            // page's script get the same challenge: the browser may not have sent the login yet.
             let by_page = text_of(request.headers(), "sec-fetch-site") == Some("same-origin");
             let challenge =
                 if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };
@@ -208,7 +208,7 @@ fn purpose_of(method: &Method, path: &str) -> Purpose {
     }
 }
 
-/// A browser asks for a page; a program does not name the type.
+/// Whether a browser requests a page; a program does not accept `text/html`.
 fn is_page(request: &Request) -> bool {
     let accepted = text_of(request.headers(), "accept").unwrap_or_default();
     request.method() == Method::GET && accepted.contains("text/html") && !request.uri().path().starts_with(routes::ROOT)

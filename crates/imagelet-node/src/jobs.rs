@@ -1,4 +1,4 @@
-//! The daemon's periodic jobs: each is one function, run by the clock or after a change of the configuration.
+//! The daemon's periodic jobs: each is one function, run by a timer and after a change of the configuration.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,15 +17,16 @@ use crate::{
     node::{Collection, FolderWatch, Images, LocalNode, import_arrivals},
 };
 
-/// How often a disabled collection checks whether it is still disabled.
+/// Interval at which a disabled collection checks whether it is still disabled.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
-/// How often the inventory checks for unwritten changes. With 45 s between most writes a crash loses less than a minute.
+/// Interval at which the inventory checks for unwritten changes. Writes are mostly 45 s apart, so a crash loses less
+/// than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
-/// How often the import folder is scanned.
+/// Interval at which the import folder is scanned.
 const SCAN_PERIOD: Duration = Duration::from_secs(2);
-/// How often the usage of the disk is recorded.
+/// Interval at which the disk usage is recorded.
 const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -44,7 +45,7 @@ impl Jobs {
         );
         let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
         jobs.repeat(node, period, |node| async move { collect_if_needed(&node.collection).await });
-        // Uses arrive without a pass, too.
+        // Uses are also recorded between passes.
         jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.pulls.images.inventory.flush_if_due().await });
         jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { node.collection.sample_disk().await });
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
@@ -64,7 +65,7 @@ impl Jobs {
             let agent = PrefetchAgent::new(access.client(), name, target);
             jobs.spawn(async move { agent.run().await });
         } else if !node.pulls.images.place.is_read_only {
-            // The pins of sets end with the cluster that had them.
+            // A node without a cluster releases the pins of image sets.
             let target = node.pulls.clone();
             jobs.tasks.spawn(async move {
                 if let Err(error) = target.pin(&[]).await {
@@ -75,7 +76,7 @@ impl Jobs {
         jobs
     }
 
-    /// Starts a job whose period is that of the settings in force, so that a reload changes it.
+    /// Starts a job. Its period comes from the current settings, so a reload changes it.
     fn repeat<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         node: &Arc<LocalNode>,
@@ -86,7 +87,7 @@ impl Jobs {
         self.spawn(async move { run(settings, |settings| period(settings), || job(Arc::clone(&node))).await });
     }
 
-    /// Starts a task that a stop drops wherever it is.
+    /// Starts a task; a stop drops it at any point.
     fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });
@@ -102,8 +103,8 @@ impl Jobs {
     }
 }
 
-/// Runs a job at once and then, like the kubelet's loops, one period after each end, or after a change of the settings; never
-/// twice at a time.
+/// Runs a job at once and then, like the kubelet's loops, one period after each end, or after a change of the settings.
+/// Runs never overlap.
 async fn run<T, F>(mut settings: watch::Receiver<T>, period: impl Fn(&T) -> Duration, job: impl Fn() -> F)
 where
     F: Future<Output = ()>,
@@ -132,7 +133,7 @@ async fn detect(images: &Images) {
     }
 }
 
-/// The policy of periodic collection; `None`: disabled. Detection runs in both cases.
+/// The policy of periodic collection; `None`: disabled. Detection always runs.
 fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     settings.collection.period?;
     if settings.collection.policy.is_off() {
@@ -151,7 +152,7 @@ async fn collect_if_needed(collection: &Collection) {
         Err(failure) => Some(failure.to_string()),
     };
     if collection.is_shadow() {
-        // Shadow mode removes nothing and so cannot fail; its record holds what would have failed.
+        // Shadow mode removes nothing and so cannot fail; its record has the failure of a real run.
         return;
     }
     let message = collection.ended(failure.as_deref().map_or(Ok(()), Err));

@@ -1,6 +1,6 @@
-//! The service of a node: pulls, images, collection and status behind one HTTP/JSON interface, with the dashboard and the periodic jobs.
+//! The service of a node: pulls, images, collection and status behind one HTTP/JSON interface, with dashboard and jobs.
 //!
-//! [`serve`] joins the concrete parts and runs the daemon; [`node`] is one way to call a node, in this process or behind a socket.
+//! [`serve`] joins the concrete parts and runs the daemon; [`node`] calls a node, in this process or behind a socket.
 
 #[macro_use]
 pub mod api;
@@ -16,7 +16,7 @@ pub mod serve;
 pub mod size;
 mod traces;
 
-/// The reader of configuration files, for the fuzz target that checks it: `crates/imagelet/tests/fuzz/configuration.rs`.
+/// The parser of configuration files, for the fuzz target `crates/imagelet/tests/fuzz/configuration.rs`.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
@@ -30,13 +30,13 @@ pub mod fuzzing {
     pub struct ReadConfiguration {
         /// The keys that the file sets, with value and line.
         pub given: Vec<(String, Value, usize)>,
-        /// Why keys or values were refused.
+        /// Why keys or values were rejected.
         pub refusal: Option<String>,
         /// The checked settings as a text, or every violated rule.
         pub settings: Result<String, String>,
     }
 
-    /// Reads a file of imagelet's own, or of a kubelet, as a daemon of root does.
+    /// Reads a file of imagelet or of a kubelet, as a daemon run by root does.
     pub fn read_configuration(path: &Path, is_kubelets: bool) -> ReadConfiguration {
         let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
         let read = if is_kubelets { sources.add_kubelet_file(path) } else { sources.add_file(path) };

@@ -1,8 +1,8 @@
-//! The known word that a misspelled one is nearest to.
+//! Finds the known word that is nearest to a misspelled word.
 
 const LIKENESS_MIN: f64 = 0.8;
 
-/// The nearest of the known words; `None` where none is near.
+/// The nearest known word; `None` if no word is near.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_ascii_lowercase();
     let likeness = |known: &str| strsim::jaro_winkler(&word, &known.to_ascii_lowercase());

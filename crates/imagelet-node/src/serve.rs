@@ -1,4 +1,4 @@
-//! The daemon, and the one place that joins the concrete parts.
+//! Runs the daemon, and joins the concrete parts.
 
 mod activation;
 mod filesystems;
@@ -29,17 +29,17 @@ use images::ServedImages;
 use reload::reload;
 use socket_guard::SocketGuard;
 
-/// Running pulls may end in this time; then they are cancelled. This and the next three waits bound a stop to less than
-/// two seconds: the next owner of the store may wait for its lock.
+/// How long running pulls may continue after a stop; then they are cancelled. This and the next three waits limit a
+/// stop to less than two seconds: the next owner of the store may wait for its lock.
 const GRACE: Duration = Duration::from_millis(500);
-/// Time for cancelled pulls to clean up; the next start removes what is left.
+/// How long cancelled pulls may clean up. The next start removes the rest.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
 const END_MAX: Duration = Duration::from_millis(300);
 const CLOSE_MAX: Duration = Duration::from_millis(700);
 /// The previous owner of the store may still be stopping.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Reads the files that the settings name, for their refusal: the token, and the configuration of credential providers.
+/// Checks the files in the settings by reading them: the token, and the configuration of credential providers.
 pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
     HttpAccess::load(&settings.interfaces.http)?;
     wiring::open_providers(Arc::new(Standalone), settings, Arc::default()).await.map(drop)
@@ -47,10 +47,11 @@ pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
-/// `read` reads the settings: at the start, and again at each SIGHUP. `lock_wait` is how long another owner of the store may take.
+/// `read` reads the settings, at the start and at each SIGHUP. `lock_wait` limits the wait for another owner of the
+/// store.
 pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Option<Duration>) -> Result<(), Failure> {
     let settings = read()?;
-    // Refused before anything is opened.
+    // The access policy is checked before the store or a socket is opened.
     let access = HttpAccess::load(&settings.interfaces.http)?;
     let wanted = StoreAccess { access: Access::Write { or_create: true }, lock_wait: lock_wait.unwrap_or(LOCK_WAIT) };
     let mut terminate = signal(SignalKind::terminate())?;
@@ -60,15 +61,15 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     let (handlers, runtime) = runtime_behind(&settings)?;
     // Calls at a service manager's socket wait in its queue until the store is open.
     let inherited = activation::taken_over()?;
-    // A stop does not wait for the store, which is locked before a socket appears, so that no client races for it, and before
-    // the address of HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket;
-    // calls to a runtime follow it.
+    // A stop signal ends the wait for the store. The store is locked before a socket appears, so that no client races
+    // for it, and before the HTTP address is bound, because the previous owner of the store may still use the address.
+    // Slow steps, such as calls to a runtime, come after the socket.
     let node = tokio::select! {
         opened = open_node(settings.clone(), Role::Daemon, wanted) => opened?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    // All listeners are bound before one of them serves: a start that fails has answered no call.
+    // All listeners are bound before one of them serves, so that a failed start has answered no call.
     let http_listener = match &settings.interfaces.http.address {
         Some(address) => Some(http::bind(address, access.has_token()).await?),
         None => None,
@@ -136,7 +137,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
             images.close().await;
         }
     });
-    // A panic of a task is in the log.
+    // A panic of a task is already logged.
     let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http, calls.end_actions())) };
     if tokio::time::timeout(END_MAX, ends).await.is_err() {
         tracing::info!("not all jobs ended in time");
@@ -150,7 +151,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
 
-/// A directory of the daemon's own, most likely on the disk of its images.
+/// A directory of the daemon, most likely on the disk of its images.
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.images.backend {
         Backend::Embedded(store) => store.engine.place.root.clone(),
@@ -158,8 +159,8 @@ fn state_place(settings: &Settings) -> PathBuf {
     }
 }
 
-/// The service that answers calls about containers: the proxied runtime, which has its own handlers, or the runtime
-/// beside an embedded store, which has one handler, or none.
+/// The server for calls about containers: the proxied runtime with its handlers, or the runtime beside an embedded
+/// store with one handler, or no runtime.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
         Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)

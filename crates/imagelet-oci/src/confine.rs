@@ -1,8 +1,8 @@
-//! Confines the threads that read layers by Landlock: the one that writes a layer can open files in its folder only.
+//! Confines the threads that read layers by Landlock: the thread that writes a layer can open files in its folder only.
 //!
-//! Landlock restricts a thread and its children for ever; so this work has threads of its own. Other files of such a
-//! thread (the layer's list, the queue) are opened before. Where the kernel has no Landlock, unpacking continues
-//! without it and logs that; where it has, a thread that cannot be confined does not start.
+//! Landlock restricts a thread and its children for ever, so this work runs on separate threads. Other files that such
+//! a thread uses (the layer's list, the queue) are opened before. If the kernel has no Landlock, unpacking logs that
+//! and continues unconfined. If the kernel has Landlock, a thread that cannot be confined does not start.
 
 use std::{fmt, io, os::fd::BorrowedFd, thread};
 
@@ -17,7 +17,7 @@ const REFER_SINCE: i32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// With this version of the kernel's interface.
+    /// Confined, with this Landlock ABI version.
     Landlock(i32),
     /// Not confined, with the reason.
     Absent(String),

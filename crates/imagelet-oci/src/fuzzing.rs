@@ -36,7 +36,7 @@ use crate::{
     unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
-/// Limits of an unpack that a short archive reaches.
+/// Small limits, which a short archive can reach.
 pub const SMALL_ENTRIES_MAX: u64 = 200;
 pub const SMALL_BYTES_MAX: u64 = 1 << 20;
 const SMALL_MEMORY: u64 = 256 << 10;
@@ -49,7 +49,7 @@ pub struct Document {
     pub media_type: String,
     /// Digest, size and media type of the configuration and the layers, or of the entries.
     pub descriptors: Vec<(Digest, u64, String)>,
-    /// Why it is no image, or has none for a platform.
+    /// Why the document is not an image, or has no image for a platform.
     pub refusals: Vec<RuntimeError>,
 }
 
@@ -81,7 +81,7 @@ fn not_offered(index: &Index, platform: &Platform) -> Option<RuntimeError> {
     selected.err().filter(|error| error.kind() != RuntimeErrorKind::NotFound)
 }
 
-/// The diff-ids of a configuration, and why it does not run on a platform.
+/// The diff-ids of a configuration, and why the image does not run on each platform.
 pub fn config(bytes: &[u8], platforms: &[Platform]) -> Result<(Vec<Digest>, Vec<RuntimeError>), RuntimeError> {
     let config = ImageConfig::parse(bytes)?;
     let refusals = platforms.iter().filter_map(|platform| config.check_platform(platform).err()).collect();
@@ -96,8 +96,8 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
     Ok(challenges(&headers)?.into_iter().map(|challenge| (challenge.scheme, challenge.parameters)).collect())
 }
 
-/// The hosts for an image from a `hosts.toml`, `registries.conf` or `registries.yaml`, by its extension, as texts;
-/// `None`: the file does not know it.
+/// The hosts for an image as texts, from a `hosts.toml`, `registries.conf` or `registries.yaml`; the extension selects
+/// the format. `None`: the file does not configure the image's registry.
 pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<String>>, String> {
     let hosts = registry_hosts_of(text, extension, reference)?;
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
@@ -137,7 +137,7 @@ pub fn policy_rule(bytes: &[u8], reference: &Reference) -> Result<PolicyRule, St
     Ok(PolicyRule { place: rule.place, requirements, problems })
 }
 
-/// The digest in a signed text, and the identities that refuse its name, the strictest first.
+/// The digest in a signed text, and the identity rules that reject its name, the strictest first.
 #[derive(Debug)]
 pub struct SignedClaim {
     pub digest: Digest,
@@ -236,7 +236,7 @@ pub struct Unpacked {
     pub disk_bytes: u64,
     pub root_opaque: bool,
     pub implicit_directories: Vec<Vec<u8>>,
-    /// Paths of ownership records, and whether each is a device that was not made.
+    /// Paths of ownership records, and whether each is a device that was not created.
     pub ownership: Vec<(String, bool)>,
 }
 

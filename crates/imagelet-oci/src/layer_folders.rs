@@ -1,7 +1,8 @@
-//! The metadata of folders that a layer has without an entry of their own.
+//! The metadata of folders for which a layer has no entry.
 //!
-//! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain folder there, and overlayfs would
-//! show that folder's mode and owner. The correct metadata is that of the uppermost lower layer that names the folder.
+//! A layer may contain `etc/app/conf` without an entry for `etc/app`. An unpack of this layer creates a plain folder,
+//! and overlayfs would show the plain folder's mode and owner. The correct metadata is in the uppermost lower layer
+//! that has an entry for the folder.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -16,7 +17,7 @@ use rustix::{
 
 /// The kernel's limit of an attribute value.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
-/// Attributes that overlayfs writes on a directory; they must not be copied.
+/// Attributes that overlayfs writes on a directory. They must not be copied.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
 /// An unpacked layer, with whiteouts in overlay form.
@@ -27,13 +28,13 @@ pub struct LayerFolders {
 }
 
 impl LayerFolders {
-    /// Opens a layer's root folder; `implicit`: paths below it of folders without an entry.
+    /// Opens a layer's root folder. `implicit`: the paths, below the root, of folders without an entry.
     pub fn open(root: &Path, implicit: HashSet<Vec<u8>>) -> io::Result<Self> {
         Ok(Self { tree: open_folder(root)?, implicit })
     }
 }
 
-/// The folder whose metadata the merged folder at `path` shows, for layers from the top down. `None`: the merged view
+/// The folder whose metadata the merged view shows at `path`; `layers` start with the topmost. `None`: the merged view
 /// has no such folder.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
@@ -51,8 +52,9 @@ pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Opti
     Ok(fallback)
 }
 
-/// Walks one layer by component and follows no symlink. The flag: the layer has a whiteout or a file there, or an opaque
-/// directory above. An opaque directory itself hides the content of lower ones, and is still the same directory.
+/// Walks one layer by component and follows no symlink. The flag is true if the layer has a whiteout or a file at the
+/// path, or an opaque directory above it. An opaque directory hides the content of lower directories, but not their
+/// metadata.
 fn find(tree: &OwnedFd, path: &[u8]) -> io::Result<(Option<OwnedFd>, bool)> {
     let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
     let mut is_alone = false;

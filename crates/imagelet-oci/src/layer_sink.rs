@@ -1,4 +1,4 @@
-//! The port of native import: an image is fetched and unpacked here, and its layers become a runtime's own.
+//! The port of native import: imagelet fetches and unpacks an image, and a runtime takes over the layers.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -20,7 +20,7 @@ pub struct ImportError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImportStage {
-    /// Requests to the registry, fetches and unpacking.
+    /// Requests to the registry, downloads and unpacking.
     Fetch,
     /// The runtime's stores rejected a layer or a document; no image record exists.
     Handover,
@@ -37,29 +37,30 @@ impl ImportStage {
 /// A runtime's own stores, as the target of a pull.
 #[async_trait]
 pub trait LayerSink: Send + Sync + fmt::Debug {
-    /// Begins an import: the runtime now keeps the imported layers, and those of the image that it already has.
+    /// Starts an import. From now on the runtime removes neither the imported layers nor the image's layers that it
+    /// already has.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 }
 
 /// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
 #[async_trait]
 pub trait LayerImport: Send + Sync + fmt::Debug {
-    /// The number of lowest layers that the runtime holds already.
+    /// How many layers, counted from the base, the runtime already has.
     fn present(&self) -> usize;
 
-    /// Whether the runtime now holds layer `index` on top of all below it, as from a parallel import.
+    /// Whether the runtime now has layer `index` on top of all layers below it, for example from a parallel import.
     async fn holds(&self, index: usize) -> Result<bool, RuntimeError>;
 
-    /// Moves an unpacked layer into the runtime. Layers may come in any order and in parallel: a layer waits for those
-    /// below it. The folder of `tree` is empty or removed afterwards.
+    /// Moves an unpacked layer into the runtime. Layers may arrive in any order and in parallel: a layer waits for the
+    /// layers below it. The folder of `tree` is empty or removed afterwards.
     ///
     /// # Errors
-    /// When the runtime or the disk fails; the import cannot continue.
+    /// If the runtime or the disk fails; the import cannot continue.
     async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError>;
 
-    /// Names the image: documents, image records, then a check that the runtime lists it. The caller has synced the
-    /// layers. It completes even if the future is dropped: a record written after the runtime released the layers would
-    /// name nothing.
+    /// Records the image: documents, image records, then a check that the runtime lists the image. The caller has
+    /// synced the layers. `finish` completes even if its future is dropped: a record written after the runtime released
+    /// the layers would have no content.
     async fn finish(&self) -> Result<ImageId, ImportError>;
 
     /// Cancels the import and returns once the runtime has released its resources.
@@ -70,22 +71,22 @@ pub trait LayerImport: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     Committed,
-    /// The runtime removed a layer below it: the import has to restart.
+    /// The runtime removed a layer below this layer; the import must restart.
     BaseGone,
 }
 
-/// An image as its registry describes it; every document is verified against its digest.
+/// An image as the registry describes it. Every document is verified against its digest.
 #[derive(Debug)]
 pub struct ImportedImage {
     pub reference: Reference,
     /// The document that the reference names: an index, or the manifest itself.
     pub root: ImageDocument,
-    /// The manifest for the platform; equal to `root` without an index.
+    /// The manifest for the platform; equal to `root` if `root` is no index.
     pub manifest: ImageDocument,
     pub config: ImageDocument,
     /// The layers, lowest first.
     pub layers: Vec<ImportedLayer>,
-    /// Digests of all manifests that the index lists, in its order; empty where `root` is no index.
+    /// Digests of all manifests in the index, in its order; empty if `root` is no index.
     pub index_entries: Vec<Digest>,
 }
 
@@ -100,7 +101,6 @@ impl ImportedImage {
 pub struct ImportedLayer {
     /// Digest of the compressed blob.
     pub digest: Digest,
-    /// Its length in bytes.
     pub size: u64,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
@@ -110,9 +110,9 @@ pub struct ImportedLayer {
 #[derive(Debug)]
 pub struct StagedTree {
     pub folder: PathBuf,
-    /// Folders without an entry in the archive, as raw bytes below the root, parents first: a lower layer may have
+    /// Folders without an entry in the archive, as raw bytes below the root, parents first. A lower layer may have
     /// their metadata. Empty bytes mean the root.
     pub implicit: Vec<Vec<u8>>,
-    /// The compressed blob, where it is kept.
+    /// The compressed blob, if blobs are kept.
     pub blob: Option<PathBuf>,
 }

@@ -1,6 +1,6 @@
 //! An image service without a runtime: engine, registry, manifest, store, unpack.
 //!
-//! [`Engine`] is its only entry point. It keeps no state outside its store and contacts only the registries of the
+//! [`Engine`] is the only entry point. It has no state outside its store, and contacts only the registries of the
 //! references that it receives.
 
 mod admission;

@@ -1,10 +1,11 @@
-//! Overlay file systems: mounted detached, and probed for being in use.
+//! Overlay file systems: mounts them detached, and probes whether they are in use.
 //!
 //! One procedure serves every kernel from 5.10 on. An overlay's options have to fit in one page, so layers are named by
-//! short links (`0:1:2`) relative to the working folder; a thread with a working folder and a mount namespace of its
-//! own mounts the overlay there by mount(2), and returns a detached clone. `lowerdir+` needs no links, but Linux 6.8.
-//! Where the root is no mount point, as in a plain chroot, the kernel gives no such namespace, and the overlay is made by
-//! fsconfig(2), for fewer layers. If the thread fails, its namespace removes everything, and no other mount table ever had it.
+//! short links (`0:1:2`) relative to the working folder. A thread with a separate working folder and mount namespace
+//! mounts the overlay there by mount(2) and returns a detached clone. `lowerdir+` needs no links, but needs Linux 6.8.
+//! If the root is no mount point, as in a plain chroot, the kernel gives no such namespace; then fsconfig(2) makes the
+//! overlay, for fewer layers. If the thread fails, its namespace ends and removes everything; no other mount table
+//! contains the overlay.
 
 use std::{
     ffi::CString,
@@ -29,9 +30,9 @@ use rustix::{
 
 pub(crate) const KERNEL_MIN: &str = "Linux 5.10";
 
-/// Links to the layers, `0` the topmost.
+/// The folder of links to the layers; `0` is the topmost.
 const LOWER: &str = "lower";
-/// The layer over all others: metadata of folders, and what is written into a writable mount.
+/// The top layer: metadata of folders, and the data written into a writable mount.
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
@@ -39,8 +40,8 @@ const WORK: &str = "work";
 pub(crate) struct OverlayFolder(pub(crate) PathBuf);
 
 impl OverlayFolder {
-    /// Creates it with links to `layers`, topmost first; without layers the overlay is over an empty folder. The caller
-    /// creates `upper/` afterwards.
+    /// Creates the folder, with links to `layers`, topmost first. Without layers, the overlay has one empty lower
+    /// folder. The caller creates `upper/` afterwards.
     pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
         fs::create_dir(&self.0)?;
         fs::create_dir(self.0.join(WORK))?;
@@ -58,7 +59,7 @@ impl OverlayFolder {
         self.0.join(UPPER)
     }
 
-    /// Mounts the overlay of `layers` layers, detached. It ends with the descriptor.
+    /// Mounts the overlay of `layers` layers, detached. The overlay ends when the descriptor is closed.
     pub(crate) fn mount_detached(&self, layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
         let options = CString::new(options(layers)).map_err(|_| io::ErrorKind::InvalidInput)?;
         let made = thread::scope(|scope| {
@@ -78,18 +79,18 @@ impl OverlayFolder {
         made.unwrap_or_else(|_| Err(io::Error::other("the thread that mounts ended early")))
     }
 
-    /// Whether an overlay over this folder is alive anywhere: in another mount namespace, under another path, or
-    /// without a path for a process that still has files in it.
+    /// Whether an overlay over this folder is alive: in another mount namespace, under another path, or without a path
+    /// because a process still has open files in it.
     ///
-    /// The kernel rejects a second overlay with `index=on` over a used upper folder. So a detached one is mounted and
-    /// dropped at once. Where that is impossible, the error says so.
+    /// The kernel rejects a second overlay with `index=on` over an upper folder in use. So a detached overlay is
+    /// mounted and dropped at once. If such a mount is impossible for another reason, that is the error.
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
-        // Two concurrent probes would detect each other as a mount.
+        // Two concurrent probes would each find the other's mount.
         static PROBE: Mutex<()> = Mutex::new(());
         let _alone = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
-        // Short, and without characters that are special in options.
+        // Short, and without characters that have a meaning in mount options.
         let place = |name: &str| format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_flag(&context, "ro")?;
@@ -117,9 +118,9 @@ fn lower_folders(layers: usize) -> String {
     (0..layers.max(1)).map(|at| at.to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// Gives the calling thread a mount namespace and a working folder of its own. Mounts in it are invisible outside;
-/// unmounts outside propagate into it. `false`: its root is no mount point, as in a plain chroot, so that mounts in it may
-/// be visible outside.
+/// Moves the calling thread to a new mount namespace with a separate working folder. Mounts in it are invisible
+/// outside; unmounts outside propagate into it. `false`: the root is no mount point, as in a plain chroot, so that
+/// mounts in the namespace may be visible outside.
 fn own_namespace() -> io::Result<bool> {
     #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
@@ -130,11 +131,11 @@ fn own_namespace() -> io::Result<bool> {
     }
 }
 
-/// The kernel's limit of one value of fsconfig(2), with its end.
+/// The kernel's limit of one fsconfig(2) value, with its final NUL.
 const CONTEXT_VALUE_MAX: usize = 256;
 
-/// Mounts an overlay detached and without a namespace, from the working folder `lower/`. Needs no root that is a mount
-/// point, and takes fewer layers than mount(2).
+/// Mounts an overlay detached and without a namespace, from the working folder `lower/`. The root need not be a mount
+/// point. Fewer layers fit than with mount(2).
 fn mount_by_context(layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
     let lower = lower_folders(layers);
     if lower.len() >= CONTEXT_VALUE_MAX {

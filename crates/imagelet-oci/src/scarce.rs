@@ -1,4 +1,4 @@
-//! File descriptors: how much may be in flight by the process's limit, and retries of operations that got none.
+//! File descriptors: scales bounds by the process's limit of open files, and retries operations that got no descriptor.
 
 use std::{error::Error, io, iter, thread, time::Duration};
 
@@ -8,15 +8,15 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// The limit of open files from which on all may be in flight that the bounds of each part allow.
+/// From this limit of open files on, the bounds apply unscaled.
 const FILES_FULL: usize = 1024;
-/// Descriptors that are not for pulls: half of 256, of which the listeners of a daemon take most.
+/// Descriptors that are not for pulls: half of 256. The listeners of a daemon use most of them.
 const FILES_RESERVED: usize = 128;
 
-/// The share of a bound that this process may use, by its limit of open files.
+/// Scales a bound by the limit of open files of this process.
 ///
-/// The bounds on what is in flight are made for [`FILES_FULL`] descriptors. With fewer, each is this part of itself, and
-/// what exceeds it waits its turn.
+/// The bounds are made for [`FILES_FULL`] descriptors. With fewer descriptors, each bound is scaled down in proportion,
+/// and work beyond it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescriptorShare {
     available: usize,
@@ -27,21 +27,21 @@ impl DescriptorShare {
         Self { available: files_max.clamp(FILES_RESERVED, FILES_FULL) - FILES_RESERVED }
     }
 
-    /// At least one, so that work goes on whatever the limit.
+    /// At least one, so that work proceeds at any limit.
     pub(crate) fn of(self, bound: usize) -> usize {
         (bound * self.available / (FILES_FULL - FILES_RESERVED)).max(1)
     }
 }
 
 impl Default for DescriptorShare {
-    /// By the limit of this process.
+    /// The share by this process's limit.
     fn default() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         Self::of_limit(limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX))
     }
 }
 
-/// The first wait; each further one doubles.
+/// The first wait; each further wait doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 /// Maximum number of waits: ten seconds in all.
 const WAITS_MAX: usize = 10;
@@ -82,7 +82,7 @@ where
     attempt().await
 }
 
-/// Retries while descriptors are exhausted. Blocks the thread.
+/// Retries while no descriptors are free. Blocks the thread.
 pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for wait in waits() {
         match attempt() {

@@ -1,8 +1,8 @@
-//! The tenant of a pull: what one tenant holds must not keep another's pull waiting.
+//! The tenant of a pull. The resources of one tenant must not block another tenant's pull.
 
 use imagelet_core::credentials::Credential;
 
-/// Pods of a namespace with a credential, or a caller with one.
+/// The pods of a namespace with a credential, or a client with a credential.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
     pub(crate) namespace: String,

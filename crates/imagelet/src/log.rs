@@ -16,13 +16,14 @@ use tracing_subscriber::{
 
 use imagelet_node::config::{Environment, has_dumb_terminal, variable};
 
-/// Starts logging. A daemon logs its decisions. A command logs only what would otherwise be lost, because its errors
-/// are printed to stderr anyway; with `IMAGELET_LOG` it logs like a daemon.
+/// Starts logging. A daemon logs its decisions. A command prints its errors to stderr anyway, so it logs only other
+/// errors; with `IMAGELET_LOG` it logs like a daemon.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
     let filter: Targets = wanted.parse().unwrap_or_else(|_| default.parse().unwrap_or_default());
-    // The libraries of Kubernetes log each failed request, which its caller reports once, and whole answers that do not decode.
+    // The Kubernetes libraries log each failed request, which its caller reports once, and complete answers that cannot
+    // be decoded.
     let filter = filter.with_targets([("kube_client", LevelFilter::OFF), ("kube_runtime", LevelFilter::OFF)]);
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| LogWriter(io::stderr()));
     if !is_daemon && environment.log.is_none() {
@@ -36,7 +37,7 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     }
 }
 
-/// Escapes what texts from elsewhere have and is not printable. An event is one write.
+/// Escapes unprintable characters, which texts from outside may contain. An event is one write.
 struct LogWriter<W>(W);
 
 impl<W: io::Write> io::Write for LogWriter<W> {
@@ -50,7 +51,7 @@ impl<W: io::Write> io::Write for LogWriter<W> {
     }
 }
 
-/// Formats the fields of an event as `warning: MESSAGE: CAUSE (path=/x)`; the message is the first of them.
+/// Formats the fields of an event as `warning: MESSAGE: CAUSE (path=/x)`. The message is the first field.
 fn for_people(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let text = printable(&format!("{value:?}"));
     let text = text.trim_matches('"');

@@ -1,4 +1,4 @@
-//! The display of a running pull: lines that move on a terminal, plain lines elsewhere, nothing with `--quiet`.
+//! The display of a running pull: moving bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -20,17 +20,17 @@ use imagelet_node::{
     config::has_dumb_terminal,
 };
 
-/// Layers with a line of their own. A low terminal has fewer.
+/// Limit of layers with a separate line. A terminal with few lines shows fewer.
 const LAYER_LINES_MAX: usize = 24;
-/// Lines of a terminal beside those of layers: the pull, and what was typed.
+/// Terminal lines that are not for layers: the pull's line, and the typed command.
 const LINES_RESERVED: usize = 4;
-/// Columns of a name before a bar, so that the columns after it align.
+/// Columns for a name before a bar, so that the columns after it align.
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const ASKING: &str = "asking the registry";
 const DIGITS: usize = 12;
-/// Waits that end within this time of each other are one.
+/// Waits that end within this time of each other are reported as one.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -51,8 +51,8 @@ impl Screen {
         }
     }
 
-    /// Shows a pull with its layers, or in one line if `line_width`, the widest name of several pulls, is given. Dropping
-    /// the guard removes its lines.
+    /// Shows a pull with its layers. If `line_width`, the widest name of several pulls, is set, the pull is one line.
+    /// Dropping the guard removes the lines.
     pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
         let image = printable(image);
         let known = Arc::new(Mutex::new(KnownSteps::default()));
@@ -105,7 +105,7 @@ impl Screen {
     }
 }
 
-/// Bars need a terminal that moves its cursor.
+/// Bars need a terminal with cursor movement.
 fn draws_bars() -> bool {
     std::io::stderr().is_terminal() && !has_dumb_terminal()
 }
@@ -127,7 +127,7 @@ impl Drop for Shown {
     }
 }
 
-/// What the steps of a command say of its pull.
+/// The pull's progress, collected from the steps of a command.
 #[derive(Default)]
 struct KnownSteps {
     row: PullProgressRow,
@@ -135,12 +135,12 @@ struct KnownSteps {
     retry_at: Option<Instant>,
     warnings: BTreeSet<String>,
     unanswered: BTreeSet<String>,
-    /// When bytes of this many began to come.
+    /// The time at which the first byte arrived, and the number of bytes received before.
     fetching: Option<(Instant, u64)>,
 }
 
 impl KnownSteps {
-    /// Adds a step. Returns the line that says it where no lines move.
+    /// Adds a step. Returns its text for an output without bars.
     fn take(&mut self, step: Step) -> Option<String> {
         let row = &mut self.row;
         match step {
@@ -179,7 +179,7 @@ impl KnownSteps {
             Step::Waiting { host, over: true } => drop(self.unanswered.remove(&host)),
             Step::Retry(retry) => {
                 let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-                // All requests of a pull wait for the same limit.
+                // All requests of a pull wait for the same limit, so the wait is reported once.
                 let is_new = row.retry.as_ref().is_none_or(|known| known.host != retry.host)
                     || self.retry_at.is_none_or(|known| at > known + RETRY_TOLERANCE);
                 self.retry_at = Some(at);
@@ -192,14 +192,14 @@ impl KnownSteps {
         None
     }
 
-    /// Returns the size of the layer; `None`: it is not known.
+    /// Sets the state of a layer and returns its size. `None`: the layer is unknown.
     fn layer(&mut self, digest: &str, state: &str, received: impl FnOnce(u64) -> u64) -> Option<u64> {
         let layer = self.row.layers.iter_mut().find(|layer| layer.digest == digest)?;
         (layer.state, layer.received) = (state.into(), received(layer.size));
         Some(layer.size)
     }
 
-    /// What is known now, as a daemon reports it of its pulls.
+    /// The current progress, in the form in which a daemon reports its pulls.
     fn row(&mut self, now: Instant) -> PullProgressRow {
         let mut row = self.row.clone();
         let missing = row.layers.iter().filter(|layer| layer.state != "present");
@@ -242,7 +242,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pulls of a node on a terminal, polled: a line for each, and one for each layer in progress.
+/// The polled pulls of a node on a terminal: one line for each pull, and one for each layer in progress.
 #[derive(Debug)]
 pub(crate) struct PullScreen {
     screen: MultiProgress,
@@ -253,7 +253,7 @@ pub(crate) struct PullScreen {
 const PULL_LINES_MAX: usize = 16;
 
 impl PullScreen {
-    /// On stderr, drawn twice a second at most; `None` where stderr is no terminal.
+    /// On stderr, drawn at most twice a second. `None`: stderr is no terminal.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
         draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
@@ -262,12 +262,12 @@ impl PullScreen {
         })
     }
 
-    /// Runs something that writes to the terminal without breaking the lines.
+    /// Runs `work`, which writes to the terminal, without breaking the lines.
     pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.screen.suspend(work)
     }
 
-    /// Updates the line of a pull; removes it when the pull has ended.
+    /// Updates the line of a pull, or removes it if the pull has ended.
     pub(crate) fn show(&mut self, pull: &PullProgressRow) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
@@ -294,7 +294,7 @@ impl PullScreen {
     }
 }
 
-/// A pull on a terminal, and its layers in progress below. A drop removes the lines.
+/// A pull on a terminal, with its layers in progress below. Dropping it removes the lines.
 #[derive(Debug)]
 struct PullLine {
     screen: MultiProgress,
@@ -365,7 +365,7 @@ impl Drop for PullLine {
     }
 }
 
-/// Shortens a name: cuts a digest to its first digits, then keeps the end of the name.
+/// Shortens a name: reduces a digest to its first digits, then drops the start of the name.
 fn in_columns(name: &str, columns: usize) -> String {
     let named = match name.split_once('@') {
         Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
@@ -413,7 +413,7 @@ fn phase(pull: &PullProgressRow) -> String {
     format!("{name}{layers} {} of {}{speed}{left}", ByteSize(pull.bytes_received), ByteSize(total))
 }
 
-/// How many layers have a line on a terminal of so many lines.
+/// The number of layers with a separate line, on a terminal with `lines` lines.
 fn layer_lines(lines: Option<u16>) -> usize {
     lines.map_or(LAYER_LINES_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, LAYER_LINES_MAX))
 }

@@ -1,4 +1,4 @@
-//! Fields whose document form differs from serde's form of their type: secrets, nested documents, times.
+//! Document fields whose form differs from serde's form of their type: secrets, nested documents, times.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::failure::Failure;
 
-/// A text that crosses the socket and is printed nowhere else.
+/// A secret text that is sent over the socket and printed nowhere else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden(pub Secret);
 
@@ -24,7 +24,7 @@ impl<'de> Deserialize<'de> for Hidden {
     }
 }
 
-/// Embeds a document as JSON; as text where it is nested too deeply.
+/// Embeds a document as JSON; as text if it is nested too deeply.
 #[expect(clippy::ref_option, reason = "the shape that serde calls")]
 pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serializer: S) -> Result<S::Ok, S::Error> {
     match details.as_ref().map(|details| serde_json::from_str::<serde_json::Value>(details.get())) {
@@ -33,13 +33,13 @@ pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serialize
     }
 }
 
-/// RFC 3339, whole seconds, UTC.
+/// A time in RFC 3339: whole seconds, UTC. `None`: a time before 1970.
 pub fn moment(time: SystemTime) -> Option<String> {
     let time = jiff::Timestamp::try_from(time).ok().filter(|time| time.as_second() >= 0)?;
     Some(format!("{time:.0}"))
 }
 
-/// Zero before 1970.
+/// The time since 1970; zero for a time before 1970.
 pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -48,7 +48,7 @@ pub(crate) fn milliseconds_of(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A number of a request within its bound.
+/// A number of a request, checked against its bound.
 pub(crate) fn at_most(name: &str, number: u64, max: u64) -> Result<usize, Failure> {
     let bounded = usize::try_from(number).ok().filter(|_| number <= max);
     let refused = || format!("`{name}` is `{number}`; it must be a number from 0 to {max}");

@@ -75,8 +75,8 @@ api_documents! {
 }
 
 impl Disk {
-    /// What holds the disk, each part with its class and its name. Listed sizes count shared layers more than once, so the
-    /// parts are cut to what is used.
+    /// The parts of the disk, each with its class and its name. Listed sizes count shared layers more than once, so the
+    /// parts are limited to the used space.
     pub fn shares(&self) -> [(&'static str, &'static str, u64); 5] {
         let mut left = self.capacity.saturating_sub(self.available);
         let mut take = |size: u64| {
@@ -94,7 +94,8 @@ impl Disk {
         ]
     }
 
-    /// When it reaches the high threshold, no more exact than that can be. `None`: its usage is not recorded here.
+    /// The time at which the disk reaches the high threshold, rounded to its accuracy. `None`: the disk usage is not
+    /// recorded here.
     pub(crate) fn forecast(&self) -> Option<String> {
         let high = self.high_percent;
         Some(match (self.hours_to_high, self.growth_per_hour) {

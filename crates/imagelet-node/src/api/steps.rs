@@ -1,4 +1,4 @@
-//! Progress of a command, as the daemon reports it while the command runs.
+//! The progress steps that the daemon reports while a command runs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,7 +23,7 @@ pub fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// The watcher of a pull whose progress is steps of a command.
+/// A pull watcher that reports a pull's progress as steps of a command.
 pub fn watcher(steps: Steps) -> PullWatcher {
     let seen = Mutex::new(PullProgress::default());
     Arc::new(move |progress| {
@@ -35,7 +35,7 @@ pub fn watcher(steps: Steps) -> PullWatcher {
     })
 }
 
-/// The sink of a call of the store whose events are steps of a command.
+/// A progress sink that reports a store call's events as steps of a command.
 pub fn progress(steps: Steps) -> Progress {
     let (watcher, progress) = (watcher(steps), Mutex::new(PullProgress::default()));
     Arc::new(move |event| {
@@ -95,7 +95,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// What a pull has done since it was seen last.
+    /// The steps of a pull between two states of its progress.
     fn between(seen: &PullProgress, now: &PullProgress) -> Vec<Self> {
         let removed = now.removed.iter().skip(seen.removed.len()).map(|image| Self::Removed(image.clone().into()));
         let warnings = now.warnings.iter().skip(seen.warnings.len()).map(|text| Self::Warning { text: text.clone() });
@@ -135,7 +135,7 @@ impl From<RemovedImage> for RemovedForPull {
 }
 
 impl RemovedForPull {
-    /// `removed old:v1 (20MB) to make room`.
+    /// For example `removed old:v1 (20MB) to make room`.
     pub fn text(&self) -> String {
         format!("removed {} ({}) to make room", printable(&self.names.join(", ")), ByteSize(self.bytes))
     }
@@ -148,7 +148,7 @@ impl PullRetry {
         (remaining_ms > 0).then(|| Self { host: next.host.clone(), remaining_ms, requested: next.is_requested })
     }
 
-    /// `r.example limits requests, next try in 12 s`.
+    /// For example `r.example limits requests, next try in 12 s`.
     pub fn text(&self) -> String {
         let why = if self.requested { "limits requests" } else { "failed" };
         let next = match self.remaining_ms.div_ceil(1000) {

@@ -1,8 +1,9 @@
-//! Commands over the daemon's socket: `POST /api/v1/commands/NAME` with the arguments as JSON, answered by lines of JSON.
+//! The transport of commands over the daemon's socket: `POST /api/v1/commands/NAME` with the arguments as JSON,
+//! answered by lines of JSON.
 //!
 //! Each line is `{"progress": …}`; the last one is `{"result": …}` or `{"failure": …}`.
 //!
-//! **Invariant:** this file knows no command. It moves documents.
+//! **Invariant:** this file depends on no command. It only moves documents.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -20,13 +21,13 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::failure::Failure;
 
 pub(crate) const COMMANDS: &str = "/api/v1/commands";
-/// The header by which a client knows a daemon of this interface.
+/// The header by which a client recognises a daemon with this interface.
 pub(crate) const VERSION: (&str, &str) = ("x-imagelet-version", env!("CARGO_PKG_VERSION"));
 /// The longest arguments of a command.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
-/// Progress messages buffered for a slow reader; later ones are dropped.
+/// Limit of progress messages buffered for a slow reader. Further messages are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
-/// A client that reads nothing for so long loses its call.
+/// A client that reads nothing for this long loses its call.
 pub(crate) const READ_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
@@ -40,30 +41,30 @@ pub(crate) enum Line<P, R> {
 impl<P: Serialize, R: Serialize> Line<P, R> {
     pub(crate) fn encoded(&self) -> Bytes {
         let mut line = serde_json::to_vec(self).unwrap_or_default();
-        // Between the tokens of an embedded document a line end is a blank like any other; inside a text it is escaped.
+        // A line end between the tokens of an embedded document is only a blank; inside a text it is escaped.
         line.iter_mut().filter(|byte| **byte == b'\n').for_each(|byte| *byte = b' ');
         line.push(b'\n');
         line.into()
     }
 }
 
-/// Takes the progress of a command.
+/// Sends the progress of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies(mpsc::Sender<Bytes>);
 
 impl Replies {
-    /// Sends a message, or drops it where the reader is slow: the next one repeats the state.
+    /// Sends a message, or drops it if the reader is slow: the next message repeats the state.
     pub(crate) fn report(&self, document: &impl Serialize) {
         drop(self.0.try_send(Line::<_, ()>::Progress(document).encoded()));
     }
 
-    /// Sends a message once the reader has room. `false`: the reader has closed, or reads nothing for 30 s.
+    /// Sends a message once the reader's buffer has space. `false`: the reader has closed, or reads nothing for 30 s.
     pub(crate) async fn deliver(&self, document: &impl Serialize) -> bool {
         self.0.send_timeout(Line::<_, ()>::Progress(document).encoded(), READ_WITHIN).await.is_ok()
     }
 }
 
-/// The answer of a command: its progress and its end.
+/// The answer of a command: its progress and its result.
 pub(crate) fn streamed<A, F>(run: impl FnOnce(Replies) -> F) -> Response
 where
     A: Serialize + Send,
@@ -79,8 +80,8 @@ where
         // The result follows the progress through the same channel.
         drop(sender.send_timeout(end.encoded(), READ_WITHIN).await);
     };
-    // A task of its own: a client that does not read holds up no command. The body of the answer owns it, so that a client
-    // that disconnects cancels the command.
+    // A separate task, so that a client that does not read cannot block the command. The answer's body owns the task,
+    // so that a client that disconnects cancels the command.
     let task = AbortOnDropHandle::new(tokio::spawn(run));
     let lines = ReceiverStream::new(receiver).map(move |line| {
         let _ = &task;

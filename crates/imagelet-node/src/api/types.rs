@@ -441,7 +441,7 @@ api_documents! {
 }
 
 impl PullRow {
-    /// What a pull waits for that does not run.
+    /// The reason why a pull is not running yet.
     pub fn waits_for(&self) -> &'static str {
         if self.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" }
     }

@@ -1,4 +1,4 @@
-//! The rules of the configuration: the kubelet's first, in its words and order, then our own.
+//! The rules of the configuration: first the kubelet's, with its texts and in its order, then imagelet's.
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
@@ -37,20 +37,20 @@ use super::{
 };
 
 const SOCKET_LENGTH_MAX: usize = 107;
-/// A lower limit of the bandwidth is a mistake of the unit.
+/// A smaller bandwidth is a mistake in the unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
-/// More layers in flight bring no more throughput.
+/// More layers in flight do not increase the throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 /// The rules are searched for each request.
 const PROXY_RULES_MAX: usize = 100;
-/// As long as the header of a proxy may be.
+/// The limit of a proxy's header.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
-/// A shorter limit would end pulls that are only slow to start.
+/// A shorter limit would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
-/// A pull waits for the end of a shorter outage.
+/// A pull itself waits for the end of a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
-/// Checks a file in which every key has its value.
+/// Checks a file in which every key has a value.
 pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {
     let mut violations = Violations::default();
     let found = &mut violations;
@@ -227,7 +227,7 @@ fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolic
         }
     };
     if !patterns.is_empty() && !is_allowlist {
-        // The misspelling is the kubelet's; users search for it.
+        // The misspelling is the kubelet's, and users search for it.
         let policy = "imagePullCredentialsVertificationPolicy";
         let message = format!("can't set `{ALLOWLIST}` if `{policy}` is not \"NeverVerifyAllowlistedImages\"");
         found.add(ALLOWLIST, message);
@@ -297,7 +297,8 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let retry_budget = found.not_negative("pulls.retryBudget", *retry_budget);
     let head_timeout = own.registry.head_timeout;
     let header_timeout = found.at_least("registry.headTimeout", head_timeout, SECOND);
-    // A deadline that is shorter than the default ends the pull before, which is what it is for.
+    // A progress deadline that is shorter than the default head timeout is allowed: it ends the pull earlier, as
+    // intended.
     let is_default = header_timeout == RegistryConfig::default().header_timeout;
     let is_in_deadline = is_default || silence_max.is_none_or(|deadline| header_timeout <= deadline);
     let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
@@ -313,7 +314,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     }
     let signature_policy = found.path(POLICY, &own.registry.signature_policy);
     if let Some(path) = &signature_policy {
-        // A runtime that pulls itself does not know the policy.
+        // A runtime's own pulls do not apply the policy.
         let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == ImportMode::Require;
         let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
         found.rule(is_enforced, POLICY, format!("`{}`", path.display()), rule);
@@ -332,7 +333,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     }
 }
 
-/// One violation per invalid entry, at its line.
+/// Adds one violation for each invalid entry, at its line.
 fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
     const KEY: &str = "registry.proxies";
     let count = format!("has {} entries;", entries.len());
@@ -356,7 +357,7 @@ fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
         return Err(format!("passwordFile `{shown}` must be an absolute path"));
     }
     let password = trusted_files::read_secret("passwordFile", path, PASSWORD_BYTES_MAX).map_err(|error| {
-        // The rest is a hint.
+        // The further lines are a hint.
         let text = error.to_string();
         format!("could not read passwordFile `{shown}`: {}", text.lines().next().unwrap_or_default())
     })?;
@@ -383,7 +384,7 @@ fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
     ];
     let mut patterns = Vec::new();
     for (key, name) in given.into_iter().filter(|(_, name)| !name.is_empty()) {
-        // A sandbox image is one name: a pattern with `*` is rejected.
+        // A sandbox image is one name, so a pattern with `*` is rejected.
         let pattern = name.parse::<Reference>().ok().and_then(|_| name.parse().ok());
         found.rule(pattern.is_some(), key, format!("`{name}`"), "must be the name of an image");
         patterns.extend(pattern);

@@ -14,14 +14,14 @@ use super::{
     violations::Violations,
 };
 
-/// A shorter audit log would not hold one collection of a large node.
+/// A smaller audit log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
-/// A longer one is a mistake in the unit.
+/// A larger log is a mistake in the unit.
 const DECISIONS_MAX: u64 = 16 << 30;
 /// A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
-/// Completes the policy of the kubelet's keys.
+/// Adds the keys of `gc` to the policy of the kubelet's keys.
 pub(super) fn check(
     file: &File,
     policy: GcPolicy,
@@ -85,7 +85,7 @@ fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<GcMarks> {
     Some(GcMarks::new(high, low))
 }
 
-/// One violation per invalid rule, at the rule's line.
+/// Adds one violation for each invalid rule, at its line.
 fn keep(rules: &[KeepKeys], found: &mut Violations) -> Vec<KeepRule> {
     if rules.len() > KEEP_RULES_MAX {
         found.add("gc.keep", format!("gc.keep has {} rules; the limit is {KEEP_RULES_MAX}", rules.len()));

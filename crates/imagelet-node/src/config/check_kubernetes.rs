@@ -1,4 +1,4 @@
-//! The rules of the keys below `kubernetes`: which node this is, and how its API server is reached.
+//! The rules of the keys below `kubernetes`: the node's name, and the access to its API server.
 
 use std::num::NonZeroUsize;
 

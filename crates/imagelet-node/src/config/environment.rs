@@ -1,4 +1,4 @@
-//! The environment variables of the process; no other file reads any but by the functions here.
+//! The environment variables of the process; other files read variables only through the functions here.
 
 use std::{ffi::OsStr, path::PathBuf};
 
@@ -19,13 +19,13 @@ const OURS_ALONE: [&str; 8] = [
     "GLIBC_TUNABLES",
 ];
 
-/// The variables that decide what imagelet uses. A relative directory is ignored.
+/// The variables that imagelet reads. A relative directory is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     pub root: bool,
     pub folders: UserFolders,
     pub logins: LoginVariables,
-    /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
+    /// `IMAGELET_CONFIG`: the configuration file of a command that runs without a daemon.
     pub config: Option<PathBuf>,
     pub variables: Variables,
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
@@ -45,13 +45,13 @@ pub struct UserFolders {
 pub struct LoginVariables {
     /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub docker_config: Option<PathBuf>,
-    /// The files of podman, skopeo and buildah, in their order (containers-auth.json(5)).
+    /// The files of podman, skopeo and buildah, in the order of containers-auth.json(5).
     pub containers_auth: Vec<PathBuf>,
     /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub creds: Option<Secret>,
 }
 
-/// Whether the terminal can only print lines: it moves no cursor and has no colours.
+/// Whether the terminal only prints lines: no cursor moves, no colours.
 pub fn has_dumb_terminal() -> bool {
     variable("TERM").is_some_and(|term| term == "dumb")
 }
@@ -119,7 +119,7 @@ impl Environment {
     }
 }
 
-/// Where podman, skopeo and buildah keep logins. A file that is named is the only one.
+/// The files in which podman, skopeo and buildah keep logins. If the variable names a file, only that file is used.
 fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf> {
     let UserFolders { home, config_home, runtime_dir, .. } = folders;
     let of_user = || format!("/run/containers/{}", rustix::process::getuid().as_raw()).into();
@@ -129,7 +129,7 @@ fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf>
     named.map_or_else(|| usual.map(|folder| folder.join("auth.json")).collect(), |named| vec![named.into()])
 }
 
-/// In Go's order: upper case first. `ALL_PROXY` is for the schemes that have none of their own.
+/// As in Go, upper case is read first. `ALL_PROXY` is for schemes without a separate variable.
 fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
     let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
     let proxy = |name: &str| either(name).or_else(|| either("ALL_PROXY")).map(Secret::new);

@@ -1,7 +1,7 @@
 //! The configuration: its keys, all their defaults, and the source of each value.
 //!
-//! From weak to strong: defaults, a kubelet's file, our own file, flags of the command line. The result is a checked
-//! [`Settings`]; the rest of the program reads no file and no environment.
+//! Sources from weak to strong: defaults, a kubelet's file, imagelet's file, command-line flags. The result is a
+//! checked [`Settings`]; the rest of the program reads no file and no environment.
 
 mod check;
 mod check_gc;

@@ -47,8 +47,8 @@ impl Settings {
         self.credentials.docker_config.as_deref().or(self.environment.logins.docker_config.as_deref())
     }
 
-    /// The files with logins that a command reads, in the order of their use: the named one alone, or those of podman, skopeo and
-    /// buildah, then docker's.
+    /// The files with logins that a command reads, in the order of use: only the configured file, or the files of
+    /// podman, skopeo and buildah, then docker's.
     pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
         if let Some(named) = &self.credentials.docker_config {
             return vec![LoginFile::Docker(named.clone())];
@@ -59,24 +59,24 @@ impl Settings {
         of_containers.chain(of_docker).chain(older).collect()
     }
 
-    /// The docker configuration that a command reads, and `login` writes. A command runs in any directory: a file in its
-    /// working directory must not be used as a credential.
+    /// The docker configuration that a command reads and that `login` writes. It is never in the working directory: a
+    /// command runs in any directory, and a file there must not be used as a credential.
     pub fn docker_config_of_command(&self) -> Option<PathBuf> {
         let home = || Some(self.environment.folders.home.as_ref()?.join(".docker/config.json"));
         self.named_docker_config().map(Path::to_owned).or_else(home)
     }
 }
 
-/// What the records of pulls prove, and for how long.
+/// The rules for pull records: which images they verify, and their lifetime.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordRules {
-    /// Which present images need verification; `None`: the feature gate is off and nothing is recorded.
+    /// Which present images need verification. `None`: the feature gate is off, and nothing is recorded.
     pub verification: Option<VerificationPolicy>,
     /// Lifetime of a pull record; `None`: unlimited.
     pub age_max: Option<Duration>,
 }
 
-/// Where the daemon answers, and reports.
+/// The daemon's listeners, and its exports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interfaces {
     pub socket: PathBuf,
@@ -86,24 +86,24 @@ pub struct Interfaces {
     pub traces: Option<TraceSettings>,
 }
 
-/// Where images are, and where they come from.
+/// The place of the images, and the sources of new images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSettings {
     pub backend: Backend,
     pub pinned: PinnedNames,
-    /// Names of sandbox images; `None`: like the kubelet, which knows none.
+    /// Names of sandbox images. `None`: no names, as in the kubelet.
     pub sandbox_images: Option<Vec<PinPattern>>,
     pub registry: RegistryConfig,
-    /// Where archives are imported from; `None`: nowhere.
+    /// The folder from which archives are imported; `None`: no folder.
     pub import_folder: Option<ImportFolder>,
     pub detection_period: Duration,
-    /// How long `Always` uses a present image during an outage of its registry; `None`: never.
+    /// How long a pull with `Always` may use a present image while its registry is unreachable; `None`: never.
     pub stale_max: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CredentialSettings {
-    /// The node's docker configuration; `None`: search for it.
+    /// The node's docker configuration; `None`: the default places are searched.
     pub docker_config: Option<PathBuf>,
     pub providers: Option<ProviderOptions>,
 }
@@ -112,7 +112,7 @@ pub struct CredentialSettings {
 pub struct KubernetesSettings {
     pub access: ApiAccess,
     pub node: String,
-    /// How many images are fetched ahead at once; `None`: none.
+    /// Limit of concurrent fetches for pods bound to the node; `None`: off.
     pub look_ahead_max: Option<NonZeroUsize>,
     /// Whether warnings about the node are sent to the cluster.
     pub events: bool,
@@ -125,7 +125,7 @@ pub struct CollectionSettings {
     pub for_pulls: bool,
     pub mode: CollectionMode,
     pub rules: KeepRules,
-    /// The kubelet's data root, whose pull records adopt images.
+    /// The kubelet's data root; images in its pull records are adopted.
     pub adopt_from: Option<PathBuf>,
     pub lease_for: Duration,
     /// Size limit of the audit log; `None`: no log.
@@ -137,7 +137,7 @@ pub struct HttpSettings {
     /// `HOST:PORT`; `None`: off.
     pub address: Option<String>,
     pub token_file: Option<PathBuf>,
-    /// Accepted names in `Host` headers, besides the built-in ones.
+    /// Accepted names in `Host` headers, in addition to the built-in names.
     pub host_names: Vec<String>,
     pub actions: bool,
 }
@@ -160,10 +160,10 @@ impl CollectionMode {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSettings {
-    /// How many images the Node's status lists; `None`: all.
+    /// Limit of the images in the Node's status; `None`: all.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
-    /// How long the runtime may take for any call but a pull.
+    /// Timeout of all calls to the runtime but pulls.
     pub request_timeout: Duration,
     /// The cluster of the node; `None`: no API server is contacted.
     pub kubernetes: Option<KubernetesSettings>,
@@ -176,7 +176,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The settings of the engine: that of the store, or of imports.
+    /// The settings of the engine, which serves the embedded store or the imports.
     pub fn engine(&self) -> &EngineConfig {
         let (Self::Embedded(StoreSettings { engine, .. }) | Self::Cri(RuntimeSettings { engine, .. })) = self;
         engine
@@ -186,7 +186,7 @@ impl Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
     pub engine: EngineConfig,
-    /// Endpoint and call timeout of the runtime that runs containers from the store, if any.
+    /// Endpoint and call timeout of the runtime that runs containers from the store; `None`: no runtime.
     pub runtime: Option<(String, Duration)>,
 }
 
@@ -196,6 +196,6 @@ pub struct RuntimeSettings {
     /// How long a pull may make no progress; `None`: unlimited.
     pub stall_max: Option<Duration>,
     pub import: ImportMode,
-    /// Fetch and unpack settings of imports; the node's state is in its directory.
+    /// Fetch and unpack settings of imports. Its directory contains the node's state.
     pub engine: EngineConfig,
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::nearest::nearest;
 
-/// The key with secrets in its values.
+/// The key whose values contain secrets.
 const PROXIES: &str = "registry.proxies";
 const KUBELET_KIND: &str = "KubeletConfiguration";
 const DROP_INS_MAX: usize = 256;
@@ -63,12 +63,13 @@ struct Given {
     entry_lines: Vec<usize>,
 }
 
-/// All given values. A later source overrides an earlier one key by key.
+/// All configured values. A later source overrides an earlier source key by key.
 #[derive(Clone, Debug)]
 pub struct Sources {
     environment: Environment,
     given: BTreeMap<String, Given>,
-    /// Keys of files whose values were refused, so that no rule is checked against the defaults in their place.
+    /// Keys of files whose values were rejected. Rules of these keys are not checked, since only the defaults are
+    /// known.
     refused: BTreeSet<String>,
 }
 
@@ -77,7 +78,7 @@ impl Sources {
         Self { environment, given: BTreeMap::new(), refused: BTreeSet::new() }
     }
 
-    /// Takes all keys that are right. The error has every key and value that is refused, unless the file is unreadable.
+    /// Adds all valid keys. The error lists every rejected key and value, or that the file is unreadable.
     pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let fields = read_mapping(path, false)?;
         let mut reader = Reader::new(path, true);
@@ -96,8 +97,8 @@ impl Sources {
         self.take(kubelet_keys(path)?)
     }
 
-    /// Merges the `*.conf` files of a kubelet's `--config-dir` over what is given, as the kubelet does (RFC 7396): in the
-    /// order of their names, maps key by key, and a null takes a key back.
+    /// Merges the `*.conf` files of a kubelet's `--config-dir` over the values so far, as the kubelet does (RFC 7396):
+    /// in the order of their names, maps key by key; a null removes a key.
     pub fn add_kubelet_folder(&mut self, folder: &Path) -> Result<(), ConfigError> {
         let mut paths = Vec::new();
         drop_ins(folder, 0, &mut paths).map_err(|source| ConfigError::Read { path: folder.to_owned(), source })?;
@@ -128,7 +129,7 @@ impl Sources {
         name.is_some_and(|name| !name.is_empty())
     }
 
-    /// A warning where every user may read the password of a proxy in a file.
+    /// A warning if every user can read a proxy's password in a file.
     pub fn exposed_password(&self) -> Option<String> {
         let Given { value, source: Source::File(path, _), .. } = self.given.get(PROXIES)? else { return None };
         let mut entries = value.as_array()?.iter();
@@ -162,7 +163,7 @@ impl Sources {
         Ok(leaves.into_iter().map(|(key, value)| Sourced { source: source(&key), key, value }).collect())
     }
 
-    /// The checked configuration, or every violated rule with the place of the key that violates it.
+    /// The checked configuration, or every violated rule with the location of its key.
     pub fn settings(&self) -> Result<Settings, ConfigError> {
         check::check(&self.file()?, &self.environment).map_err(|violations| {
             let text = |Violation { keys, message }: Violation| match keys.iter().find_map(|key| self.source(key)) {
@@ -174,7 +175,7 @@ impl Sources {
         })
     }
 
-    /// Every rule that the accepted keys violate, beside the refused ones.
+    /// Every rule that the accepted keys violate. Rejected keys are already reported.
     pub fn violations(&self) -> Result<(), ConfigError> {
         match self.settings() {
             Err(ConfigError::Invalid(lines)) if lines.is_empty() => Ok(()),
@@ -200,7 +201,7 @@ fn has_password(url: &str) -> bool {
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
-/// The keys of a kubelet's file that are about images. The rest of the file is its own.
+/// The keys of a kubelet's file that concern images. All other keys are the kubelet's and are ignored.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     let fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
@@ -213,7 +214,7 @@ fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     Ok(reader)
 }
 
-/// The drop-ins of a folder and of those in it, in the order in which a kubelet reads them.
+/// The drop-ins of a folder and of its subfolders, in the order in which a kubelet reads them.
 fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
     trusted_files::check_folder(folder)?;
     let entries = fs::read_dir(folder)?.take(DROP_INS_MAX + 1).collect::<io::Result<Vec<_>>>()?;
@@ -235,11 +236,11 @@ fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result
 
 struct Reader<'a> {
     path: &'a Path,
-    /// A number is accepted for a text, such as 0 for a duration, and an unknown key is refused. A kubelet rejects the
-    /// former, and has other keys of its own.
+    /// Whether the file is imagelet's. Then a number is accepted as a text, such as 0 for a duration, and an unknown
+    /// key is rejected. A kubelet rejects such a number, and its file has other keys.
     is_own: bool,
     given: BTreeMap<String, Given>,
-    /// Keys that are null, or zero where that stands for the default.
+    /// Keys that are null, or zero if zero means the default.
     absent: Vec<String>,
     refused: Vec<String>,
     errors: Vec<ConfigError>,
@@ -286,7 +287,7 @@ impl<'a> Reader<'a> {
             let (part, line, error) = first_refused(&key, field, &|value| type_check(&key, value)).unwrap_or(whole);
             let mut error = error.to_string();
             if part.starts_with(PROXIES) {
-                // The refused value may be a URL with a password.
+                // The rejected value may be a URL with a password.
                 error = error.split_once(" string ").map_or(error.as_str(), |(problem, _)| problem).to_owned();
             }
             return self.refuse(&key, line, &format!("{part}: {error}"));
@@ -303,7 +304,7 @@ impl<'a> Reader<'a> {
         self.given.insert(key, Given { value, source, entry_lines });
     }
 
-    /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.
+    /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet also uses.
     fn refuse_unasked_runtime(&mut self) {
         const KEY: &str = "containerRuntimeEndpoint";
         let value = |key| self.given.get(key).map(|given| &given.value);
@@ -324,7 +325,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What may be meant by an unknown key: a like one beside it, or the same ones in other sections.
+/// A suggestion for an unknown key: a similar key in the same section, or equal keys in other sections.
 fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     if let Some(near) = nearest(name, known) {
@@ -376,7 +377,7 @@ fn path_to(above: &str, name: &str) -> String {
     if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") }
 }
 
-/// The values of a file by dotted path. A list is one value.
+/// The values of a file by dotted path; a list is one value.
 fn leaves(file: &File) -> BTreeMap<String, Value> {
     let mut leaves = BTreeMap::new();
     flatten(String::new(), to_value(file), &mut leaves);

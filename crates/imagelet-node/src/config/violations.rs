@@ -15,10 +15,10 @@ use imagelet_core::{
 
 use crate::size::parse_size;
 
-/// A longer message about a file is truncated.
+/// Longer messages about a file are truncated.
 const MESSAGE_MAX: usize = 1_000;
 
-/// Why a configuration is invalid. Prints one violation per line with its location, where known.
+/// Why a configuration is invalid. Prints one violation a line, with its location if known.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("could not read the configuration `{path}`")]
@@ -27,13 +27,14 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// What is wrong, each with its place: values of a file, or violated rules in the kubelet's order.
+    /// One line for each problem, with its location: invalid values of a file, or violated rules in the kubelet's
+    /// order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }
 
 impl ConfigError {
-    /// Success, the only error, or one with the line of each.
+    /// Returns success, the only error, or one error with all lines.
     pub fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),
@@ -54,7 +55,7 @@ pub(super) fn place(path: &Path, line: Option<usize>) -> String {
 
 #[derive(Debug)]
 pub(super) struct Violation {
-    /// The keys of the rule; the location is that of the first given key.
+    /// The keys of the rule. The location is that of the first key that a source sets.
     pub(super) keys: Vec<String>,
     pub(super) message: String,
 }
@@ -71,13 +72,13 @@ impl Violations {
         self.add_bare(keys, &format!("invalid configuration: {message}"));
     }
 
-    /// For the few messages that the kubelet prints without its usual prefix.
+    /// Adds one of the few messages that the kubelet prints without its usual prefix.
     pub(super) fn add_bare(&mut self, keys: &[&str], message: &str) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         self.0.push(Violation { keys, message: printable(message) });
     }
 
-    /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.
+    /// Adds `NAME VALUE RULE` if `holds` is false. NAME is the key, with its flag if the kubelet prints the flag.
     pub(super) fn rule(&mut self, holds: bool, name: &str, value: impl Display, rule: impl Display) {
         if !holds {
             self.add(name.split(' ').next().unwrap_or_default(), format!("{name} {value} {rule}"));
@@ -124,7 +125,7 @@ impl Violations {
         parse_size(text).map_err(|error| self.add(key, format!("{key}: {error}"))).ok().map(|size| size.0)
     }
 
-    /// An absolute path; `None` where the key is empty.
+    /// An absolute path; `None` if the key is empty.
     pub(super) fn path(&mut self, key: &str, path: &Path) -> Option<PathBuf> {
         let given = Some(path).filter(|path| !path.as_os_str().is_empty())?;
         self.absolute(key, given);

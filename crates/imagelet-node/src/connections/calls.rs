@@ -1,4 +1,4 @@
-//! Serves one connection: its calls, and when it closes.
+//! Serves one connection: its calls, and the deadlines after which it closes.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -25,31 +25,32 @@ use tower::ServiceExt as _;
 
 use super::places::Place;
 
-/// The first request of a connection is there within this time.
+/// The first request of a connection must arrive within this time.
 pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may take to send the body after the head.
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// How long a client of HTTP waits for an answer that only reads, and how long it may take to read an answer.
+/// Limit of the time in which a reading HTTP request is answered, and of the time in which its client reads the answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// The longest head; tokens and trace headers fit.
+/// The longest head. Tokens and trace headers fit.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
-/// Most calls of one connection at a time.
+/// Limit of concurrent calls on one connection.
 const STREAMS_MAX: u32 = 256;
-/// A client of HTTP/2 that is silent for this long is pinged.
+/// An HTTP/2 client that sends nothing for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Extension of a response whose body lasts as long as its client reads: the rest of the body is due after the cancellation.
+/// Extension of a response whose body is a stream. After the cancellation, the client must read the rest in time.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 
 struct Connection {
     place: Place,
     router: Router,
-    /// When it closes if nothing more happens.
+    /// When the connection closes if nothing else happens.
     due: watch::Sender<Option<Instant>>,
 }
 
-/// Serves a connection until it ends, is due, has to close for another one, or `stop` is cancelled and its calls have ended.
+/// Serves a connection until it ends, its deadline passes, it must close for another connection, or `stop` is cancelled
+/// and its calls have ended.
 pub(super) async fn serve<S>(stream: S, place: Place, router: Router, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -81,7 +82,7 @@ where
     }
 }
 
-/// A call, until its answer is read.
+/// A call, until the client has read its answer.
 struct RunningCall(Arc<Connection>);
 
 impl Drop for RunningCall {
@@ -117,7 +118,7 @@ impl Connection {
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        // A call begins with its head, so that calls bound the memory of bodies.
+        // A call starts with its head, so that the limit of calls also bounds the memory of bodies.
         if !self.place.begin_call() {
             let message = "this process has too many calls under way";
             return refuse(StatusCode::SERVICE_UNAVAILABLE, Status::resource_exhausted(message));
@@ -132,7 +133,7 @@ impl Connection {
             }
             Err(status) => return refuse(status, Status::resource_exhausted("the request cannot be read")),
         };
-        // An action is answered however long it takes.
+        // An action has no time limit.
         self.set_due(self.is_http() && is_reading);
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;
@@ -169,10 +170,10 @@ fn reads(method: &Method) -> bool {
     *method == Method::GET || *method == Method::HEAD
 }
 
-/// The request with its whole body; that of a reading request is ignored.
+/// The request with its whole body. The body of a reading request is ignored.
 ///
 /// # Errors
-/// The status of a body that is too long, or does not come.
+/// The status for a body that is too long, or that does not arrive.
 async fn complete(request: Request<Incoming>, body_max: usize) -> Result<Request<Body>, StatusCode> {
     let (head, body) = request.into_parts();
     if reads(&head.method) {

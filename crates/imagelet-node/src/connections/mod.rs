@@ -1,12 +1,13 @@
-//! The accept loop of the daemon's listeners: how many connections stay open, which of them makes room for the next one,
+//! The accept loop of the daemon's listeners: how many connections stay open, which connection closes for a new one,
 //! and how long a request may take to arrive.
 //!
-//! Of each kind of place a peer gets a share. A connection with a running call is never closed for another one; of the others
-//! the peer with the most loses one, first one without a call so far. A peer whose share is used up by running calls is
-//! refused at once. A runaway program at the socket so blocks no kubelet, and a client that sends nothing no scraper.
+//! Each peer has a share of the connections and of the calls. A connection with a running call is never closed for
+//! another. Of the other connections, the peer with the most loses one, first a connection without any call so far. If
+//! running calls use up a peer's share, its next connection is rejected at once. So a runaway program at the socket
+//! cannot block a kubelet, and a client that sends nothing cannot block a scraper.
 //!
-//! **Invariant:** the limits of both listeners together stay below the limit of open files, so that clients which
-//! connect and send nothing leave descriptors for pulls and for the next caller.
+//! **Invariant:** the limits of both listeners together stay below the limit of open files. So clients that connect and
+//! send nothing leave descriptors for pulls and for the next client.
 
 mod calls;
 mod places;
@@ -31,20 +32,20 @@ pub(crate) use calls::StreamEnd;
 use places::Places;
 pub(crate) use places::{Limits, open_files_max};
 
-/// Lines of one kind per [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
+/// Log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
 const LINES_MAX: u32 = 2;
 const LINES_OVER: Duration = Duration::from_secs(30);
-/// Users whose first connection is logged.
+/// Limit of the users whose first connection is logged.
 const USERS_MAX: usize = 256;
-/// How long the next connection waits for the one that closes in its favor. Closing needs no act of a client.
+/// How long the next accept waits until the connection that makes room has closed. Closing needs no act of a client.
 const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
-/// The pause after a failed accept that the next accept would share.
+/// The pause after a failed accept, if the next accept would fail for the same reason.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The client of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
-    /// At a unix socket; all processes of another PID namespace are one peer.
+    /// A client at a unix socket. All processes of another PID namespace are one peer.
     Process {
         pid: Option<i32>,
         uid: u32,
@@ -81,7 +82,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves until `stop` is cancelled and the running calls have ended. Handlers find the [`Peer`] among the extensions.
+/// Serves until `stop` is cancelled and the running calls have ended. Handlers find the [`Peer`] in the extensions.
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let open = TaskTracker::new();
     let places = Arc::new(Places::new(limits));
@@ -96,7 +97,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
             continue;
         };
         open.spawn(calls::serve(stream, place, router.clone(), stop.clone()));
-        // The descriptor of the one that closes is free before the next accept.
+        // Waits until the displaced connection's descriptor is free, before the next accept.
         if let Some(closed) = displaced {
             drop(tokio::time::timeout(DISPLACED_WITHIN, closed.cancelled()).await);
         }
@@ -109,7 +110,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
 struct Acceptor<L> {
     listener: L,
     places: Arc<Places>,
-    /// Descriptors in reserve.
+    /// Reserved descriptors, closed if an accept finds no free descriptor.
     spare: Vec<OwnedFd>,
     failed: LineLimit,
     users: BTreeSet<(u32, u32)>,
@@ -121,7 +122,7 @@ impl<L: Listener> Acceptor<L> {
         Self { listener, places, spare: Vec::new(), failed, users: BTreeSet::new() }
     }
 
-    /// The next connection. No failure ends a listener.
+    /// The next connection. No failure ends the loop.
     async fn accept(&mut self) -> (L::Stream, Peer) {
         self.refill();
         loop {
@@ -144,7 +145,7 @@ impl<L: Listener> Acceptor<L> {
                 tracing::warn!(listener = L::NAME, %error, suppressed, "could not accept a connection");
             }
             let has_no_descriptor = matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
-            // The failure of one client says nothing about the next one.
+            // The failure of one client does not affect the next client.
             let is_of_client =
                 matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
             if !(is_of_client || has_no_descriptor && self.spare.pop().is_some()) {
@@ -153,7 +154,7 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
-    /// Refills the reserve as far as descriptors are free.
+    /// Refills the reserve while descriptors are free.
     fn refill(&mut self) {
         while self.spare.len() < self.places.limits.spare
             && let Ok(opened) = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -162,7 +163,7 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
-    /// Logs the first connection of each user: access to the socket is all the authentication there is.
+    /// Logs the first connection of each user: access to the socket is the only authentication.
     fn log_user(&mut self, peer: Peer) {
         if let Peer::Process { pid, uid, gid } = peer
             && self.users.len() < USERS_MAX
@@ -173,7 +174,7 @@ impl<L: Listener> Acceptor<L> {
     }
 }
 
-/// Limits the lines of one kind in the log to [`LINES_MAX`] in each [`LINES_OVER`], and counts the suppressed ones.
+/// Limits the log lines of one kind to [`LINES_MAX`] in each [`LINES_OVER`], and counts the suppressed lines.
 #[derive(Debug, Default)]
 struct LineLimit {
     since: Option<Instant>,
@@ -182,7 +183,7 @@ struct LineLimit {
 }
 
 impl LineLimit {
-    /// The number of lines suppressed since the last written one; `None`: suppress this line, too.
+    /// The number of lines suppressed since the last written line. `None`: suppress this line too.
     fn take(&mut self) -> Option<u64> {
         let now = Instant::now();
         if self.since.is_none_or(|since| now >= since + LINES_OVER) {

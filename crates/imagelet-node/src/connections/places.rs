@@ -1,4 +1,4 @@
-//! The places of a listener: how many connections and calls all peers and each peer may have, and which connection closes
+//! The places of a listener: limits of connections and calls, in total and for each peer, and which connection closes
 //! for the next one.
 
 use std::{
@@ -16,21 +16,21 @@ use super::Peer;
 
 /// The longest body over HTTP: a pin or a collection.
 pub(super) const HTTP_BODY_BYTES_MAX: usize = 64 << 10;
-/// Connections at the CRI socket; a kubelet needs one or two.
+/// Connections at the CRI socket. A kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
-/// Divisor of the open files limit for the CRI socket; pulls keep the larger part.
+/// Divisor of the limit of open files for the CRI socket. Pulls get the larger part.
 const SOCKET_PART: usize = 4;
-/// Concurrent calls at the socket; a kubelet of 110 pods stays well below a quarter of them.
+/// Concurrent calls at the socket. A kubelet with 110 pods uses far less than a quarter.
 const CALLS_MAX: usize = 2048;
-/// Connections over HTTP; a scraper and a probe need one each.
+/// Connections over HTTP. A scraper and a probe need one each.
 const HTTP_MAX: usize = 32;
-/// Divisor of the open files limit for HTTP.
+/// Divisor of the limit of open files for HTTP.
 const HTTP_PART: usize = 8;
 const LISTENER_MIN: usize = 4;
-/// Descriptors that are closed when an accept at the socket finds no free one: a kubelet's connections and a few commands.
+/// Reserved descriptors for accepts at the socket if no descriptor is free: a kubelet's connections and a few commands.
 pub(super) const SPARE: usize = 8;
 
-/// How many of a kind all peers, and each peer, may have.
+/// The limits of connections or calls, in total and for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) all: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Limits {
     pub(super) calls: Share,
     pub(super) body_bytes: usize,
     pub(super) spare: usize,
-    /// HTTP/1 with one request a connection, whose answer has to be read in time.
+    /// HTTP/1 with one request for each connection; the client must read the answer in time.
     pub(super) is_http: bool,
 }
 
@@ -60,8 +60,8 @@ impl Limits {
         }
     }
 
-    /// Limits of HTTP. One address may have half of all connections: the rest answers probes of other addresses while its
-    /// requests run. Clients behind one NAT address share that half.
+    /// Limits of HTTP. One address may have half of all connections, so that probes from other addresses are answered
+    /// while its requests run. Clients behind one NAT address share that half.
     pub(crate) fn of_http(files_max: usize) -> Self {
         let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
         let share = Share { all, each: all / 2 };
@@ -73,12 +73,12 @@ pub(crate) fn open_files_max() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Activity of a connection; those that close first come first.
+/// Activity of a connection, in the order in which connections close for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Activity {
-    /// No call so far.
+    /// The connection had no call so far.
     Silent,
-    /// All its calls have ended.
+    /// All calls of the connection have ended.
     Idle,
     Busy,
 }
@@ -87,17 +87,17 @@ pub(super) enum Activity {
 pub(super) enum Decision {
     Enter,
     InPlaceOf(u64),
-    /// The share is used up, and every connection that could close is busy.
+    /// The share is used up, and all connections that could close are busy.
     Refuse,
 }
 
-/// Decides on one more connection of a peer; the open ones are in order of age, the oldest first.
+/// Decides whether a peer may open another connection. `open` starts with the oldest connection.
 pub(super) fn decide(open: &[(u64, Peer, Activity)], peer: Peer, share: Share) -> Decision {
     let is_peer_full = open.iter().filter(|(_, of, _)| *of == peer).count() >= share.each;
     if !is_peer_full && open.len() < share.all {
         return Decision::Enter;
     }
-    // First of the peer with the most connections, silent before idle, then the oldest.
+    // The peer with the most connections first, then silent before idle, then the oldest.
     let mut counts = BTreeMap::<Peer, usize>::new();
     for (_, of, _) in open {
         *counts.entry(*of).or_default() += 1;
@@ -124,16 +124,16 @@ type Table = (u64, BTreeMap<u64, Open>);
 pub(super) struct Places {
     pub(super) limits: Limits,
     open: Mutex<Table>,
-    /// A connection has closed, and its descriptor is free.
+    /// Notified when a connection has closed and its descriptor is free.
     pub(super) freed: Notify,
 }
 
-/// The place of an open connection, free again when this is dropped. Drop it after the stream.
+/// The place of an open connection; its drop frees the place. Drop it after the stream.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) peer: Peer,
     pub(super) places: Arc<Places>,
-    /// Cancelled when the connection has to close for another one; it begins no call any more.
+    /// Cancelled when the connection must close for another one. It starts no further calls.
     pub(super) close: CancellationToken,
     number: u64,
     _closed: DropGuard,
@@ -148,8 +148,8 @@ impl Places {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits one more connection; `None`: refused. Where a share is used up, exactly one other connection without a running
-    /// call gives its place up; it has closed when the second part is cancelled.
+    /// Admits one more connection; `None`: rejected. If a share is used up, exactly one other connection without a
+    /// running call closes; the returned token is cancelled once it has closed.
     pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<(Place, Option<CancellationToken>)> {
         let (next, open) = &mut *self.lock();
         let displaced = match decide(&listed(open), peer, self.limits.connections) {
@@ -188,7 +188,7 @@ impl Place {
         self.places.lock().1.get(&self.number).is_some_and(|open| open.was_called)
     }
 
-    /// Begins a call. `false`: as many run as the peer, or all peers, may have, or the connection closes.
+    /// Starts a call. `false`: the peer or all peers have as many calls as allowed, or the connection closes.
     pub(super) fn begin_call(&self) -> bool {
         let open = &mut self.places.lock().1;
         let Share { all, each } = self.places.limits.calls;

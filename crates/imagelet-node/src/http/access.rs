@@ -1,4 +1,4 @@
-//! Which HTTP requests are answered: by token, host name, and the header that a foreign page cannot send.
+//! The access policy of HTTP: decides by token, host name, and a header that a foreign page cannot send.
 
 use std::{net::IpAddr, path::Path, sync::Arc};
 
@@ -19,25 +19,25 @@ const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Health, without details: any client, under any name.
+    /// Health without details, for any client and any host name.
     Probe,
-    /// The files of the pages.
+    /// The static files of the pages.
     Asset,
     Read,
-    /// It changes the node.
+    /// The request changes the node.
     Action,
 }
 
-/// The parts of a request that decide on it.
+/// The parts of a request that the decision depends on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Presented<'a> {
     pub(super) host: Option<&'a str>,
     pub(super) authorization: Option<&'a str>,
-    /// A page of a foreign site cannot send this header without the consent of this server.
+    /// A page of a foreign site cannot send this header without this server's consent.
     pub(super) has_action_header: bool,
-    /// `Sec-Fetch-Site`, which every present browser sends.
+    /// `Sec-Fetch-Site`, which every current browser sends.
     pub(super) fetch_site: Option<&'a str>,
-    /// The user opens the address as a page, and no page embeds or fetches it.
+    /// The user opens the address as a page; no page embeds or fetches it.
     pub(super) is_navigation: bool,
 }
 
@@ -51,30 +51,30 @@ pub(super) enum Decision {
     ForeignPage,
 }
 
-/// The policy in force; a reload replaces it.
+/// The current policy; a reload replaces it.
 #[derive(Clone, Debug)]
 pub struct HttpAccess {
     policy: watch::Sender<Arc<AccessPolicy>>,
-    /// The address of the listener, which no reload changes.
+    /// The listener's address; a reload does not change it.
     bound: Option<String>,
 }
 
 impl HttpAccess {
-    /// The policy of the first start.
+    /// Loads the policy at the start.
     pub fn load(settings: &HttpSettings) -> Result<Self, Failure> {
         let policy = AccessPolicy::load(settings)?;
         Ok(Self { policy: watch::Sender::new(Arc::new(policy)), bound: settings.address.clone() })
     }
 
-    /// The policy of changed settings for the bound listener. One with a token keeps it where the settings name none: an
-    /// open address never loses its token.
+    /// The policy of changed settings, for the bound listener. If the settings have no token, the current token stays:
+    /// an open address never loses its token.
     pub fn next(&self, settings: &HttpSettings) -> Result<AccessPolicy, Failure> {
         let mut policy = AccessPolicy::load(&HttpSettings { address: self.bound.clone(), ..settings.clone() })?;
         policy.token = policy.token.or_else(|| self.policy().token.clone());
         Ok(policy)
     }
 
-    /// Puts a policy in force. Streams end where their token changed.
+    /// Applies a policy. If the token changed, open streams end.
     pub fn replace(&self, mut policy: AccessPolicy) {
         let in_force = self.policy();
         if in_force.token == policy.token {
@@ -97,14 +97,14 @@ impl HttpAccess {
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<TokenDigest>,
-    /// The end of what this policy opened: cancelled when another token is in force.
+    /// Cancelled when another token replaces this policy's token, to end its streams.
     pub(super) ended: CancellationToken,
-    /// Accepted names of this server, in lower case.
+    /// Accepted host names of this server, in lower case.
     hosts: Vec<String>,
     has_actions: bool,
 }
 
-/// The digest of a token, which is not kept itself.
+/// The digest of a token; the token itself is not stored.
 #[derive(Clone)]
 struct TokenDigest(Digest);
 
@@ -146,7 +146,7 @@ impl AccessPolicy {
 
     pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
         let has_token = presented.authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
-        // A page of a foreign site has no token to present.
+        // A page of a foreign site has no token.
         if purpose != Purpose::Probe && !has_token && !presented.host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }
@@ -158,7 +158,7 @@ impl AccessPolicy {
         }
         let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if purpose == Purpose::Read {
-            // A browser adds the login of its prompt to the requests of foreign pages, too.
+            // A browser also adds the login of its prompt to requests by foreign pages.
             let is_login =
                 presented.authorization.and_then(|it| it.split_once(' ')).is_some_and(|(scheme, _)| is_basic(scheme));
             let is_fetched = is_login && is_foreign && !presented.is_navigation;
@@ -177,7 +177,7 @@ impl AccessPolicy {
         self.token.as_ref().is_some_and(|own| *own == TokenDigest::of(token))
     }
 
-    /// Whether a `Host` header names this server. DNS can make a foreign name lead here, but no address.
+    /// Whether a `Host` header names this server. IP addresses are accepted, because DNS rebinding needs a name.
     fn is_own(&self, host: &str) -> bool {
         let host = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((address, _)) => address,
@@ -188,7 +188,7 @@ impl AccessPolicy {
     }
 }
 
-/// The token of an `Authorization` header: that of a program (`Bearer`), or the password of a browser's own prompt.
+/// The token of an `Authorization` header: `Bearer` from a program, or the password of a browser's prompt.
 fn token_of(authorization: &str) -> Option<Zeroizing<String>> {
     let (scheme, value) = authorization.split_once(' ')?;
     if scheme.eq_ignore_ascii_case("bearer") {

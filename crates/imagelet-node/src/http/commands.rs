@@ -1,4 +1,4 @@
-//! The commands of the socket: each is one route, whose body has the arguments and whose answer is a stream of lines.
+//! The commands of the socket. Each is one route: the body contains the arguments, and the answer is a stream of lines.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::{
     node::{Command, Daemon, DecisionsRequest, NodeService as _, WhyRequest, follower, send_events, unless_stopped},
 };
 
-/// Lines of events that a slow client may be behind.
+/// Limit of the queued lines of events for a slow client.
 const LINES_MAX: usize = 64;
 
 pub(super) fn routes() -> Router<Daemon> {
@@ -71,7 +71,7 @@ async fn run<C: Command>(State(daemon): State<Daemon>, body: Bytes) -> Response 
     })
 }
 
-/// `events` sends everything as progress; its result is empty.
+/// `events` sends everything as progress lines; its result is empty.
 async fn follow(State(daemon): State<Daemon>, body: Bytes) -> Response {
     streamed(|replies| async move {
         let asked: EventsRequest = read(EventsRequest::NAME, body)?;
@@ -82,7 +82,7 @@ async fn follow(State(daemon): State<Daemon>, body: Bytes) -> Response {
             {}
             lines.close();
         };
-        // A stop does not wait for a stream.
+        // A stop of the daemon does not wait for a stream.
         let sent = async { Ok(tokio::join!(send_events(&daemon.node.pulls, &asked, place, sender), relay)) };
         unless_stopped(&daemon.calls.accepting, sent).await.map(|_| serde_json::json!({}))
     })

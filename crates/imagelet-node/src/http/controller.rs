@@ -1,4 +1,5 @@
-//! The endpoint of the controller of prefetch: metrics and health, for the clients that the daemon's rules accept.
+//! The endpoint of the prefetch controller: metrics and health, for the clients that the daemon's access policy
+//! accepts.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -21,7 +22,7 @@ pub struct MeasuredController {
     pub started_at: SystemTime,
 }
 
-/// Serves for as long as this future lives.
+/// Serves until the future is dropped.
 pub async fn serve_controller(listener: TcpListener, measured: MeasuredController, access: HttpAccess) {
     let checks = |measured: MeasuredController| std::future::ready(ready(measured.controller.report()));
     let router = with_probes(Router::new().route("/metrics", get(metrics)), Some(access.clone()), checks)
@@ -31,7 +32,7 @@ pub async fn serve_controller(listener: TcpListener, measured: MeasuredControlle
     connections::serve(listener, router, Limits::of_http(open_files_max()), CancellationToken::new()).await;
 }
 
-/// Serves health without details to every client for as long as this future lives: a kubelet probes the address of the pod,
+/// Serves health without details to every client, until the future is dropped: a kubelet probes the address of the pod,
 /// and has no token.
 pub async fn serve_health(listener: TcpListener, controller: Arc<PrefetchController>) {
     let checks = |controller: Arc<PrefetchController>| std::future::ready(ready(controller.report()));
@@ -44,7 +45,8 @@ async fn metrics(State(measured): State<MeasuredController>) -> impl IntoRespons
     rendered(&measured.metrics)
 }
 
-/// A controller that waits for the lease is ready: it takes over. An outage of the API server later does not make it unready.
+/// A controller that waits for the lease is ready: it can take over. A later outage of the API server does not make the
+/// controller unready.
 fn ready(report: ControllerReport) -> Vec<health::Checked> {
     let ControllerReport { has_answer, leads, is_listed } = report;
     let lease = match (has_answer, leads) {

@@ -1,4 +1,4 @@
-//! `/api/v1/events`: recorded events, later ones and the progress of pulls, as server-sent events.
+//! `/api/v1/events`: past events, new events and the progress of pulls, as server-sent events.
 
 use std::{
     convert::Infallible,
@@ -24,14 +24,15 @@ use crate::{
     failure::Failure,
 };
 
-/// How long a stream lasts.
+/// The longest duration of a stream.
 const STREAM_MAX: Duration = Duration::from_hours(12);
 const STREAMS_MAX: usize = 12;
-/// The part of an address's connections that all streams together may have: the same address still probes and scrapes.
+/// The part of one address's connections that all streams together may use, so that the address can still probe and
+/// scrape.
 const STREAMS_PART: (usize, usize) = (3, 4);
-/// Lines that a slow client may be behind.
+/// Limit of queued lines for a slow client.
 const LINES_MAX: usize = 64;
-/// A line at least this often, so that both ends notice that the other is gone.
+/// A line is sent at least this often, so that each end notices that the other end is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -48,7 +49,7 @@ impl EventStreams {
         Self { free: Arc::new(Semaphore::new(max)), max, stop }
     }
 
-    /// Opens a stream of the lines that `send` sends, which lasts until `permission` ends, and no longer than [`STREAM_MAX`].
+    /// Opens a stream of the lines that `send` sends. It ends with `permission`, and after at most [`STREAM_MAX`].
     pub(super) fn open<F>(
         &self,
         framing: Framing,
@@ -80,23 +81,24 @@ impl EventStreams {
     }
 }
 
-/// The events that a client gets, and the ids that they have.
+/// The ids of the events of one stream, and the position after which the stream starts.
 pub(super) struct Framing {
-    /// The start of this daemon, which the ids of its events begin with: a daemon numbers its events from 1.
+    /// The start time of this daemon, as the prefix of event ids: each daemon numbers its events from 1.
     run: String,
-    /// The number of the last event that the client has.
+    /// The number of the last event that the client received.
     after: u64,
 }
 
 impl Framing {
-    /// For a client whose last event has this id; that of another run leaves nothing out.
+    /// `last_id` is the id of the client's last event. If it is from another run of the daemon, the client gets all
+    /// events.
     pub(super) fn new(started_at: SystemTime, last_id: Option<&str>) -> Self {
         let run = since_epoch(started_at).as_millis().to_string();
         let after = last_id.and_then(|id| id.strip_prefix(&run)?.strip_prefix('-')?.parse().ok());
         Self { run, after: after.unwrap_or(0) }
     }
 
-    /// A line as a server-sent event; `None` for an event that the client has.
+    /// A line as a server-sent event; `None` for an event that the client already received.
     fn frame(&self, line: &EventLine) -> Option<Event> {
         let (kind, number) = match line {
             EventLine::Event(event) if event.number <= self.after => return None,

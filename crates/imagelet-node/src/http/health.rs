@@ -10,20 +10,20 @@ use crate::node::{Images, LocalNode};
 
 /// A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
-/// Passes over the images that may be missing before the inventory counts as outdated.
+/// After this many missed passes over the images, the inventory counts as outdated.
 const PASSES_MISSED_MAX: u32 = 3;
-/// The smallest amount that a disk gives; a full one gives nothing.
+/// The smallest unit that a disk allocates; a write of this size fails on a full disk.
 const BLOCK: [u8; 4096] = [0; 4096];
 
-/// A named check: `Ok` has what else is to say, mostly nothing, and `Err` the reason.
+/// A named check: `Ok` with a detail, usually empty, or `Err` with the reason.
 pub(super) type Checked = (&'static str, Result<String, String>);
 
-/// The process answers.
+/// Liveness: the process answers.
 pub(super) fn live() -> Vec<Checked> {
     vec![("ping", Ok(String::new()))]
 }
 
-/// The node can do its work.
+/// Readiness: the node can do its work.
 pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
     let stored = &node.pulls.images;
     let runtime = async { stored.runtime.filesystem().await.map(drop).map_err(|error| error.chain()) };
@@ -43,8 +43,8 @@ pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
     checks
 }
 
-/// Fails until the pods of the node were listed once. An API server that is away later does not make the node unready:
-/// what is known of the pods stays in force.
+/// Fails until the pods of the node were listed once. A later outage of the API server does not make the node unready:
+/// the known pods stay in use.
 fn check_pods(watch: &WatchReport) -> Result<String, String> {
     let failure = watch.failure.as_deref().unwrap_or("the API server has not answered yet");
     if !watch.is_listed {
@@ -61,7 +61,7 @@ async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), 
     tokio::time::timeout(CHECK_MAX, check).await.unwrap_or_else(|_| late())
 }
 
-/// The text of a probe's answer, as of Kubernetes' own components.
+/// The text of a probe's answer, in the format of Kubernetes' components.
 pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool, String) {
     let failed: Vec<_> = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect();
     let is_ok = failed.is_empty();
@@ -78,14 +78,14 @@ pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool
     (is_ok, lines.chain([format!("{probe} check {end}\n")]).collect())
 }
 
-/// Writes a block to a file without a name, which leaves nothing behind.
+/// Writes a block to an unnamed file, so that nothing stays on the disk.
 fn check_writable(state: &Path) -> Result<(), String> {
-    // The first change of the node creates it.
+    // The folder may not exist: the first change of the node creates it.
     let state = state.ancestors().find(|folder| folder.exists()).unwrap_or(state);
     let failed = |error: std::io::Error| format!("could not write below `{}`: {error}", state.display());
     match rustix::fs::open(state, OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
         Ok(file) => std::fs::File::from(file).write_all(&BLOCK).map_err(failed),
-        // The file system has no files without a name.
+        // The file system does not support unnamed files.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
             rustix::fs::access(state, rustix::fs::Access::WRITE_OK).map_err(|error| failed(error.into()))
         }

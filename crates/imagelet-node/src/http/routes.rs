@@ -21,11 +21,11 @@ use crate::{
     node::{Command, Daemon, DecisionsRequest, NodeService as _, Why, WhyRequest},
 };
 
-/// The document that describes these routes. A test compares it with the types of the parameters and the answers.
+/// The OpenAPI document of these routes. A test compares it with the types of the parameters and the answers.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
-/// Before the path of each route.
+/// The prefix of each route.
 pub(super) const ROOT: &str = "/api/v1";
-/// Most images of a page, and rows of a plan.
+/// Limit of the images on a page, and of the rows of a plan.
 const ROWS_MAX: u64 = 1000;
 
 pub(super) fn routes() -> Router<Daemon> {
@@ -33,7 +33,7 @@ pub(super) fn routes() -> Router<Daemon> {
     let routes = Router::new()
         .route("/openapi.json", get(openapi))
         .route("/images", get(images))
-        // A name of an image has slashes.
+        // The name of an image contains slashes.
         .route("/images/{*image}", get(image))
         .route("/pulls", get(read::<PullsRequest>))
         .route("/disk", get(read::<DiskRequest>))
@@ -48,7 +48,7 @@ pub(super) fn routes() -> Router<Daemon> {
     Router::new().nest(ROOT, routes)
 }
 
-/// Answers a request that only reads.
+/// Answers a reading request.
 async fn read<C: Command>(
     State(Daemon { node, .. }): State<Daemon>,
     Arguments(command): Arguments<C>,
@@ -135,7 +135,7 @@ async fn plan(
     Ok(Json(plan))
 }
 
-/// The images after a key, at most `limit` of them. An image of several handlers has several rows.
+/// At most `limit` images after a key. An image of several handlers has several rows.
 fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage {
     let key = |row: &ImageRow| format!("{},{}", row.id, row.runtime_handler);
     let (total, limit) = (rows.len() as u64, limit.max(1));
@@ -146,8 +146,8 @@ fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage
     ImagePage { images: rows, total, next }
 }
 
-/// The parameters of the query, or the document of the body of a POST. Unlike in a command of the socket, whose clients are
-/// of any version, an unknown name is refused: a misspelled `dryRun` must not collect.
+/// The query parameters, or the document in the body of a POST. An unknown name is rejected: a misspelled `dryRun` must
+/// not collect. Commands of the socket ignore unknown names, because their clients may be of any version.
 struct Arguments<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Serialize + Default> FromRequest<S> for Arguments<T> {
@@ -202,7 +202,7 @@ impl Failure {
     }
 }
 
-/// A failure as its document, with the status that fits its reason.
+/// A failure as a JSON document, with the status of its reason.
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         (self.status(), Json(self)).into_response()

@@ -1,4 +1,4 @@
-//! The commands of the API, each with the service of the node that it gets.
+//! The commands of the API; each names the service of the node that runs it.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -11,11 +11,11 @@ pub enum AnswerTime {
     Limited,
     /// No limit while the daemon works and answers other calls.
     WhileAlive,
-    /// No limit; a silence is only reported.
+    /// No limit; a silent daemon is only reported.
     Unlimited,
 }
 
-/// A command: the type holds its arguments; its answer is `Answer`.
+/// A command. The implementing type contains its arguments.
 pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;

@@ -1,4 +1,4 @@
-//! The node of a daemon, and the end of its calls.
+//! The node of a daemon, and the running calls that a stop ends.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ pub struct Daemon {
 
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
-    /// Cancelled when no more calls are accepted: streams of events and actions end.
+    /// Cancelled when no more calls are accepted. Event streams and actions then end.
     pub accepting: CancellationToken,
-    /// Cancelled when the grace period ends: all calls end.
+    /// Cancelled when the grace period ends. All calls then end.
     pub working: CancellationToken,
     actions: TaskTracker,
 }
 
 impl Calls {
-    /// Runs an action to its end, also when its client disconnects: half a collection has no record.
+    /// Runs an action to its end, even if its client disconnects: an interrupted collection would not be recorded.
     pub(crate) async fn act<T: Send + 'static>(
         &self,
         action: impl Future<Output = Result<T, Failure>> + Send + 'static,

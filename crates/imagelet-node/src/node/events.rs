@@ -14,20 +14,22 @@ use crate::{
     failure::Failure,
 };
 
-/// Concurrent followers; each may buffer a few hundred messages of at most 8 KiB.
+/// Limit of concurrent followers. Each may buffer a few hundred messages of at most 8 KiB.
 const FOLLOWERS_MAX: usize = 32;
 static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_MAX);
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
-/// The place of a client that follows the events.
+/// Reserves a place for a client that follows the events.
 pub(crate) fn follower() -> Result<SemaphorePermit<'static>, Failure> {
     let full = || format!("{FOLLOWERS_MAX} clients follow the events; that is the limit");
     FOLLOWERS.try_acquire().map_err(|_| Failure::new("Unavailable", full()))
 }
 
-/// Sends events until the reader disconnects, or reads nothing for 30 s; without `follow` only the recorded ones.
+/// Sends events until the reader disconnects or reads nothing for 30 s. Without `follow`, sends only the recorded
+/// events.
 ///
-/// A slow reader gets up to as many events as are kept; then it loses the oldest, and a message reports how many.
+/// For a slow reader, the recorded events are buffered. Beyond that the oldest events are lost, and a message has their
+/// count.
 pub(crate) async fn send_events(
     pulls: &Pulls,
     asked: &EventsRequest,
@@ -83,7 +85,7 @@ fn row(recorded: RecordedEvent) -> NodeEvent {
     }
     NodeEvent {
         number: recorded.number,
-        // Events of one second have an order.
+        // Milliseconds, so that events of one second are ordered.
         at: jiff::Timestamp::try_from(recorded.at).ok().map(|at| format!("{at:.3}")),
         kind: event.kind.name().into(),
         reason: event.reason.into(),

@@ -1,4 +1,4 @@
-//! Measures what metrics show at the moment of a request: images, disks, and the process itself.
+//! Measures the gauges at the time of a scrape: images, disks, and the process itself.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use rustix::{
 use super::{LocalNode, gc};
 use crate::{api::since_epoch, traces};
 
-/// A scrape does not wait longer for disks; their last values stay.
+/// A scrape waits at most this long for disks; after that, their last values stay.
 const DISKS_MAX: Duration = Duration::from_secs(2);
 
 families! {
@@ -112,7 +112,7 @@ pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     }
     let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|text| process_stat(&text));
     let Some([ticks, threads, virtual_bytes, resident_pages]) = stat else { return };
-    // A counter is set, as the kernel counts.
+    // The kernel counts, so the counter is set and not incremented.
     metrics.set(&CPU, &[], ticks as f64 / clock_ticks_per_second() as f64);
     metrics.set(&RESIDENT, &[], resident_pages as f64 * page_size() as f64);
     metrics.set(&VIRTUAL, &[], virtual_bytes as f64);
@@ -131,11 +131,11 @@ fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
     }
 }
 
-/// User and system time in ticks, threads, virtual bytes and resident pages of `/proc/self/stat`. The name of the program, in
-/// parentheses, may contain any character.
+/// User and system time in ticks, threads, virtual bytes and resident pages from `/proc/self/stat`. The program's name,
+/// in parentheses, may contain any character.
 fn process_stat(text: &str) -> Option<[u64; 4]> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-    // The first one here is the third of proc(5).
+    // The first field after the name is the third of proc(5).
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some([field(14)? + field(15)?, field(20)?, field(23)?, field(24)?])
 }

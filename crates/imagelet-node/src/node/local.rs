@@ -1,4 +1,4 @@
-//! A node whose services are in this process: its images, pulls and collections, and the process around them.
+//! A node whose services run in this process: its images, pulls and collections, and the state of the process.
 
 use std::{
     sync::Arc,
@@ -12,7 +12,7 @@ use imagelet_runtime::ImportingImages;
 use super::{Collection, Images, Pulls};
 use crate::{config::Settings, failure::Failure};
 
-/// How long the end of a command waits for a runtime's image list.
+/// How long a command waits for a runtime's image list before it exits.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -22,22 +22,22 @@ pub struct LocalNode {
     pub status: NodeStatus,
 }
 
-/// What `status`, health and metrics show beside the services.
+/// The data that `status`, health and metrics report in addition to the services.
 #[derive(Debug)]
 pub struct NodeStatus {
     pub metrics: Arc<Metrics>,
     pub pod_starts: Arc<PodStarts>,
-    /// Follows the pods of the node, in a daemon of a cluster.
+    /// Follows the pods of the node; only in a daemon with a cluster.
     pub agent: Option<Arc<NodeAgent>>,
     /// Imports of a daemon into its runtime.
     pub imports: Option<Arc<ImportingImages>>,
-    /// Sandbox of the threads that unpack layers; absent for a runtime.
+    /// The sandbox of the threads that unpack layers; `None` for a runtime.
     pub unpacking: Option<String>,
     pub started_at: SystemTime,
 }
 
 impl LocalNode {
-    /// Puts settings in force; thresholds, ages and periods apply from the next pass on.
+    /// Applies settings. Thresholds, ages and periods apply from the next pass on.
     pub(crate) fn apply(&self, settings: Settings) {
         let inventory = &self.pulls.images.inventory;
         self.collection.gc.set_rules(settings.collection.rules.clone());
@@ -46,13 +46,13 @@ impl LocalNode {
         self.pulls.images.settings.send_replace(Arc::new(settings));
     }
 
-    /// Writes what a single command learned to disk; a daemon does so periodically.
+    /// Writes the new state of a single command to the disk; a daemon writes periodically.
     pub async fn close(&self) {
         let images = &self.pulls.images;
         if images.place.is_read_only {
             return;
         }
-        // An embedded store answers at once. A runtime is listed only when an image arrived that no pass has seen:
+        // An embedded store answers at once. A runtime is listed only if an image arrived that no pass has listed:
         // otherwise its pull would not be recorded.
         if images.local().is_some() || images.inventory.awaits_pass() {
             match tokio::time::timeout(LAST_PASS_MAX, images.refresh()).await {
@@ -72,7 +72,7 @@ impl LocalNode {
             Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
             Err(error) => tracing::error!(%error, "the last uses and decisions are not on disk"),
         }
-        // Last, because it takes as long as the disk and may be cut short.
+        // Last, because the duration depends on the disk and the process may be killed.
         if let Some(store) = images.local()
             && let Err(error) = store.flush().await
         {
@@ -81,7 +81,7 @@ impl LocalNode {
     }
 }
 
-/// A part of a node that commands get.
+/// A service of a node, which commands run on.
 pub trait NodeService: Send + Sync {
     fn of(node: &LocalNode) -> &Self;
 }

@@ -1,4 +1,4 @@
-//! One way to ask a node, whether its store is in this process or behind a daemon's socket.
+//! The interface to a node, whose store is in this process or behind a daemon's socket.
 
 mod command;
 mod daemon;

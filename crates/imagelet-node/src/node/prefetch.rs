@@ -1,4 +1,5 @@
-//! The node as the agent of prefetch sees it: pulls within the watermark of the disk, presence, pins of sets.
+//! The node as the prefetch agent uses it: pulls below the disk's watermark, presence of images, and pins of image
+//! sets.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -21,11 +22,11 @@ use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIOR
 use super::Pulls;
 use crate::failure::Failure;
 
-/// Most images that the event of released pins names.
+/// Limit of the images that an event about released pins names.
 const NAMED_MAX: usize = 10;
 
 impl Pulls {
-    /// Refuses a pull that would raise the disk to a watermark. A present image needs no space.
+    /// Rejects a pull that would fill the disk up to a watermark. A present image needs no space.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let Pulls { images, manager, .. } = self;
         if request.policy != PullPolicy::Always
@@ -55,7 +56,7 @@ impl PrefetchNode for Pulls {
             if let Some(id) = names.get(canonical.as_str()) {
                 return Some(*id);
             }
-            // A digest has other names, and a runtime may list names that are not full.
+            // An image with a digest may have other names, and a runtime may list short names.
             let pattern = reference.parse::<PinPattern>().ok()?;
             snapshot.entries.iter().find(|entry| pattern.matches(&entry.image)).map(|entry| &entry.image.id)
         };
@@ -113,7 +114,7 @@ fn no_space(message: String) -> FetchFailure {
     FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
-/// An event for each set that pins less than before.
+/// An event for each set that pins fewer images than before.
 fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     let key = |pin: &OwnedPin| (pin.owner.clone(), pin.pattern.text().to_owned());
     let after: HashSet<_> = after.iter().map(key).collect();
@@ -138,7 +139,7 @@ fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     released.into_iter().map(event).collect()
 }
 
-/// Whether a pull stays below the watermark at which a collection starts; `Err`: why not.
+/// Whether a pull stays below the watermark at which a collection starts. `Err`: the reason why not.
 fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimate>) -> Result<(), String> {
     let high = policy.high().get();
     if policy.is_reached_with(disk, ByteSize::ZERO) {

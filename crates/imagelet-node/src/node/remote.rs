@@ -25,13 +25,13 @@ use crate::{
     failure::Failure,
 };
 
-/// The longest line of a reply: a list of ten thousand images has about five megabytes.
+/// The longest line of a reply. A list of ten thousand images has about five megabytes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Clone, Debug)]
 pub struct RemoteNode {
     socket: PathBuf,
-    /// Timeout of an answer that is due.
+    /// The time limit for an answer.
     patience: Duration,
 }
 
@@ -40,7 +40,7 @@ pub enum Probed {
     Ours,
     OtherCri,
     Missing,
-    /// Nothing answers on the socket, or this user may not connect.
+    /// The socket does not answer, or this user may not connect.
     Silent(io::Error),
 }
 
@@ -56,7 +56,7 @@ enum CallError {
 }
 
 impl RemoteNode {
-    /// The daemon at this path; connects with the first command.
+    /// The daemon at this socket; the first command connects.
     pub fn new(socket: &Path, patience: Duration) -> Self {
         Self { socket: socket.to_owned(), patience }
     }
@@ -64,7 +64,7 @@ impl RemoteNode {
     pub async fn probe(&self) -> Probed {
         match self.send(Method::GET, "", Vec::new()).await {
             Ok(_) | Err(CallError::Broken(_)) => Probed::Ours,
-            // A server of gRPC speaks first, or closes at a request of HTTP/1.
+            // A gRPC server sends first, or closes the connection after an HTTP/1 request.
             Err(CallError::NotOurs | CallError::Unanswered(_)) => Probed::OtherCri,
             Err(CallError::Absent(error)) if error.kind() == io::ErrorKind::NotFound => Probed::Missing,
             Err(CallError::Absent(error)) => Probed::Silent(error),
@@ -96,8 +96,8 @@ impl RemoteNode {
         Ok(())
     }
 
-    /// Sends a command, and returns its result. The start of the reply is due within the patience, and without another limit
-    /// the daemon is probed after each such silence.
+    /// Sends a command and returns its result. The reply must start within the time limit. A command without a limit
+    /// probes the daemon after each such silence.
     async fn call<P: DeserializeOwned, A: DeserializeOwned>(
         &self,
         name: &str,
@@ -124,7 +124,7 @@ impl RemoteNode {
                 let line = read.split_to(searched + end + 1);
                 searched = 0;
                 match serde_json::from_slice::<Line<&RawValue, &RawValue>>(&line) {
-                    // A later version may send messages and lines that this one does not have.
+                    // A later version may send messages and lines that this version does not know.
                     Ok(Line::Progress(document)) => drop(serde_json::from_str(document.get()).map(progress)),
                     Ok(Line::Result(document)) => {
                         return serde_json::from_str(document.get()).map_err(|error| Failure {
@@ -151,7 +151,7 @@ impl RemoteNode {
                     if !answers && time == AnswerTime::WhileAlive {
                         return Err(self.failed(name, CallError::Silent));
                     }
-                    // A daemon without events is as usual.
+                    // For `events`, a silent daemon that answers the probe is normal.
                     let is_news = !(answers && name == EventsRequest::NAME);
                     if is_news && !is_noted {
                         note(&self.silence(name, answers));
@@ -200,7 +200,7 @@ impl RemoteNode {
 
     /// Connects, sends a request and waits for the head of the answer.
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, CallError> {
-        // A socket without a listener is distinguished from a broken call.
+        // A socket without a listener is not the same error as a broken call.
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let exchange = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -212,7 +212,7 @@ impl RemoteNode {
         let answer = self.in_time(exchange).await?.map_err(|error| {
             if error.is_parse() { CallError::NotOurs } else { CallError::Unanswered(error.to_string()) }
         })?;
-        // A listener refuses by these without the routes and their header.
+        // A listener sends these statuses before the routes, so the header is missing.
         let is_ours = answer.headers().contains_key(VERSION.0)
             || matches!(
                 answer.status(),
@@ -230,7 +230,7 @@ impl RemoteNode {
     }
 }
 
-/// The hint for a socket that could not be connected to; `is_down` is for a process that does not run.
+/// The hint for a failed connection to a socket. `is_down`: the hint if the process does not run.
 pub fn socket_hint(error: &io::Error, is_down: &'static str) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -11,7 +11,8 @@ use crate::{
     failure::Failure,
 };
 
-/// How long a status waits for the runtime: shorter than a command's timeout, so that it can name the silent part.
+/// How long a status waits for the runtime. Shorter than a command's timeout, so that the status can name the silent
+/// part.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
 impl Command for StatusRequest {
@@ -42,7 +43,7 @@ impl Command for StatusRequest {
                 (None, listed)
             }
             Err(_) => {
-                // The images of a store are known at once: its runtime lists no containers.
+                // A store lists its images at once, so the silent part is the runtime that lists containers.
                 problems.push(match &images.settings().images.backend {
                     Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
                     _ => silence(&place.backend),

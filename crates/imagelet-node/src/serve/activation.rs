@@ -7,7 +7,7 @@ use crate::{config::variable, failure::Failure};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
-/// The inherited socket; `None` without one for this process.
+/// The inherited socket; `None`: this process inherited no socket.
 pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
     let names = variable("LISTEN_FDNAMES").unwrap_or_default();
     let mut inherited = ListenFd::from_env();
@@ -18,13 +18,13 @@ pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
         |error: std::io::Error| Failure::because("could not take over the socket of the service manager", &error);
     let index = chosen(&names);
     let Some(listener) = inherited.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
-    // Child processes must not inherit it.
+    // Child processes must not inherit the socket.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     UnixListener::from_std(listener).map(Some).map_err(failed)
 }
 
-/// The index of imagelet's socket: the first with one of its names, else the first.
+/// The index of imagelet's socket: the first socket with a name in `NAMES`, else the first socket.
 fn chosen(names: &str) -> usize {
     names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
 }

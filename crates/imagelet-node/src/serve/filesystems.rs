@@ -1,4 +1,4 @@
-//! Answers CRI calls about the images' file systems, also while the runtime does not answer.
+//! Answers CRI calls about the images' file systems, even while the runtime does not answer.
 
 use std::{
     path::PathBuf,
@@ -12,22 +12,22 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// Timeout of the runtime; then the last answer is returned: a kubelet does not start without one.
+/// Timeout of the runtime. After it, the last answer is returned, because a kubelet does not start without an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
+/// The longest time for which the last answer is returned: a kubelet must not decide on older values.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub(super) struct FilesystemAnswers {
     state: Mutex<Answered>,
-    /// A directory that exists as long as the daemon.
+    /// A directory that exists during the daemon's whole run.
     place: PathBuf,
 }
 
 #[derive(Debug, Default)]
 struct Answered {
     last: Option<ImageFilesystems>,
-    /// Time of the first unanswered call since the last answered one.
+    /// Time of the first unanswered call since the last answered call.
     silent_since: Option<Instant>,
 }
 
@@ -45,10 +45,10 @@ impl FilesystemAnswers {
         })
     }
 
-    /// The answer to a call, which `ask` gets from the runtime.
+    /// Answers a call; `ask` requests the answer from the runtime.
     ///
     /// # Errors
-    /// `Unavailable`, where the runtime has not answered for longer than [`SILENCE_MAX`].
+    /// `Unavailable`, if the runtime has not answered for longer than [`SILENCE_MAX`].
     pub(super) async fn answer(
         &self,
         ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,

@@ -1,10 +1,10 @@
-//! Serves the node's images over CRI, through the same parts as commands.
+//! Serves the node's images over CRI, with the same parts as commands.
 //!
-//! A pull passes the manager: equal requests share it, it skips registries with an open circuit, and it is recorded.
-//! It waits in the queue only with `limitPulls`: a kubelet has limits of its own. The credential of a call is used for
-//! that pull and not kept. Operator pins are reported as the runtime's own, so that a kubelet skips those images. A
-//! removal over CRI is executed, as the interface requires; that of a pinned image records an event. An image in use is
-//! not removed unless that is configured.
+//! A pull uses the manager: equal requests share one pull, registries with an open circuit are skipped, and the pull is
+//! recorded. It waits in the queue only with `limitPulls`, because a kubelet has its own limits. The credential of a
+//! call is used for that pull only. Operator pins are reported as the runtime's pins, so that a kubelet does not remove
+//! those images. A removal over CRI is executed, as CRI requires; the removal of a pinned image records an event. An
+//! image in use is not removed unless the configuration permits it.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -38,15 +38,15 @@ impl ServedImages {
         Self { daemon, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// The request to the manager. The registry is always contacted, for a digest as for a tag: it may have revoked a
-    /// credential since.
+    /// The request to the manager. The registry is always contacted, even for a digest, because it may have revoked a
+    /// credential.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
-        // A runtime receives the caller's whole pod with its annotations; an embedded store reads none of it, and pods that
-        // differ in it share a pull.
+        // A runtime receives the whole pod with its annotations. An embedded store does not read them, and requests
+        // that differ only in them share a pull.
         let mut pull = asked.clone();
         if is_embedded {
             (pull.encoded_pod, pull.image.annotations) = (None, Vec::new());
-            // Equal names in other spellings share a pull. A runtime resolves short names itself.
+            // Different forms of one name share a pull. A runtime resolves short names itself.
             if let Ok(reference) = pull.image.image.parse::<Reference>() {
                 pull.image.image = reference.canonical().to_string();
             }
@@ -59,10 +59,10 @@ impl ServedImages {
         }
     }
 
-    /// Removes a damaged image, which is not listed. Absent is success.
+    /// Removes a damaged image, which is not listed. An absent image is a success.
     async fn remove_unlisted(images: &Images, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let damaged = match images.local() {
-            // By id, because an image of this name may arrive at any moment.
+            // By id, because an image with this name may arrive at any moment.
             Some(store) => store.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
@@ -80,7 +80,7 @@ impl ImageService for ServedImages {
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
-        // A caller that sees the image may start a container from it.
+        // A client that sees the image may start a container from it, so the image gets a lease.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let mut image = inventory.leased("", SystemTime::now(), || runtime.usable(spec), key).await?;
         if let Some(image) = &mut image {
@@ -117,14 +117,14 @@ impl ImageService for ServedImages {
         let node = &self.daemon.node;
         let images = &node.pulls.images;
         let used = if images.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
-        // Later requests for the image wait until it is removed or kept.
+        // Later requests for the image wait until the removal has ended.
         let removed = node.collection.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed? else {
             return Self::remove_unlisted(images, spec).await;
         };
         let pins = images.inventory.pins_of(&image);
         images.log.act(act_now(ActCode::RemovedOnRequest, &[image.key()], image.names(), "CRI"));
-        // A kubelet removes by id; the event names the image.
+        // A kubelet removes by id, so the event names the image.
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
         let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
         let removed = format!("Removed image `{name}` ({}) as asked over CRI", image.id);

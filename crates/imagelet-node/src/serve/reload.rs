@@ -1,4 +1,4 @@
-//! A reload: which settings of the configuration that was read again are put in force, and which wait for the next start.
+//! A reload of the configuration: which new settings are applied at once, and which wait for the next start.
 
 use imagelet_core::gc::GcPolicy;
 
@@ -10,11 +10,11 @@ use crate::{
     node::LocalNode,
 };
 
-/// Puts the settings that were read again in force. Invalid ones change nothing.
+/// Applies the new settings. Invalid settings change nothing.
 pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, access: &HttpAccess) {
     let checked = async {
         let new = new?;
-        // What can still be rejected comes before the first change; the providers check themselves before they change.
+        // Checks that can fail run before the first change. The providers check themselves before they change.
         let policy = access.next(&new.interfaces.http)?;
         wiring::configure_providers(&node.pulls.providers, &new).await?;
         Ok::<_, Failure>((new, policy))
@@ -27,7 +27,7 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
         }
     };
     let old = node.pulls.images.settings();
-    // The registry clients share the old rules.
+    // The registry clients share the old rules, so the new rules are put into them.
     let new_rules =
         std::mem::replace(&mut new.images.registry.proxies.rules, old.images.registry.proxies.rules.clone());
     old.images.registry.proxies.rules.replace(&new_rules);
@@ -39,21 +39,21 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
     }
     let keyring = &node.pulls.images.keyring;
     keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
-    // Read now, so that errors are reported now.
+    // Read now, so that errors are logged now.
     keyring.keyring().await;
     access.replace(policy);
     node.apply(new);
     tracing::info!("configuration reloaded");
 }
 
-/// The settings to put in force, and the names of those that differ and wait for the next start. These stay, whole, as the
-/// daemon runs with them, so that the next reload compares with that again.
+/// Returns the settings to apply, and the names of the changed settings that wait for the next start. Waiting settings
+/// keep the value with which the daemon runs, so that the next reload compares with that value again.
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
-    // Without `..`, so that each new group is decided on.
+    // Without `..`, so that the compiler demands a decision on each new group.
     let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
     let (mut new, mut waiting) = (new, Vec::new());
     if keep(&mut waiting, "compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
-        // With all that it decides, also by the defaults of other keys.
+        // Together with the values that `compatibility` decides through the defaults of other keys.
         let GcPolicy { bytes, age_min, age_max, .. } = new.collection.policy;
         new.collection.policy = GcPolicy { bytes, age_min, age_max, ..collection.policy };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
@@ -68,7 +68,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         keep(&mut waiting, "importFolder", &mut new.images.import_folder, &images.import_folder);
     }
     if matches!(images.backend, Backend::Cri(_)) {
-        // Imports use those of the start.
+        // Imports use the value from the start.
         keep(&mut waiting, "sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
     }
     keep(&mut waiting, "imageService.pinnedImages", &mut new.images.pinned, &images.pinned);
@@ -84,7 +84,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     (new, waiting)
 }
 
-/// Keeps what the daemon runs with, and names it where the new value differs. Returns whether it differs.
+/// Keeps the running value. If the new value differs, adds the name to `waiting` and returns `true`.
 fn keep<T: Clone + PartialEq>(waiting: &mut Vec<&'static str>, name: &'static str, new: &mut T, running: &T) -> bool {
     let differs = new != running;
     if differs {

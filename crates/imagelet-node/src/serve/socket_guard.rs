@@ -1,4 +1,4 @@
-//! The socket's file, which goes with its daemon.
+//! The socket's file, which the end of the daemon removes.
 
 use std::{
     os::unix::fs::MetadataExt as _,

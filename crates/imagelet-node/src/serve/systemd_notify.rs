@@ -11,7 +11,7 @@ pub(super) fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// `ready` reports the end of the reload.
+/// [`ready`] reports the end of the reload.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now, NotifyState::Status("reading the configuration")]),
@@ -23,7 +23,7 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// Reports that the daemon is alive at half of systemd's interval, from a task among those that do the work.
+/// Notifies systemd at half of its watchdog interval, from a task on the same threads as the work.
 pub(super) async fn watchdog(stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut clock = tokio::time::interval((limit / 2).max(Duration::from_millis(1)));

@@ -47,17 +47,18 @@ use crate::{
     traces::Tracer,
 };
 
-/// The kubelet's root, where it searches for a docker configuration first.
+/// The kubelet's root directory, where the kubelet first searches for a docker configuration.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
-/// Timeout of a credential helper, which may ask the user; the default of credential providers.
+/// Timeout of a credential helper, which may ask the user; equal to the default of credential providers.
 pub const HELPER_MAX: Duration = Duration::from_mins(1);
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Daemon,
-    /// For one command: no other caller waits, so nothing is queued, and an unreachable registry is reported at once.
+    /// For one command. No other client waits, so pulls are not queued, and an unreachable registry is reported at
+    /// once.
     Command,
 }
 
@@ -67,7 +68,7 @@ pub struct StoreAccess {
     pub lock_wait: Duration,
 }
 
-/// Opens stores and state, and joins them. Waits only for a store that another process changes, never for a runtime.
+/// Opens stores and state, and joins them. It waits only for a store that another process changes, never for a runtime.
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     declare_metrics(&metrics);
@@ -127,7 +128,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
 }
 
 struct OpenBackend {
-    /// Without the parts that other rooms give it.
+    /// Still without its pinned names and its metrics.
     runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
@@ -144,7 +145,7 @@ async fn open_images(
 ) -> Result<(Images, Arc<PullRecords>), Failure> {
     let runtime = RuntimeManager { pinned: Arc::new(settings.images.pinned.clone()), ..backend.runtime };
     let (runtime, is_embedded) = (runtime.measured(Arc::clone(metrics)), backend.engine.is_some());
-    // Without write access to the store its inventory is read-only, too. With write access this process owns both.
+    // If the store is not writable, its inventory is read-only too. If it is writable, this process owns both.
     let is_read_only = match &backend.engine {
         Some(engine) => engine.check_writable().is_err(),
         None => is_on_read_only_disk(&backend.state),
@@ -157,7 +158,7 @@ async fn open_images(
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
-    // No other process pulls into an embedded store, and no interrupted pull continues in it.
+    // Only this process pulls into an embedded store, so no interrupted pull can continue.
     let is_alone = is_embedded && settings.pulls.node_policy.access.resolves_interrupted_pulls;
     if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
@@ -181,7 +182,7 @@ async fn open_images(
     Ok((images, records))
 }
 
-/// Follows the pods of the node.
+/// The agent that follows the pods of the node.
 fn agent(
     cluster: &KubernetesSettings,
     images: &Images,
@@ -224,7 +225,7 @@ async fn open_store(
     let engine = Engine::open_telling(config, &report).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
-        // It may start later; only requests for uses wait for it.
+        // The runtime may start later; only requests for uses of images wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
             .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
@@ -247,7 +248,7 @@ async fn open_runtime(
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.node.request_timeout;
     let address = address(&runtime.endpoint)?;
-    // Lists are streamed, so that none exceeds the message limit; a runtime without streams rejects them once.
+    // Lists are streamed, so that no list exceeds the message limit. A runtime without streams rejects streaming once.
     let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
@@ -278,7 +279,7 @@ async fn open_runtime(
             imports = Some((Arc::clone(&images), site));
             (images, Arc::new(containers))
         }
-        // A command ends with its one pull, and a daemon may own the staging folder.
+        // A command has only one pull, and a daemon may own the staging folder.
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
@@ -291,9 +292,9 @@ async fn open_runtime(
             }
         }
     };
-    // A containerd serves its own API on the same socket, whether or not pulls are imported.
+    // containerd serves its own API on the same socket, whether or not pulls are imported.
     let (containerd, cri) = (ContainerdClient::new(address.path()), Arc::clone(&images));
-    // Two runtimes of one machine have separate state.
+    // Two runtimes on one machine have separate state.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
         runtime: RuntimeManager {
@@ -322,10 +323,10 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
     })
 }
 
-/// The flag: the inventory is empty, this is the first start on the node.
+/// The flag: the inventory is empty, so this is the first start on the node.
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, bool);
 
-/// Opens the state; a read-only one is not written, and changes end with the process.
+/// Opens the state. A read-only state is never written, and changes are lost at the end of the process.
 fn open_state(
     runtime: RuntimeManager,
     directory: &Path,
@@ -342,7 +343,7 @@ fn open_state(
     let inventory = inventory.forgetful(!settings.pulls.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
-        // A kubelet, or a former run, may have left more than the images.
+        // A kubelet, or an earlier run of imagelet, may have left pull records and not only images.
         let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
             take_over(&inventory, root);
@@ -356,7 +357,7 @@ fn open_state(
     Ok((Arc::new(inventory), Arc::new(records?), first_run_adopts))
 }
 
-/// Imports since when another manager has had the images of this node.
+/// Adopts the images in the pull records of another manager, with the time of each record.
 fn take_over(inventory: &Inventory, root: &Path) {
     match KubeletRecords::below(root).all() {
         Ok(found) => {
@@ -372,7 +373,7 @@ fn take_over(inventory: &Inventory, root: &Path) {
     }
 }
 
-/// The audit log. A log that is disabled or not writable is still readable.
+/// The audit log. A disabled or read-only log can still be read.
 fn audit_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
@@ -387,7 +388,7 @@ fn is_on_read_only_disk(directory: &Path) -> bool {
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Marks the images of pulls that a crash interrupted: they require credentials from now on.
+/// Marks the images of pulls that a crash interrupted; from now on, these images need a credential check.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
     if !records.has_open_intents() {
         return;
@@ -411,7 +412,7 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
 fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
-        // An interrupted command must also stop its pull.
+        // The daemon's pull settings do not apply. An interrupted command must also stop its pull.
         Role::Command => PullSettings { node_policy: settings.pulls.node_policy, ..PullSettings::default() },
     }
 }
@@ -434,8 +435,8 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository at the host of its name, in the order a pull tries them, and the helper and
-/// providers that failed.
+/// The node's credentials for a repository, looked up by the host of its name, in the order in which a pull tries them;
+/// and the failed helper and providers.
 pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;
@@ -448,7 +449,7 @@ pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<P
     Ok(provided)
 }
 
-/// The credential providers of a node, or of a caller without one.
+/// The credential providers of a node, or of a caller without a node.
 pub(super) async fn open_providers(
     tokens: Arc<dyn TokenSource>,
     settings: &Settings,

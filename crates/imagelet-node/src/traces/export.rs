@@ -26,11 +26,11 @@ use super::SPANS;
 use crate::failure::Failure;
 
 const BATCH_MAX: usize = 512;
-/// What comes within this time is sent together.
+/// Spans that arrive within this time are sent together.
 const BATCH_WAIT: Duration = Duration::from_millis(500);
-/// A collector that takes longer loses the batch.
+/// Timeout of a batch; after it, the batch is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// One warning for so many batches that fail in a row.
+/// One warning for this many batches that fail in a row.
 const WARN_EVERY: u64 = 60;
 const HTTP_PATH: &str = "/v1/traces";
 
@@ -44,14 +44,14 @@ pub enum TraceTarget {
     Http(String),
 }
 
-/// The connection to a collector. Nothing of the environment changes what is sent, and no batch is sent twice.
+/// The connection to a collector. Environment variables do not change the export, and a batch is never sent twice.
 #[expect(clippy::large_enum_variant, reason = "a daemon has one")]
 enum Exporter {
     Http(HyperClient, Uri),
     Grpc(TraceServiceClient<Channel>),
 }
 
-/// Exports until the sender is gone, and what is queued then.
+/// Exports until the sender is dropped and the queue is empty.
 pub(super) async fn run(spans: mpsc::Receiver<SpanData>, target: TraceTarget, metrics: Arc<Metrics>) {
     let mut failed = 0u64;
     let resource = resource();
@@ -122,7 +122,7 @@ impl Exporter {
         if !answer.status().is_success() {
             return Err(format!("the collector answered {}", answer.status()));
         }
-        // An answer that is no message names no rejected span.
+        // An undecodable answer is treated as an answer without rejected spans.
         Ok(ExportAnswer::decode(answer.into_body()).unwrap_or_default())
     }
 }
@@ -144,7 +144,8 @@ fn resource() -> ResourceAttributesWithSchema {
 impl FromStr for TraceTarget {
     type Err = String;
 
-    /// gRPC's names: `HOST:PORT`, `dns:HOST:PORT`, `dns:///HOST:PORT`, `unix:PATH`; and `http://HOST:PORT` for HTTP.
+    /// Parses gRPC's names `HOST:PORT`, `dns:HOST:PORT`, `dns:///HOST:PORT` and `unix:PATH`, and `http://HOST:PORT` for
+    /// HTTP.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));

@@ -10,7 +10,7 @@
 //!     commit                 sync and name
 //! ```
 //!
-//! A span carries names, digests, sizes and the stable words of failures: no address of a request, and no secret.
+//! A span contains names, digests, sizes and the stable words of failures; it contains no request URL and no secret.
 
 mod export;
 mod pull_trace;
@@ -39,9 +39,9 @@ use tokio::{sync::mpsc, task::JoinHandle};
 pub(crate) use self::export::TraceTarget;
 use self::pull_trace::PullTrace;
 
-/// Spans that wait for their export; more are dropped and counted.
+/// Limit of the spans that wait for their export. Further spans are dropped and counted.
 const QUEUE_MAX: usize = 2048;
-/// How long the end of a daemon waits for its last spans to be exported.
+/// How long a stopping daemon waits for the export of its last spans.
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
 const MILLION: u128 = 1_000_000;
 
@@ -52,27 +52,28 @@ pub(crate) static SPANS: Family = Family {
     labels: &["outcome"],
 };
 
-/// Where traces are sent, and how many.
+/// The target of traces, and the sampling rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceSettings {
     pub target: TraceTarget,
-    /// Of a million requests whose caller has no trace. One whose caller has a sampled trace is always traced.
+    /// Sampled requests in a million, if the caller sends no trace. If the caller's trace is sampled, the request
+    /// always is.
     pub rate_per_million: u32,
 }
 
-/// Makes spans. Without settings it makes none and costs nothing.
+/// Creates spans. Without settings it creates none and has no cost.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer(Option<Arc<SpanSink>>);
 
 #[derive(Debug)]
 struct SpanSink {
-    /// The export, which ends with its sender after what is queued.
+    /// The export task. It ends once the sender is dropped and the queue is empty.
     export: Mutex<Option<(mpsc::Sender<SpanData>, JoinHandle<()>)>>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
 }
 
-/// A request under way, whose pulls become spans below its own. `None`: it is not sampled.
+/// A running request. Its pulls become spans below the request's span. `None`: the request is not sampled.
 #[derive(Clone, Debug)]
 pub struct RequestTrace(Option<(Arc<SpanSink>, SpanContext, SystemTime)>);
 
@@ -81,7 +82,7 @@ impl RequestTrace {
         Self(span.map(|span| (Arc::clone(&span.sink), span.context(), span.span.start_time)))
     }
 
-    /// Makes spans of the progress of a pull, when the last clone of the watcher is dropped.
+    /// Creates spans from the progress of a pull, when the last clone of the watcher is dropped.
     pub fn watch(&self, image: &str, watcher: PullWatcher) -> PullWatcher {
         let Some((sink, request, asked_at)) = self.0.clone() else { return watcher };
         let image = shown_name(image).into_owned();
@@ -94,7 +95,7 @@ impl RequestTrace {
 }
 
 impl Tracer {
-    /// Exports in a task of its own, until [`Self::close`] or the last clone is dropped.
+    /// Exports in a separate task, until [`Self::close`] or until the last clone is dropped.
     pub fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);
@@ -103,7 +104,7 @@ impl Tracer {
         Self(Some(Arc::new(SpanSink { export, metrics: Arc::clone(metrics), rate_per_million })))
     }
 
-    /// Exports what is queued, and ends. Later spans are dropped.
+    /// Exports the queued spans and ends. Later spans are dropped.
     pub async fn close(&self) {
         let Some(sink) = &self.0 else { return };
         let Some((queue, export)) = sink.export().take() else { return };
@@ -113,7 +114,7 @@ impl Tracer {
         }
     }
 
-    /// Runs a request for an image as a span, below the span of the CRI call that it is made for.
+    /// Runs a request for an image as a span, below the span of its CRI call.
     pub async fn ensure<T, F: Future<Output = Result<T, EnsureError>>>(
         &self,
         image: &str,
@@ -128,7 +129,7 @@ impl Tracer {
         outcome
     }
 
-    /// Runs a request for all images of a pod as a span, which fails with the first of them.
+    /// Runs a request for all images of a pod as a span. The span fails with the first failed image.
     pub async fn ensure_pod<F: Future<Output = Vec<PodOutcome>>>(
         &self,
         pod: &str,
@@ -154,7 +155,7 @@ impl SpanSink {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The span of a request; `None`: it is not sampled.
+    /// The span of a request; `None`: the request is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
         let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
             (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled)
@@ -178,7 +179,7 @@ impl SpanSink {
     }
 }
 
-/// A span under way. It ends when it is dropped: as cancelled, unless its end is set.
+/// A running span. Its drop ends it: as cancelled, unless its end is set.
 #[derive(Debug)]
 struct OpenSpan {
     sink: Arc<SpanSink>,
@@ -217,7 +218,8 @@ impl OpenSpan {
         self.span.attributes.extend(attributes);
     }
 
-    /// Ends with class and stage of a failure, whose text may come from outside.
+    /// Ends the span with the class and stage of a failure. The failure's text may come from outside and is not
+    /// recorded.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
             self.add([
@@ -241,7 +243,7 @@ impl Drop for OpenSpan {
         if self.ended.is_none() {
             span.status = Status::error("Cancelled");
         }
-        // A full queue never holds a pull up.
+        // A full queue must not delay a pull, so the span is dropped.
         if self.sink.export().as_ref().is_none_or(|(queue, _)| queue.try_send(span).is_err()) {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }

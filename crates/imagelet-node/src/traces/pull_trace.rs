@@ -1,4 +1,4 @@
-//! The spans of one pull, made of its progress at its end.
+//! The spans of one pull, created from its progress at its end.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{OpenSpan, SpanSink};
 
-/// What a request has seen of its pull. Dropped before the end of the pull, its open spans end as cancelled.
+/// The pull's progress that a request has received. If it is dropped before the pull ends, open spans end as cancelled.
 #[derive(Debug)]
 pub(super) struct PullTrace {
     pub(super) sink: Arc<SpanSink>,
@@ -22,7 +22,7 @@ pub(super) struct PullTrace {
 }
 
 impl PullTrace {
-    /// A span that ends when it is dropped, or ended before.
+    /// A span that ends at `ended`, or when it is dropped.
     fn span(&self, above: &SpanContext, name: &'static str, began: Instant, ended: Option<Instant>) -> OpenSpan {
         let mut span = self.sink.below(above, name);
         span.span.start_time = time_of(began);
@@ -54,7 +54,7 @@ impl Drop for PullTrace {
         let below = pull.context();
         drop(self.span(&below, "resolve", began, progress.resolved.as_ref().map(|(at, _)| *at)));
         for token in &progress.tokens {
-            // One obtained while the pull waited in its queue is the request's.
+            // A token obtained while the pull waited in its queue belongs to the request.
             let above = if token.began < began { &self.request } else { &below };
             let mut span = self.span(above, "token", token.began, None);
             span.add([KeyValue::new("imagelet.token.service", token.service.clone())]);
@@ -73,7 +73,7 @@ impl Drop for PullTrace {
         match progress.end {
             Some((at, PullEnd::Pulled)) => pull.ended = Some(time_of(at)),
             Some((_, PullEnd::Failed(error))) => pull.end_at(Some(error.fault())),
-            // An open span is cancelled.
+            // The open span ends as cancelled.
             Some((_, PullEnd::Cancelled)) | None => {}
         }
     }

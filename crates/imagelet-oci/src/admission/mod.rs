@@ -14,29 +14,29 @@ pub(crate) use self::{
 
 use crate::manifest::Compression;
 
-/// What a pull holds against others, and asks for at a time.
+/// A pull reserves space in steps: its writes of the next minute, and at least 64 MiB.
 const STEP_SECONDS: u64 = 60;
 const STEP_MIN: u64 = 64 << 20;
-/// Packed bytes of a layer that say how it expands.
+/// After this many compressed bytes, the layer's own ratio replaces the estimate.
 const MEASURED_MIN: u64 = 4 << 20;
-/// The least free space of which a pull gets a part: more than what is queued before it is written.
+/// The least free space that is shared with a pull. It is more than the bytes that wait in queues to be written.
 const PART_MIN: u64 = 4 << 20;
 
-/// When a pull is rejected for lack of space.
+/// The condition on which a pull is rejected for lack of space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
-    /// When its estimated unpacked size does not fit.
+    /// The estimated unpacked size does not fit.
     Strict,
-    /// When not even its compressed size fits. A pull that fails only the estimate requests space, waits for other
+    /// Not even the compressed size fits. If only the estimate does not fit, the pull requests space, waits for other
     /// pulls, and then proceeds.
     #[default]
     Compressed,
-    /// Never; the disk decides.
+    /// Never: writes fail if the disk is full.
     Off,
 }
 
-/// Bytes and inodes, as estimated and as certain.
+/// Bytes and inodes, each as an estimate and as a certain minimum (`_min`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -65,20 +65,20 @@ impl Amount {
         self.each(other, u64::saturating_add)
     }
 
-    /// The part that a pull needs next: what so many bytes a second write in a minute, and 64 MiB at least.
+    /// The space that a pull needs next: one minute of writes at `rate` bytes a second, and at least 64 MiB.
     #[must_use]
     pub(crate) fn step(self, rate: u64) -> Self {
         let bytes = rate.saturating_mul(STEP_SECONDS).max(STEP_MIN);
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
     }
 
-    /// Of missing space: whether even the minimum is missing. Otherwise the pull runs out of space if the estimate is
-    /// right, which rejects no pull.
+    /// `self` is missing space. Returns whether even the minimum is missing; a shortage of only the estimate rejects no
+    /// pull.
     pub(crate) fn is_refusal(&self) -> bool {
         self.bytes_min > 0 || self.inodes_min > 0
     }
 
-    /// Inodes change in proportion, and only down.
+    /// Replaces the bytes. The inodes shrink in proportion and never grow.
     fn with_bytes(self, bytes: u64, bytes_min: u64) -> Self {
         let share = |inodes: u64| {
             let left = u128::from(inodes) * u128::from(bytes) / u128::from(self.bytes.max(1));
@@ -88,14 +88,14 @@ impl Amount {
     }
 }
 
-/// What each layer uses beside its files: records, file list, folders.
+/// The space that each layer uses in addition to its files: records, file list, folders.
 const LAYER_BYTES: u64 = 64 << 10;
 const LAYER_BYTES_MIN: u64 = 16 << 10;
 const LAYER_INODES: u64 = 6;
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// The assumption, rather high: unpacked to packed bytes in thousandths, and inodes per packed MiB.
+/// The assumed ratio, rather high: unpacked to compressed bytes in thousandths, and inodes per compressed MiB.
 fn assumed(compression: Compression) -> (u64, u64) {
     match compression {
         Compression::None => (1_500, 48),
@@ -105,7 +105,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
     }
 }
 
-/// Estimates a layer of `packed` bytes, unpacked, with its blob where blobs are kept.
+/// Estimates the space of a layer with `packed` compressed bytes, and of its blob if blobs are kept.
 pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) -> Amount {
     let (thousandths, per_mebibyte) = assumed(compression);
     let blob = if keeps_blob { packed } else { 0 };
@@ -122,11 +122,11 @@ fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
     u64::try_from(product.div_ceil(u128::from(divisor))).unwrap_or(u64::MAX)
 }
 
-/// The state of a layer that is being fetched, in bytes.
+/// The progress of a layer that is being fetched, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerBytes {
     pub(crate) packed: u64,
-    /// Of the packed bytes.
+    /// The part of the compressed bytes that is read.
     pub(crate) read: u64,
     pub(crate) written: u64,
 }
@@ -137,7 +137,7 @@ impl LayerBytes {
     }
 }
 
-/// What a layer of this amount still writes. From [`MEASURED_MIN`] on, its own ratio replaces the estimate.
+/// The space that the layer still needs. From [`MEASURED_MIN`] on, the layer's own ratio replaces the estimate.
 pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     let LayerBytes { packed, read, written } = layer;
     if !layer.is_measured() {
@@ -148,13 +148,13 @@ pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     amount.with_bytes(u64::try_from(unpacked).unwrap_or(u64::MAX), packed)
 }
 
-/// The absent layers that no other pull brings.
+/// The absent layers that no other pull fetches.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
-    /// The pull says by itself how its layers expand.
+    /// The estimate comes from the pull's own ratio.
     pub(crate) is_measured: bool,
     pub(crate) keeps_blobs: bool,
 }
@@ -162,38 +162,38 @@ pub(crate) struct Demand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
-    /// `None`: a file system without an inode table.
+    /// `None`: the file system has no inode table.
     pub(crate) free_inodes: Option<u64>,
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
-    /// The part of `reserved` that other tenants hold.
+    /// The part of `reserved` that belongs to other tenants.
     pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }
 
 impl Space {
-    /// Space that no pull has reserved: what is free and what stays free, in bytes and in inodes.
+    /// Space without reservations. Each pair is the free amount and the amount that must stay free.
     pub(crate) fn new((free_bytes, bytes_floor): (u64, u64), (free_inodes, inodes_floor): (Option<u64>, u64)) -> Self {
         let (reserved, others) = (Amount::default(), Amount::default());
         Self { free_bytes, free_inodes, bytes_floor, inodes_floor, reserved, others, pulls: 0 }
     }
 
-    /// The most that one tenant holds against others: half of what is free.
+    /// The most that one tenant reserves against other tenants: half of the free space.
     pub(crate) fn share_max(&self) -> Amount {
         let bytes = self.free_bytes.saturating_sub(self.bytes_floor) / 2;
         let inodes = self.free_inodes.map_or(u64::MAX, |free| free.saturating_sub(self.inodes_floor) / 2);
         Amount { bytes, bytes_min: bytes, inodes, inodes_min: inodes }
     }
 
-    /// Bytes above the floor that no pull holds.
+    /// Bytes above the floor that no pull has reserved.
     pub(crate) fn usable(&self) -> u64 {
         self.free_bytes.saturating_sub(self.bytes_floor).saturating_sub(self.reserved.bytes)
     }
 }
 
-/// Compares demand and space: what is missing until the estimate fits, and as the minimum until the pull is not rejected.
-/// `None`: the pull fits.
+/// Compares the demand with the space. Returns the missing space: until the estimate fits, and as the minimum until the
+/// pull is not rejected. `None`: the pull fits.
 pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<Amount> {
     let all = demand.amount.plus(space.reserved);
     let least = if admission == Admission::Strict { (all.bytes, all.inodes) } else { (all.bytes_min, all.inodes_min) };
@@ -208,22 +208,23 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Op
         bytes_min: bytes_short(least.0),
         inodes_min: inodes_short(least.1),
     };
-    // Layers that are present or come with another pull need no space.
+    // Layers that are present, or that another pull fetches, need no space.
     let fits = admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0);
     (!fits).then_some(missing)
 }
 
-/// What has to fit into the free space.
+/// The amount that must fit into the free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
-    /// The next step: a collection can free space for the others.
+    /// The next step: a collection can free space for the later steps.
     Step,
-    /// Some of it: whether the whole fits is only estimated, and the bytes of the pull say more.
+    /// A part of the step. The total is only an estimate, and the pull's own bytes give a better one.
     Part,
 }
 
-/// The bytes that a pull may write before it asks again; or what is missing for the whole and for the next step.
+/// Returns the bytes that a pull may write before its next request, or the space that is missing for all and for the
+/// next step.
 pub(crate) fn grant(
     admission: Admission,
     fit: Fit,
@@ -236,7 +237,7 @@ pub(crate) fn grant(
     match (missing, missing_now) {
         (None, None) => Ok(step.bytes),
         (_, Some(missing)) if fit == Fit::Part && missing.inodes_min == 0 && usable >= PART_MIN => Ok(usable / 2),
-        // The disk decides.
+        // The estimate does not fit, but the minimum does: the write fails if the disk is full.
         (_, Some(missing)) if fit == Fit::Part && !missing.is_refusal() => Ok(u64::MAX),
         (missing, missing_now) => {
             let now = missing_now.unwrap_or_default();
@@ -245,8 +246,8 @@ pub(crate) fn grant(
     }
 }
 
-/// Whether to wait for the other pulls to end: only their estimates prevent this pull. A pull that may proceed without
-/// does not wait for other tenants.
+/// Whether the pull waits until other pulls end: without their estimates, this pull would fit. It waits for pulls of
+/// other tenants only with [`Admission::Strict`].
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
     let beside = |reserved| decide(admission, demand, &Space { reserved, ..*space });
     let stays = if admission == Admission::Strict { Amount::default() } else { space.others };

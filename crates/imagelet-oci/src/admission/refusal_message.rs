@@ -1,4 +1,4 @@
-//! The message of a refusal, with its arithmetic.
+//! The message of a rejected pull, with its arithmetic.
 
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
@@ -7,7 +7,7 @@ use imagelet_core::{
 
 use super::{Admission, Amount, Demand, Space};
 
-/// `could_free`: what a collection could still remove; `None`: no collection was requested.
+/// `could_free`: the bytes that a collection could still remove; `None`: no collection was requested.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,

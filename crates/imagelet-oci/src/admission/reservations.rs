@@ -1,4 +1,4 @@
-//! Reservations of running pulls: what each still writes, what it holds against others, and how far its space goes.
+//! Reservations of running pulls: the space that each pull still needs and has reserved, and how far it may write.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,7 +17,7 @@ use tokio::{
 use super::{Amount, Demand, LayerBytes, rest};
 use crate::tenant::Tenant;
 
-/// The least that a pull may write before it asks for more.
+/// The least that a pull may write before it requests more space.
 const GRANT_MIN: u64 = 1 << 20;
 
 /// The running pulls of all tenants.
@@ -52,21 +52,21 @@ struct LayerProgress {
     is_over: AtomicBool,
 }
 
-/// How far a pull may write. It stops there until it has more.
+/// How far a pull may write. The pull stops at that limit until a new grant.
 struct PullSpace {
     meter: HoldMeter,
     grant: watch::Sender<Grant>,
     wanted: Notify,
 }
 
-/// In bytes that the pull has written since its begin, also those of a layer that it began again.
+/// Limits in bytes that the pull has written since its start, the bytes of restarted layers included.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     asks_at: u64,
     ends_at: u64,
 }
 
-/// What a pull still writes, and its next step.
+/// The space that a pull still needs, and its next step.
 struct PullRest<'a> {
     number: u64,
     pull: &'a ReservedPull,
@@ -76,15 +76,15 @@ struct PullRest<'a> {
 
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
-    /// The layers that are not unpacked yet, with the packed bytes that are not read yet.
+    /// The layers that are not unpacked yet, with the compressed bytes that are not read yet.
     pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
 
-/// What other pulls have reserved, as one of them sees it.
+/// The reservations of all other pulls, from the view of one pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OthersReserved {
-    /// What its tenant's pulls still write, and their next steps.
+    /// The remaining space and the next steps of the pulls of the same tenant.
     pub(crate) rests: Amount,
     pub(crate) steps: Amount,
     pub(crate) pulls: usize,
@@ -93,7 +93,7 @@ pub(crate) struct OthersReserved {
 }
 
 impl OthersReserved {
-    /// What the other tenants hold, each `share_max` at most.
+    /// The reservations of the other tenants, each at most `share_max`.
     pub(crate) fn others(&self, share_max: Amount) -> Amount {
         self.by_tenant.iter().map(|held| held.min(share_max)).fold(Amount::default(), Amount::plus)
     }
@@ -120,7 +120,8 @@ impl Reservations {
 }
 
 impl ReservationTable {
-    /// The rests of all pulls. A layer of several pulls counts for the first, and for those that fetch it themselves.
+    /// The remaining space of all pulls. A layer that several pulls share counts for the first pull, and for each pull
+    /// that fetches the layer itself.
     fn rests(&self) -> Vec<PullRest<'_>> {
         let (mut counted, now) = (HashSet::new(), Instant::now());
         let mut rests = Vec::with_capacity(self.pulls.len());
@@ -138,7 +139,7 @@ impl OpenReservations<'_> {
         self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
     }
 
-    /// What a tenant's pull sees of the others.
+    /// The reservations of all pulls but `itself`, from the view of a tenant.
     pub(crate) fn seen(&self, tenant: &Arc<Tenant>, itself: Option<u64>) -> OthersReserved {
         let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&Arc<Tenant>, Amount)>::new());
         for PullRest { number, pull, rest, step } in self.table.rests() {
@@ -176,7 +177,8 @@ impl OpenReservations<'_> {
         Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
 
-    /// Reserves layers, with their packed sizes, for a pull, which may write `granted` bytes before it asks for more.
+    /// Reserves layers, with their compressed sizes, for a pull. The pull may write `granted` bytes before it requests
+    /// more.
     pub(crate) fn reserve(
         mut self,
         tenant: Arc<Tenant>,
@@ -195,7 +197,7 @@ impl OpenReservations<'_> {
         Reservation { reservations: Arc::clone(self.reservations), number, space, layers: progress }
     }
 
-    /// Lets a running pull write so many more bytes.
+    /// Lets a running pull write `bytes` more.
     pub(crate) fn grant(&self, number: u64, bytes: u64) {
         if let Some(pull) = self.table.pulls.get(&number) {
             pull.space.grant.send_replace(Grant::of(pull.space.meter.bytes(), bytes));
@@ -228,7 +230,7 @@ impl PullSpace {
         Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
     }
 
-    /// Waits where the pull has written all that it may.
+    /// Waits if the pull has written all that it may.
     async fn wait(&self) {
         if self.meter.bytes() < self.grant.borrow().asks_at {
             return;
@@ -253,7 +255,7 @@ impl Reservation {
         self.number
     }
 
-    /// Waits until the pull asks for more space.
+    /// Waits until the pull requests more space.
     pub(crate) async fn asks(&self) {
         self.space.wanted.notified().await;
     }
@@ -303,7 +305,7 @@ impl WrittenBytes {
         self.layer.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Waits where the pull has written all that it may.
+    /// Waits if the pull has written all that it may.
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;

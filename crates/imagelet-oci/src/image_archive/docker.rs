@@ -1,4 +1,5 @@
-//! The images of `docker save`: its `manifest.json` names a configuration and layers; the manifests are made here.
+//! The images of `docker save`: `manifest.json` names a configuration and layers, and this file makes the OCI
+//! manifests.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -35,7 +36,7 @@ const CONFIG_TYPE: &str = "application/vnd.docker.container.image.v1+json";
 const LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.tar";
 const LAYER_TYPE_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 const LAYER_TYPE_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
-/// All manifests that are made for an archive: a list of some bytes for each layer must not become far more.
+/// Bytes of all manifests made for one archive. A short list can name the same layers many times.
 const MADE_BYTES_MAX: usize = 16 << 20;
 const COPY_BUFFER: usize = 256 << 10;
 
@@ -55,7 +56,7 @@ pub(super) struct DockerArchive {
     /// The manifests.
     pub(super) made: HashMap<Digest, Bytes>,
     made_bytes: usize,
-    /// What was read of each file: once, however many names and images lead to it.
+    /// The configurations and layers already read, by file: each file is read once, even if many names lead to it.
     configs: HashMap<FileId, Arc<ReadConfig>>,
     layers: HashMap<FileId, ReadLayer>,
 }
@@ -68,7 +69,7 @@ struct ReadConfig {
 
 #[derive(Clone)]
 struct ReadLayer {
-    /// `None`: it is plain, and has its diff-id as digest.
+    /// `None`: the layer is not compressed, and its diff-id is its digest.
     digest: Option<Digest>,
     size: u64,
     packing: Packing,
@@ -135,7 +136,7 @@ impl DockerArchive {
         self.made.insert(digest.clone(), manifest);
         let root = Descriptor::new(MANIFEST_TYPE, digest, size);
         match self.images.iter_mut().find(|image| !names.is_empty() && image.names == names) {
-            // As in Docker, the last one of equal images gets the name.
+            // As in Docker, the last image with a name gets the name.
             Some(image) => image.roots.insert(0, root),
             None => self.images.push(ArchivedImage { names, roots: vec![root] }),
         }
@@ -186,7 +187,7 @@ fn read_layer(found: FoundFile, name: &str, cancelled: &AtomicBool) -> Result<Re
     }
 }
 
-/// A configuration named by 64 digits has that digest.
+/// Checks a configuration whose file name is 64 digits: the digits must be its digest.
 fn check_name(name: &str, digest: &Digest) -> Result<(), RuntimeError> {
     let stem = name.rsplit('/').next().unwrap_or_default();
     let stem = stem.strip_suffix(".json").unwrap_or(stem);

@@ -19,15 +19,15 @@ use crate::{
     unpack::{LayerMemory, TarKind, read_head},
 };
 
-/// Files of an archive: an image has at most a few thousand files of any format.
+/// Limit of the files of an archive. An image has at most a few thousand files in any format.
 const ENTRIES_MAX: usize = 100_000;
-/// Bytes of all names together, and of one.
+/// Bytes of all names together, and of each name.
 const NAMES_BYTES_MAX: usize = 8 << 20;
 const NAME_BYTES_MAX: usize = 1024;
-/// Links that one name may lead through.
+/// Links that are followed for one name.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
-/// What to do with an archive that is packed otherwise.
+/// The hint for an archive with an unsupported compression.
 const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
@@ -37,7 +37,7 @@ pub(crate) struct ArchiveFiles {
     source: FileSource,
 }
 
-/// A file under all its names: its span of the tar file, or its device and inode.
+/// Identifies a file under all its names: its span in the tar file, or its device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId(u64, u64);
 
@@ -60,7 +60,7 @@ enum TarFile {
         offset: u64,
         size: u64,
     },
-    /// The normalised name that it stands for.
+    /// The normalised name of the link's target.
     Link(String),
 }
 
@@ -95,12 +95,12 @@ impl ArchiveFiles {
     }
 }
 
-/// The path of an archive without links, to be opened and checked as the same.
+/// The path of an archive with all links resolved, so that the same path is checked and opened.
 pub(crate) fn without_links(path: &Path) -> Result<PathBuf, RuntimeError> {
     path.canonicalize().map_err(|error| unopened(&path.display().to_string(), error))
 }
 
-/// Opens a file to read, without waiting for the writer of a pipe; other kinds of files are refused.
+/// Opens a file for reading, without waiting for the writer of a pipe. Other kinds of files are rejected.
 pub(crate) fn open_file(path: &Path) -> Result<File, RuntimeError> {
     let place = path.display().to_string();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -142,7 +142,7 @@ fn unopened(place: &str, error: io::Error) -> RuntimeError {
     RuntimeError::new(kind, format!("could not open the archive `{place}`")).caused_by(error)
 }
 
-/// Links of the folder stay in it.
+/// Links cannot lead out of the folder.
 fn open_beneath(folder: &File, name: &str) -> io::Result<Option<FoundFile>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -163,7 +163,7 @@ fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::R
             None => return Ok(None),
             Some(TarFile::Link(target)) => name = target,
             Some(TarFile::Span { offset, size }) => {
-                // A file of its own: duplicates of a descriptor share their position.
+                // Opens the file again: duplicated descriptors share one position.
                 let mut own = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
                 own.seek(SeekFrom::Start(*offset))?;
                 return Ok(Some(FoundFile { file: own, size: *size, id: FileId(*offset, *size) }));
@@ -173,7 +173,7 @@ fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::R
     Err(io::Error::other("its links lead in a circle"))
 }
 
-/// The files of a tar archive. The last entry of a name counts, as where it is extracted.
+/// The files of a tar archive. The last entry of a name wins, as in an extraction.
 fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFile>, RuntimeError> {
     let unread = |error| corrupt("it is truncated").caused_by(error);
     let length = file.metadata().map_err(unread)?.len();
@@ -204,7 +204,7 @@ fn index(file: &File, memory: &Arc<LayerMemory>) -> Result<HashMap<String, TarFi
             }
             files.insert(name, found);
         }
-        // A last entry may lack its padding.
+        // The last entry may lack its padding.
         let rest = end.next_multiple_of(BLOCK).min(length) - offset;
         input.seek_relative(rest.cast_signed()).map_err(unread)?;
     }
@@ -214,12 +214,12 @@ fn text(name: &[u8]) -> Option<&str> {
     std::str::from_utf8(name).ok()
 }
 
-/// A relative name without `.`; `None` for one that leaves the archive or is too long.
+/// Returns a relative name without `.`. `None`: the name leads out of the archive, or is too long.
 fn normalised(name: &str) -> Option<String> {
     resolved(&[], name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
 }
 
-/// The name that a symbolic link stands for.
+/// The name that a symbolic link leads to.
 fn target((link, name): (&str, &str)) -> Option<String> {
     let name = normalised(name)?;
     let mut folder: Vec<&str> = name.split('/').collect();

@@ -40,7 +40,8 @@ impl LayoutName {
     }
 }
 
-/// Entries of one name are one image for several platforms; entries of one digest are one image with several names.
+/// Groups the entries: entries with one name are one image for several platforms, and entries with one digest are one
+/// image with several names.
 pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
     let index: Index = object(bytes).map_err(|error| corrupt("`index.json` cannot be read").caused_by(error))?;
     let entries = index.manifests.unwrap_or_default().all("archive", "images")?;
@@ -61,7 +62,7 @@ pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
         .map(|it| it.digest.clone())
         .collect();
     for (name, mut roots) in named {
-        // What has a name needs no entry without one.
+        // An entry without a name is dropped if a named entry has the same digest.
         roots.retain(|root| name.is_some() || !in_names.contains(&root.digest));
         match images.iter_mut().find(|image| image.roots == roots) {
             Some(image) => image.names.extend(name),

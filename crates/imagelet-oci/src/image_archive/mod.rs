@@ -1,6 +1,6 @@
 //! Archives of images: OCI layouts in a tar file or a folder, and the files of `docker save`.
 //!
-//! An archive is hostile. No entry is extracted by its name: a blob is looked up by digest, and its bytes are trusted
+//! An archive is hostile. No entry is extracted by its name: a blob is found by its digest, and its bytes are trusted
 //! after they were hashed. Lists, documents, names and nesting are bounded.
 
 mod docker;
@@ -34,9 +34,9 @@ use crate::{
     manifest::{Descriptor, corrupt, printable, unacceptable},
 };
 
-/// Names of one image, more than any tool writes.
+/// Limit of the names of one image; no tool writes as many.
 const NAMES_MAX: usize = 256;
-/// Names of one image that a message repeats.
+/// Limit of an image's names in a message.
 const NAMES_SHOWN_MAX: usize = 8;
 
 /// An archive whose table of contents is read.
@@ -57,21 +57,22 @@ pub(crate) enum ArchiveFormat {
 pub(crate) struct ArchivedImage {
     /// As the archive spells them.
     pub(crate) names: Vec<String>,
-    /// Its index or manifest; several where the archive has one for each platform.
+    /// The index or manifest of the image; several if the archive has a manifest for each platform.
     pub(crate) roots: Vec<Descriptor>,
 }
 
 #[derive(Debug)]
 pub(crate) struct ArchiveBlobs {
     files: ArchiveFiles,
-    /// Names of the blobs that are not at the place of an OCI layout.
+    /// Names of the blobs that are not at the path of an OCI layout.
     places: HashMap<Digest, String>,
-    /// Documents that the archive does not have.
+    /// Documents that the archive lacks and that were made while reading.
     made: HashMap<Digest, Bytes>,
 }
 
 impl ImageArchive {
-    /// Reads the table of contents: the OCI layout's, else `docker save`'s, whose compressed layers are hashed for it.
+    /// Reads the table of contents: the OCI layout's, else `docker save`'s. For `docker save`, compressed layers are
+    /// hashed.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
             let blobs = ArchiveBlobs { files, places: HashMap::new(), made: HashMap::new() };
@@ -95,7 +96,7 @@ impl ArchiveBlobs {
         self.places.get(digest).cloned().unwrap_or_else(|| layout::blob_name(digest))
     }
 
-    /// A blob as a file at its first byte. Its size is the described one; its digest is not verified.
+    /// Opens a blob at its first byte. The size is checked; the digest is not verified.
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, &self.files.place);
         let name = self.name_of(digest);
@@ -130,8 +131,8 @@ impl ArchiveBlobs {
     }
 }
 
-/// The references under which an image of an archive is stored: the wanted name, or its own ones. A layout may have a tag
-/// alone, which names no repository.
+/// The references under which an image of an archive is stored: `wanted`, or the names in the archive. A layout may
+/// have only a tag, which names no repository.
 pub(crate) fn references(names: &[String], wanted: Option<&Reference>) -> Result<Vec<Reference>, RuntimeError> {
     if let Some(wanted) = wanted {
         return Ok(vec![wanted.clone()]);

@@ -1,4 +1,4 @@
-//! A compressed archive, inflated once into a file without a name.
+//! A compressed archive, inflated once into an unnamed file.
 
 use std::{
     fs::File,
@@ -15,13 +15,13 @@ use crate::{
     store::storage_error,
 };
 
-/// As a power of two: the most zstd itself writes without `--long=28`.
+/// A power of two: the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 const BUFFER: usize = 256 << 10;
 /// The free space is measured again after this many bytes.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
-/// How a file is packed, by its first bytes.
+/// The compression of a file, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Plain,
@@ -41,7 +41,7 @@ impl Packing {
     }
 }
 
-/// The archive as a plain tar file: itself, or its inflated copy in `folder`, which has no name there.
+/// The archive as a plain tar file: the file itself, or an inflated copy in `folder`, without a name there.
 pub(crate) fn plain(
     mut file: File,
     folder: &Path,

@@ -1,4 +1,4 @@
-//! A new OCI layout, in a tar file or a folder: written beside its place, synced, and renamed to it.
+//! Writes a new OCI layout, as a tar file or a folder: written next to its target, synced, and renamed.
 
 use std::{
     fs::{self, File},
@@ -25,14 +25,14 @@ const BLOCK: usize = 512;
 /// Bytes of a name in the header of a tar entry.
 const NAME_MAX: usize = 100;
 
-/// Dropped unfinished, it removes what it wrote.
+/// Removes its files if it is dropped before [`Self::finish`].
 pub(crate) struct LayoutWriter {
     place: ArchivePlace,
     beside: PathBuf,
     view: SyncView,
     /// The tar file, or the current file of the folder.
     file: File,
-    /// Where the data of the current file begins, and how much it has.
+    /// The offset of the current file's data, and its size so far.
     start: u64,
     size: u64,
     hash: Hash,
@@ -41,7 +41,7 @@ pub(crate) struct LayoutWriter {
 
 impl LayoutWriter {
     /// # Errors
-    /// Where the place has something that is no older archive, or its folder refuses.
+    /// If the target exists and is not an older archive, or if its folder cannot be written.
     pub(crate) fn create(place: &ArchivePlace) -> Result<Self, RuntimeError> {
         check_place(place)?;
         let (path, is_folder) = (&place.path, place.is_folder);
@@ -70,7 +70,7 @@ impl LayoutWriter {
         self.end()
     }
 
-    /// Begins the file of a blob; exactly so many bytes are written before [`Self::end_blob`].
+    /// Starts the file of a blob; the caller writes exactly `size` bytes before [`Self::end_blob`].
     pub(crate) fn blob(&mut self, digest: &Digest, size: u64) -> Result<(), RuntimeError> {
         self.hash = Hash::new(digest.algorithm());
         self.begin(&blob_name(digest), size)
@@ -81,7 +81,8 @@ impl LayoutWriter {
         self.file.write_all(bytes).map_err(|error| unwritten(&self.place.path, error))
     }
 
-    /// Ends the file of a blob. Bytes of another digest, which is returned, are taken back: they come from another source.
+    /// Ends the file of a blob. If the bytes have another digest, they are removed and that digest is returned, so that
+    /// the caller can write the blob from another source.
     pub(crate) fn end_blob(&mut self, digest: &Digest) -> Result<Option<Digest>, RuntimeError> {
         let found = std::mem::replace(&mut self.hash, Hash::new(digest.algorithm())).finish();
         if found == *digest {
@@ -105,7 +106,7 @@ impl LayoutWriter {
         self.write(&[0; BLOCK][..usize::try_from(padding).unwrap_or_default()])
     }
 
-    /// Makes it durable and moves it to its place.
+    /// Syncs the archive and renames it to its target.
     pub(crate) fn finish(mut self) -> Result<(), RuntimeError> {
         if !self.place.is_folder {
             self.write(&[0; 2 * BLOCK])?;
@@ -124,7 +125,7 @@ impl LayoutWriter {
         Ok(())
     }
 
-    /// A name by sha384 or sha512 does not fit a header: GNU's entry before the file has it whole.
+    /// A sha384 or sha512 name does not fit into a header, so a GNU long-name entry with the whole name comes first.
     fn begin_entry(&mut self, name: &str, size: u64) -> io::Result<()> {
         if name.len() > NAME_MAX {
             let whole = [name.as_bytes(), &[0]].concat();
@@ -143,7 +144,8 @@ impl LayoutWriter {
     }
 }
 
-/// The header of a file of at most [`NAME_MAX`] bytes of name. The same image gives the same bytes.
+/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Fixed fields, so that the same image gives the same
+/// bytes.
 fn header(name: &[u8], size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -189,7 +191,7 @@ fn unwritten(path: &Path, error: io::Error) -> RuntimeError {
     storage_error(format!("could not write the archive `{}`", path.display()), error)
 }
 
-/// The small files of a layout: its version, its index, and in a tar file the list that older versions of Docker read.
+/// The small files of a layout: version, index and, in a tar file, the list for older versions of Docker.
 pub(crate) fn tables(
     root: &Descriptor,
     names: &[String],

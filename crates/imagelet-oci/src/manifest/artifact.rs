@@ -1,8 +1,8 @@
-//! Artifacts: manifests whose layers are files and not file systems (OCI image spec 1.1, KEP-4639).
+//! Artifacts: manifests whose layers are plain files, not file systems (OCI image spec 1.1, KEP-4639).
 //!
-//! Each blob becomes one file of the mounted directory, named by its `org.opencontainers.image.title`, else by its
-//! `org.cncf.model.filepath` (`ModelPack`; `org.cnai.model.filepath` before), else by the hex digits of its digest. The
-//! names are checked before any byte of a blob is fetched.
+//! Each blob becomes one file of the mounted directory. Its name is `org.opencontainers.image.title`, else
+//! `org.cncf.model.filepath` (`ModelPack`; formerly `org.cnai.model.filepath`), else the hex digits of the digest. The
+//! names are checked before any blob is fetched.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::{Descriptor, ImageConfig, Manifest, media, printable, unacceptable};
 const PATH_BYTES_MAX: usize = 1024;
 const COMPONENT_BYTES_MAX: usize = 255;
 const DEPTH_MAX: usize = 16;
-/// Image layers write removed files in this way; a file of that name would be invisible to other readers of the layer.
+/// The prefix marks removed files in image layers, so other readers of the layer would not see a file with this name.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
 /// The annotations of a descriptor that name a file; others are ignored.
@@ -35,19 +35,20 @@ impl FileAnnotations {
 }
 
 impl Manifest {
-    /// The type of an artifact; `None`: it is an image. As in the runtimes, the configuration's type decides.
+    /// The type of an artifact; `None`: the manifest is an image. As in the runtimes, the configuration's type decides.
     pub(crate) fn artifact_kind(&self) -> Option<&str> {
         let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)
     }
 
-    /// The digest that identifies the image: its configuration's. Artifacts often share one configuration, `{}`, so theirs
-    /// is the manifest's.
+    /// The digest that identifies the image: the configuration's digest. Artifacts often share the configuration `{}`,
+    /// so an artifact is identified by its manifest's digest.
     pub(crate) fn id<'a>(&'a self, manifest: &'a Digest) -> &'a Digest {
         if self.artifact_kind().is_some() { manifest } else { &self.config.digest }
     }
 
-    /// Reads the configuration. That of an artifact has any form; its layers are identified by digest and path.
+    /// Reads the configuration. An artifact's configuration is not parsed; its layers are identified by digest and
+    /// path.
     pub(crate) fn read_config(&self, bytes: &[u8]) -> Result<ImageConfig, RuntimeError> {
         match self.artifact_kind() {
             Some(_) => Ok(ImageConfig { diff_ids: self.file_keys()?, ..ImageConfig::default() }),
@@ -55,7 +56,7 @@ impl Manifest {
         }
     }
 
-    /// The path of a layer's file, where this is an artifact.
+    /// The path of a layer's file; `None`: the manifest is not an artifact.
     pub(crate) fn file_path(&self, layer: &Descriptor) -> Option<String> {
         self.artifact_kind().map(|_| layer.file_path())
     }
@@ -89,8 +90,8 @@ impl Descriptor {
     }
 }
 
-/// The key of a file's layer. No layer of an image has it: a diff-id is the digest of a tar, which begins with a name and
-/// not with these words.
+/// The key of a file's layer. No image layer can have the same key: a diff-id is the digest of a tar file, and a tar
+/// file cannot start with these words.
 fn file_key(blob: &Digest, path: &str) -> Digest {
     Digest::of(format!("artifact file\n{blob}\n{path}").as_bytes())
 }

@@ -1,4 +1,4 @@
-//! The configuration of an image: what runs in it, as whom, and the identities of its unpacked layers.
+//! The configuration of an image: its platform, its user, and the diff-ids of its layers.
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, Stage},
@@ -10,10 +10,10 @@ use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, print
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// The fields of an image's configuration that the store needs. All but the diff-ids are unverified claims of the
-/// builder.
+/// The fields of an image's configuration that the store needs. All fields but the diff-ids are unverified claims of
+/// the builder.
 ///
-/// The rest (command, environment, labels, volumes) is for the runtime; it is kept unchanged and not read here.
+/// The other fields (command, environment, labels, volumes) are for the runtime: kept unchanged, not parsed here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
     pub(crate) architecture: String,
@@ -24,7 +24,7 @@ pub(crate) struct ImageConfig {
     pub(crate) diff_ids: Vec<Digest>,
 }
 
-/// Go reads an absent field and `null` as the empty value.
+/// As in Go, an absent field and `null` are the empty value.
 #[derive(Deserialize)]
 struct Raw {
     architecture: Option<String>,
@@ -66,7 +66,7 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// The platform that it names; without an architecture it names none.
+    /// The platform in the configuration; empty if it has no architecture.
     pub(super) fn platform(&self) -> DescriptorPlatform {
         let Self { os, architecture, variant, .. } = self.clone();
         DescriptorPlatform { os, architecture, variant }
@@ -76,7 +76,7 @@ impl ImageConfig {
         self.platform().has_system_of(wanted)
     }
 
-    /// Checks that the image runs on a platform. An absent system is the host's; an absent architecture matches any.
+    /// Checks that the image runs on a platform. An absent OS means the host's; an absent architecture matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let own = self.platform();
         if own.rank(wanted).is_some() || own.may_be_for(wanted) {

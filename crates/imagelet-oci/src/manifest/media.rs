@@ -1,18 +1,18 @@
-//! What a media type means for a document or a layer.
+//! Media types: the kind and the compression of a document or a layer.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
-    /// No archive: a file of an artifact, stored as it is.
+    /// Not an archive: a file of an artifact, stored unchanged.
     Stored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
-    /// One that registries need not serve; links to other sites are ignored.
+    /// Registries need not serve this layer; links to other sites are ignored.
     Foreign(Compression),
     Encrypted,
     Unknown,
@@ -81,7 +81,7 @@ impl DocumentKind {
     }
 }
 
-/// Whether a configuration of this type may be an image's. Old tools wrote meaningless types.
+/// Whether this media type may be an image configuration's. Old tools wrote meaningless types.
 pub(super) fn may_be_image_config(media_type: &str) -> bool {
     matches!(
         media_type_base(media_type).as_str(),

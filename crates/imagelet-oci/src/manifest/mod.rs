@@ -1,7 +1,7 @@
-//! The documents an image is made of, read as leniently as Go reads them and no more.
+//! The documents of an image: manifest, index and configuration, parsed exactly as leniently as Go parses them.
 //!
-//! All of it is hostile and bounded: a digest is validated before any other use, a size fits in 63 bits, and lists have
-//! a maximum length. The caller keeps the bytes of a document, since its digest is over them.
+//! Every document is hostile and bounded: a digest is validated before any other use, a size fits in 63 bits, and lists
+//! have a maximum length. The caller keeps the bytes of a document, because its digest is computed from the bytes.
 
 mod artifact;
 mod config;
@@ -30,21 +30,21 @@ pub(crate) use selection::{DocumentSource, Selected, select};
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
 pub(crate) const INDEX_DEPTH_MAX: usize = 4;
-/// Maximum layers of an image: as many as the kernel stacks in one overlay mount.
+/// Maximum layers of an image: the kernel's limit for one overlay mount.
 pub(crate) const LAYERS_MAX: usize = 500;
 /// Maximum packed size of a layer. The largest existing images have layers of some tens of GiB.
 pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 
-/// Maximum nesting of a document: more than any tool writes, and within every parser's limit.
+/// Maximum nesting of a document: more than any tool writes, and below every parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
-/// The texts of a descriptor or a configuration together, which stay in memory for a pull: a type, a platform, two paths.
+/// Bytes of all texts in a descriptor or a configuration (a type, a platform, two paths). A pull keeps them in memory.
 const TEXT_BYTES_MAX: usize = 4096;
 const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
 ///
-/// Annotations other than a file's name and `urls` (alternative locations) are ignored.
+/// Annotations are ignored except the file names of artifacts; `urls` (alternative locations) are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -54,7 +54,7 @@ pub(crate) struct Descriptor {
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
     pub(crate) platform: Option<DescriptorPlatform>,
-    /// Of an artifact, or of the image's configuration.
+    /// The type of an artifact, or the media type of the image's configuration.
     pub(crate) artifact_type: Option<String>,
     pub(crate) annotations: Option<Box<FileAnnotations>>,
 }
@@ -104,8 +104,9 @@ impl ManifestDocument {
         Self::parse_named(bytes, content_type).map(|(document, _)| document)
     }
 
-    /// Parses a document. `content_type` is the transport's, empty if unset. The media type is the document's own, the
-    /// transport's, or that of its kind: Docker and OCI name the same kinds.
+    /// Parses a document. `content_type` is the `Content-Type` of the response, empty if unset. The media type is the
+    /// document's, else `content_type`, else the default of the document's kind. Docker and OCI types of one kind are
+    /// equal.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
@@ -139,7 +140,7 @@ impl ManifestDocument {
 }
 
 impl Raw {
-    /// `content_type` is the transport's, `media_type` its own.
+    /// `content_type` is the response's, `media_type` the document's.
     fn decide(self, content_type: &str, media_type: &str) -> Result<ManifestDocument, RuntimeError> {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
@@ -193,14 +194,14 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks, before any fetch, that this is no artifact, which no container can run.
+    /// Rejects an artifact before any fetch: a container cannot run it.
     pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
         self.artifact_kind().map_or(Ok(()), |kind| {
             Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))))
         })
     }
 
-    /// Checks, before any fetch, that the layers can be unpacked.
+    /// Checks that the layers can be unpacked, before any fetch.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {
             self.file_keys()?;
@@ -218,7 +219,7 @@ impl Manifest {
     }
 }
 
-/// What the program keeps of a document is bounded beside the document itself.
+/// Bounds the texts that stay in memory after the document is parsed.
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {
@@ -234,7 +235,7 @@ impl Descriptor {
         Self { media_type, digest, size, platform: None, artifact_type: None, annotations: None }
     }
 
-    /// Whether an index calls it an artifact.
+    /// Whether the index marks this entry as an artifact.
     fn is_artifact(&self) -> bool {
         self.artifact_type.as_ref().is_some_and(|kind| !media::may_be_image_config(kind))
     }
@@ -248,8 +249,8 @@ impl Descriptor {
         check_texts(&format!("descriptor `{}`", self.digest), texts)
     }
 
-    /// Explains why this layer could not be fetched: a registry need not have a foreign layer, and links to other sites
-    /// are not followed.
+    /// Adds the cause for a foreign layer: registries need not serve foreign layers, and links to other sites are not
+    /// followed.
     pub(crate) fn not_fetched(&self, error: RuntimeError) -> RuntimeError {
         if error.kind() != RuntimeErrorKind::NotFound
             || !matches!(LayerKind::of(&self.media_type), LayerKind::Foreign(_))
@@ -276,7 +277,7 @@ fn schema1() -> RuntimeError {
         .with_hint("push the image again with a current tool")
 }
 
-/// A list of at most `MAX` items. Further ones are only counted, and take no memory.
+/// A list of at most `MAX` items. Further items are counted and dropped.
 pub(crate) struct Bounded<T, const MAX: usize> {
     kept: Vec<T>,
     count: usize,
@@ -331,14 +332,14 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
-/// Hostile text for a message: bounded, and on one line.
+/// Hostile text for a message: shortened and on one line.
 pub(crate) fn printable(text: &str) -> String {
     printable_start(text, 128)
 }
 
-/// Parses a JSON object. Serde would accept an array for a struct; Go would not.
+/// Parses a JSON object. Serde accepts an array for a struct; Go rejects it.
 ///
-/// Serde skips unread fields at any nesting, so the nesting is checked first.
+/// Serde skips unknown fields at any nesting, so the nesting is checked first.
 pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
@@ -376,7 +377,7 @@ fn nesting(bytes: &[u8]) -> usize {
     deepest
 }
 
-/// Serde quotes an unexpected value or key in full, which can be megabytes, and as it is.
+/// Shortens an error of Serde: it quotes an unexpected value or key in full and unescaped, possibly megabytes.
 fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
@@ -389,7 +390,7 @@ fn shortened(error: serde_json::Error) -> serde_json::Error {
     serde_json::Error::custom(format!("{shown}{more}{place}"))
 }
 
-/// Go reads `null` as the empty value.
+/// As in Go, `null` is the empty value.
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Which index entry runs on which machine, best first, as containerd's `platforms.Only` orders them.
+//! Ranks the platforms of an index for a machine, best first, in the order of containerd's `platforms.Only`.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -10,7 +10,7 @@ const OFFERED_MAX: usize = 20;
 const NAME_SHOWN_MAX: usize = 40;
 
 impl DescriptorPlatform {
-    /// The rank of an offered platform: 0 is exact, `None` cannot run.
+    /// The rank of a platform for `wanted`: 0 is exact, `None` cannot run.
     pub(super) fn rank(&self, wanted: &Platform) -> Option<usize> {
         if !self.has_system_of(wanted) {
             return None;
@@ -19,28 +19,28 @@ impl DescriptorPlatform {
         acceptable(wanted).iter().position(|accepted| *accepted == offer)
     }
 
-    /// Whether it names a machine; a system alone does not.
+    /// Whether the platform has an architecture; an OS alone does not identify a platform.
     pub(super) fn is_named(&self) -> bool {
         !self.architecture.is_empty()
     }
 
-    /// Builders mark what runs nowhere as `unknown`.
+    /// Whether the platform is a real one. Builders write `unknown` for entries that run nowhere.
     pub(super) fn is_of_a_machine(&self) -> bool {
         self.is_named() && self.architecture != "unknown"
     }
 
-    /// Whether it leaves to the configuration what the image is for.
+    /// Whether only the configuration can decide if the image is for `wanted`.
     pub(super) fn may_be_for(&self, wanted: &Platform) -> bool {
         !self.is_named() && self.has_system_of(wanted)
     }
 
-    /// An absent system is the host's.
+    /// An absent OS means the host's.
     pub(super) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
     }
 }
 
-/// The names of what an image is offered for, as many as a message shows.
+/// The platforms of an image, for a message; bounded.
 #[derive(Default)]
 pub(super) struct OfferedPlatforms(Vec<String>);
 
@@ -90,7 +90,7 @@ fn normalised_os(os: &str) -> String {
     }
 }
 
-/// The canonical name of a machine, without its default variant.
+/// The canonical architecture and variant, without a default variant.
 fn normalised(architecture: &str, variant: &str) -> (String, String) {
     let variant = variant.to_ascii_lowercase();
     let architecture = architecture.to_ascii_lowercase();

@@ -1,5 +1,4 @@
-//! Selects the image for a platform below an index: the index decides where it names a platform, else the
-//! configurations do.
+//! Selects the image for a platform from an index: by the platforms in the index, else by those in the configurations.
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
@@ -11,7 +10,7 @@ use super::{
     platform::OfferedPlatforms, unacceptable,
 };
 
-/// Documents that are fetched because no index names their platform: more than an image has platforms.
+/// Limit of the documents fetched because no index names their platform. No image has as many platforms.
 const DOCUMENTS_MAX: usize = 32;
 
 pub(crate) trait DocumentSource: Sync {
@@ -22,7 +21,7 @@ pub(crate) trait DocumentSource: Sync {
         error
     }
 
-    /// Whether it can have a document; an archive need not have all that an index lists.
+    /// Whether the source can have a document. An archive need not contain all entries of an index.
     fn may_have(&self, _entry: &Descriptor) -> bool {
         true
     }
@@ -35,7 +34,7 @@ pub(crate) trait DocumentSource: Sync {
     fn config(&self, manifest: &Manifest) -> impl Future<Output = Result<ImageConfig, RuntimeError>> + Send;
 }
 
-/// Has no document: an index alone decides.
+/// A source without documents: only the index decides.
 #[cfg(any(test, feature = "fuzzing"))]
 impl DocumentSource for () {
     type Document = ();
@@ -51,23 +50,23 @@ impl DocumentSource for () {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
-    /// The document of the index's own entry; equal to `chosen` where that is no index.
+    /// The document of the top index's entry; equal to `chosen` if that entry is no index.
     pub(crate) first: D,
     pub(crate) chosen: D,
     pub(crate) manifest: Manifest,
-    /// An index names the platform, so the configuration has no veto.
+    /// The platform comes from an index, so the configuration's platform is not checked.
     pub(crate) is_named: bool,
 }
 
-/// What an index by itself says about a platform.
+/// The entries of an index that match a platform.
 pub(crate) enum IndexMatch<'a> {
     Named(&'a Descriptor),
-    /// None names it; the configurations of these may.
+    /// No entry names the platform; the configurations of these entries may.
     Unnamed(Vec<&'a Descriptor>),
 }
 
 impl Index {
-    /// The best match wins; among equals the first. An artifact is the image only where the index has nothing else.
+    /// The best match wins, and the first of equal matches. An artifact is chosen only if the index has no image.
     pub(crate) fn choose(&self, platform: &Platform) -> IndexMatch<'_> {
         let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(|offered| offered.rank(platform));
         let named = self.manifests.iter().filter_map(|entry| rank(entry).map(|rank| (entry, rank)));
@@ -86,7 +85,7 @@ impl Index {
         IndexMatch::Unnamed(images)
     }
 
-    /// The entry for a platform where no configuration has to be asked, and whether the index names it.
+    /// The entry for a platform if no configuration is needed, and whether the index names the platform.
     pub(crate) fn chosen_alone(&self, platform: &Platform) -> Option<(&Descriptor, bool)> {
         match self.choose(platform) {
             IndexMatch::Named(entry) => Some((entry, true)),
@@ -95,7 +94,7 @@ impl Index {
         }
     }
 
-    /// Whether containerd finds the chosen image too: of entries without a platform it checks the first alone.
+    /// Whether containerd chooses the same image: of the entries without a platform, containerd checks only the first.
     pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
         let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
         matches!(self.choose(platform), IndexMatch::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
@@ -106,10 +105,10 @@ impl Index {
     }
 }
 
-/// The image for a platform below an index, which is the last one of so many levels.
+/// Selects the image for a platform from an index; `levels` is the depth of nested indexes, this one included.
 ///
-/// Entries without a platform are looked at in order, a bounded number of them. What names no platform in its
-/// configuration either, and an artifact, is taken only where nothing names one.
+/// Entries without a platform are checked in order, up to a limit. An image whose configuration names no platform, or
+/// an artifact, is selected only if no other entry names a platform.
 pub(crate) async fn select<S: DocumentSource>(
     source: &S,
     index: Index,
@@ -175,42 +174,42 @@ pub(crate) async fn select<S: DocumentSource>(
     search.end().map_err(|error| source.about(error))
 }
 
-/// Whether a failure is that of one document: another one may be the image.
+/// Whether the error concerns only one document, so that another document may be the image.
 fn is_of_the_document(error: &RuntimeError) -> bool {
     use RuntimeErrorKind::{Corrupt, NotFound, Unacceptable};
     matches!(error.kind(), NotFound | Corrupt | Unacceptable)
 }
 
-/// Where a document stands.
+/// The position of a document in the search.
 #[derive(Clone)]
 struct Place<D> {
     levels: usize,
     first: Option<D>,
     is_named: bool,
-    /// There is nothing else to choose.
+    /// No other document can be chosen.
     is_only: bool,
 }
 
 struct Search<'a, D> {
     wanted: &'a Platform,
-    /// The next one is the last.
+    /// A stack: the last item is next.
     pending: Vec<(Descriptor, Place<D>)>,
     fetches: usize,
     best: Option<(usize, Selected<D>)>,
-    /// Of no platform.
+    /// An image without a platform.
     plain: Option<Selected<D>>,
     artifact: Option<Selected<D>>,
     offered: OfferedPlatforms,
     /// An index or a configuration names a platform.
     is_offered: bool,
-    /// There are more entries than are looked at.
+    /// The search stops at a limit before all entries are checked.
     is_cut: bool,
-    /// The first document that cannot be used.
+    /// The error of the first unusable document.
     unusable: Option<RuntimeError>,
 }
 
 impl<D: Clone> Search<'_, D> {
-    /// Adds what an index leads to.
+    /// Adds the entries of an index to the search.
     fn open(&mut self, index: &Index, place: Place<D>) {
         self.is_offered |= index.names_platforms();
         index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.offered.add(it));
@@ -230,7 +229,7 @@ impl<D: Clone> Search<'_, D> {
         }
     }
 
-    /// Compares an image with those before it, and returns whether no other can be better.
+    /// Compares an image with the best so far. Returns whether no other image can be better.
     fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform) -> bool {
         if !platform.is_named() {
             self.plain.get_or_insert(image);
@@ -245,7 +244,7 @@ impl<D: Clone> Search<'_, D> {
         rank == 0
     }
 
-    /// A document that is absent says nothing.
+    /// Records the error, except if the document is absent.
     fn unusable(&mut self, error: RuntimeError) {
         if error.kind() != RuntimeErrorKind::NotFound {
             self.unusable.get_or_insert(error);

@@ -1,12 +1,12 @@
 //! Mounts images as directory trees by overlayfs, without a runtime.
 //!
-//! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; for a store on a read-only file
-//! system, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has the
-//! boot and the overlay's device. It is written after the overlay is made and before it is attached: a crash in between
-//! leaves a note without an overlay, not an unrecorded use.
+//! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`. For a store on a read-only file
+//! system, both are below `/run/imagelet/mounts/STORE/`; STORE is the digest of the store's path. A note contains the
+//! boot id and the overlay's device. It is written after the overlay is created and before the overlay is attached: a
+//! crash in between leaves a note without an overlay, never a mount without a note.
 //!
-//! **Invariant:** listing deletes nothing. The next mount or sweep, or an unmount of the place, removes the notes of
-//! ended mounts; what was written into a mount is removed only after its overlay has ended.
+//! **Invariant:** listing deletes nothing. The next mount or sweep, or an unmount of the target, removes the notes of
+//! ended mounts. The data written into a mount is removed only after its overlay has ended.
 
 mod note;
 mod parents;
@@ -42,12 +42,11 @@ pub(crate) use unmount::unmount_image;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedMount {
     pub(crate) target: PathBuf,
-    /// The image's id.
     pub(crate) image: String,
     pub(crate) writable: bool,
     /// Time of the mount, in seconds since 1970.
     pub(crate) mounted_at: u64,
-    /// Whether this mount namespace shows it. Otherwise it is alive elsewhere.
+    /// Whether this mount namespace shows the mount. Otherwise it is alive in another namespace.
     pub(crate) shown: bool,
 }
 
@@ -146,7 +145,7 @@ fn flags(options: MountOptions) -> MountFlags {
     flags
 }
 
-/// A hint for a kernel error that does not explain itself.
+/// A hint for a kernel error whose text does not name the cause.
 fn hint(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::PERM | Errno::ACCESS => Some("mounting needs root".to_owned()),
@@ -185,7 +184,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     for noted in noted {
         let state = judge(store, &noted, &rows);
         if let Some(damage) = noted.damage() {
-            // Commands log errors only, and no other message would name the note.
+            // Commands log only errors, and no other message names the note.
             tracing::error!(
                 path = %noted.path().display(),
                 problem = damage,
@@ -208,7 +207,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     Ok(mounted)
 }
 
-/// Removes the notes of ended mounts, and what was written into them.
+/// Removes the notes of ended mounts, and the data written into the mounts.
 pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
     let _turn = store.mounting();
     let noted = read_notes(store)?;
@@ -239,7 +238,7 @@ fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
     state::judge(noted, store.boot.as_deref(), rows, || is_in_use(noted))
 }
 
-/// Whether the kernel has the overlay anywhere; `None`: it does not say.
+/// Whether the overlay is alive in any namespace; `None`: the kernel does not report it.
 fn is_in_use(noted: &NotedMount) -> Option<bool> {
     let is_in_use = noted.folder.is_in_use();
     let path = noted.path();
@@ -285,7 +284,7 @@ impl ContainerService for MountUses {
         Ok(mounted.into_iter().map(container).collect())
     }
 
-    /// The store's list is complete: a mount that is not in it has ended.
+    /// The store's list is complete, so a mount outside the list has ended.
     async fn is_gone(&self, _container_id: &str) -> Result<bool, RuntimeError> {
         Ok(true)
     }

@@ -1,7 +1,7 @@
 //! Notes of mounts on disk: `mounts/KEY.json` and the overlay's folder `mounts/KEY/`.
 //!
-//! KEY is the hexadecimal part of the image's id and 16 digits unique to the mount. So an unreadable note still
-//! identifies its image and its mount, whose source in the kernel's table ends in the same digits.
+//! KEY is the hexadecimal part of the image's id and 16 digits unique to the mount. So the name of an unreadable note
+//! still identifies its image and its mount: the mount's source in the kernel's table ends in the same digits.
 
 use std::{
     fs, io,
@@ -20,10 +20,10 @@ use crate::{
     store::{digest_named, read_json, remove_tree, replace_file, seal},
 };
 
-/// Length of the mount's own digits at the end of a key.
+/// Length of the mount's serial, at the end of a key.
 const SERIAL_LENGTH: usize = 16;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
-/// The source of our mounts in the kernel's table, before the serial.
+/// The start of a mount's source in the kernel's table; the serial follows.
 const SOURCE: &str = "imagelet";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub(super) struct Note {
     pub(super) image: String,
     pub(super) writable: bool,
     pub(super) mounted_at: u64,
-    /// The boot id, where the kernel reports one.
+    /// The boot id, if the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
     /// The overlay's device, `MAJOR:MINOR`.
@@ -84,8 +84,8 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     Ok(OverlayFolder(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
-/// Makes the folder of a store's mounts. `volatile` is beside the daemon's socket and traversable for other users: each
-/// user reaches its own stores' folders there, and cannot list the others.
+/// Creates the folder of a store's mounts. `volatile` is next to the daemon's socket, and other users may traverse it:
+/// each user reaches the folders of their own stores, and cannot list the others.
 fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
@@ -107,7 +107,7 @@ pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
     failpoint!("unmount.note");
     remove_tree(&folder.0)?;
-    // The last note of a store removes its folder; an error means that others remain.
+    // Removes the store's folder with its last note. Other notes make this fail, and the error is ignored.
     if let Some(store) = folder.0.parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
         let _ = fs::remove_dir(store);
     }
@@ -118,13 +118,13 @@ fn note_of(folder: &OverlayFolder) -> PathBuf {
     folder.0.with_extension("json")
 }
 
-/// Folder of the notes of a read-only store; lost at a reboot, as the mounts are.
+/// The folder for notes of a read-only store. A reboot removes it, and the mounts with it.
 pub(super) fn volatile_folder(root: &Path) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     Path::new(VOLATILE_MOUNTS).join(Digest::of(root.as_os_str().as_bytes()).hex())
 }
 
-/// All notes in a folder, which may be missing. Other names are ignored.
+/// All notes in a folder; the folder may be missing. Files with other names are ignored.
 pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,7 +1,7 @@
-//! The metadata of directories that a layer has without an entry of their own.
+//! The metadata of directories for which a layer has no entry.
 //!
-//! A mount's upper layer starts with directories, each with the metadata of the uppermost layer that has an entry for
-//! it. The layers themselves stay unchanged and shared.
+//! A mount's upper layer contains these directories, each with the metadata of the uppermost layer that has an entry
+//! for it. The layers stay unchanged and shared.
 
 use std::{
     collections::BTreeSet,
@@ -16,13 +16,13 @@ use imagelet_core::image::Digest;
 use crate::layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder};
 use crate::store::Store;
 
-/// The root of an image without layers, as runtimes make it.
+/// Mode of the root of an image without layers; runtimes use the same.
 const ROOT_MODE: u32 = 0o755;
 
-/// Creates the directories in `folder`, which exists, for `layers` from the top down.
+/// Creates the directories in `folder`, whose parent exists; `layers` start with the topmost.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
-    // The root is always the upper layer's own.
+    // The upper layer always contains the root.
     let mut wanted = BTreeSet::from([Vec::new()]);
     for layer in layers {
         let implicit = store.implicit_directories(layer)?;
@@ -46,7 +46,7 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
             made.push((place, source));
         }
     }
-    // Creating a child changes a directory's times, so the innermost come first.
+    // Creating a child changes a directory's times, so children come before their parents.
     for (place, source) in made.iter().rev() {
         copy_folder_metadata(source, &open_folder(place)?)?;
     }

@@ -1,4 +1,5 @@
-//! The state of a noted mount: alive here, alive elsewhere or ended, by the kernel's table of mounts, the boot and a probe.
+//! The state of a noted mount (shown here, alive elsewhere, ended), from the kernel's mount table, the boot id and a
+//! probe.
 
 use std::{
     ffi::OsString,
@@ -13,17 +14,18 @@ use super::note::NotedMount;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountState {
-    /// This mount namespace shows it, at these places.
+    /// This mount namespace shows the mount, at these paths.
     Shown(Vec<PathBuf>),
-    /// It is alive elsewhere, or there is no proof that it ended.
+    /// The mount is alive elsewhere, or nothing proves that it ended.
     Elsewhere,
     Gone,
 }
 
-/// Decides the state; `is_in_use` is called only where it matters, and has `None` where the kernel does not say.
+/// Decides the state. `is_in_use` is called only if the table and the boot id do not decide; `None`: the kernel does
+/// not report it.
 ///
-/// A mount is identified by its overlay's device and its source, which has the note's key: the kernel reuses device
-/// numbers, and a moved, bound or covered mount keeps both.
+/// A mount is identified by its overlay's device and its source, which contains the note's key. The device alone is not
+/// enough: the kernel reuses device numbers. A moved, bound or covered mount keeps device and source.
 pub(super) fn judge(
     noted: &NotedMount,
     boot: Option<&str>,

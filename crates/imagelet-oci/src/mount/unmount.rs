@@ -1,4 +1,4 @@
-//! Unmounts an image at any of its mount points; a mount over it stays.
+//! Unmounts an image at one of its mount points; another mount on top stays.
 
 use std::{
     io,
@@ -24,20 +24,20 @@ use super::{
 };
 use crate::store::{Store, could_not};
 
-/// How many times, and at which interval, an overlay is probed before it counts as alive.
+/// Number and interval of the probes before an overlay is reported as still alive.
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
-/// Unmounts an image and removes what was written; a mount over it stays.
+/// Unmounts an image and removes the data written into it. Another mount on top stays.
 ///
-/// `force` drops the note of a mount that this mount namespace does not show.
+/// `force` also drops the note of a mount that this mount namespace does not show.
 pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
     let failed = could_not::<io::Error>("unmount", target);
     let _turn = store.mounting();
     let noted = read_notes(store)?;
     let rows = read_table()?;
     let place = match target.canonicalize() {
-        // A place that exists only in another mount namespace.
+        // The path exists only in another mount namespace.
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
         place => place.map_err(&failed)?,
     };
@@ -68,8 +68,8 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     Ok(mounted_image(mounted, place, true).unmounted(remains))
 }
 
-/// Whether an overlay stays alive after its unmount. A probe by another process keeps it alive for a moment, and so
-/// does a container that starts and drops its copy of the node's mounts.
+/// Whether an overlay stays alive after its unmount. It stays alive for a moment during a probe by another process, or
+/// while a container that starts still has its copy of the node's mounts.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
         let is_busy = is_in_use(noted) == Some(true);
@@ -80,7 +80,7 @@ fn stays_busy(noted: &NotedMount) -> bool {
     })
 }
 
-/// Removes the note of a mount that has ended or is given up by `force`.
+/// Removes the note of a mount that has ended, or that `force` gives up.
 fn give_up(
     store: &Store,
     noted: &[NotedMount],

@@ -17,20 +17,20 @@ use crate::{
     unpack::{LayerMemory, MemoryReservation},
 };
 
-/// Large enough to make a queue operation cheap, small enough for the L2 cache.
+/// Large enough for cheap queue operations, small enough for the L2 cache.
 const BLOCK_SIZE: usize = 128 * 1024;
-/// With the block being filled and the one being read, a layer has four.
+/// A layer has four blocks: the queued ones, the block being filled and the block being read.
 const BLOCKS_QUEUED: usize = 2;
-/// Guaranteed blocks of each layer: one is filled while the other is read.
+/// Blocks that each layer always gets: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
 enum Block {
     Bytes(Vec<u8>),
-    /// A queue that closes without this mark was cut.
+    /// If the queue closes without this mark, the stream was cut.
     End,
 }
 
-/// Inflated bytes that are allowed at any ratio. All layers of an image share it, against many small bombs.
+/// Inflated bytes that are allowed at any ratio. All layers of an image share them, against many small bombs.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance(AtomicU64);
 
@@ -44,7 +44,7 @@ impl Allowance {
     }
 }
 
-/// How far a layer may still expand. On drop, an unfinished layer returns its part of the image's allowance.
+/// The bytes to which a layer may still expand. On drop, an unfinished layer returns its part of the image's allowance.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     own: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Expansion {
 }
 
 impl Expansion {
-    /// `own` bytes by the layer's size, plus what is left of the image's allowance.
+    /// `own`: bytes by the layer's size; the rest of the image's allowance is added.
     pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
         Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
     }
@@ -84,7 +84,7 @@ pub(crate) struct BlockWriter {
     claim: MemoryReservation,
 }
 
-/// The reader hashes by `hash`; consumed bytes count as written.
+/// The reader hashes with `hash` and adds consumed bytes to `written_bytes`.
 pub(crate) fn queue(memory: &Arc<LayerMemory>, hash: Hash, written_bytes: WrittenBytes) -> (BlockWriter, BlockReader) {
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
@@ -93,7 +93,7 @@ pub(crate) fn queue(memory: &Arc<LayerMemory>, hash: Hash, written_bytes: Writte
 }
 
 impl BlockWriter {
-    /// A returned buffer, or a new one while the layer's limit allows. `None`: the reader was dropped.
+    /// Returns a recycled buffer, or a new buffer if the layer's limit allows. `None`: the reader was dropped.
     fn buffer(&mut self, blocks: &mut usize) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
@@ -142,7 +142,7 @@ impl BlockWriter {
 /// Hashes each block as it arrives and lends it without a copy.
 pub(crate) struct BlockReader {
     blocks: Receiver<Block>,
-    /// The way back of the buffers.
+    /// Returns buffers to the writer.
     home: Sender<Vec<u8>>,
     hash: Hash,
     written_bytes: WrittenBytes,
@@ -167,7 +167,7 @@ impl BlockReader {
         self.position = 0;
         if !done.is_empty() {
             self.written_bytes.add(done.len() as u64);
-            // If the inflater has finished, the buffer is freed.
+            // Fails if the inflater has finished; then the buffer is freed.
             let _ = self.home.send(done);
         }
         match self.blocks.recv() {

@@ -1,4 +1,4 @@
-//! The first stage: bytes from the disk and a registry, hashed and passed to the inflater in order.
+//! The first stage: reads bytes from the disk and a registry, hashes them, and passes them to the inflater in order.
 
 use std::{
     io::{self, Read as _},
@@ -30,29 +30,31 @@ use crate::{
 };
 
 const PROGRESS_STEP: u64 = 1 << 20;
-/// The size of one read from the disk, and the number of reads that wait.
+/// The size of one read from the disk, and the number of queued reads.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
 /// A frame is at most as large as the transport's read buffer.
 const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
-/// The first bytes of a layer that is not copied to the disk. A layer that is slow by then is copied after all.
+/// Limit of the first bytes of a layer that are buffered but not copied to the disk. If the layer is slow by then, the
+/// copy starts.
 const EARLY_MAX: usize = 256 << 10;
-/// The most that is read of a blob whose inflater has stopped, and the longest time for it: the layer still has its place.
+/// Limits of the bytes and the time to read the rest of a blob whose inflater has stopped: the layer still has its
+/// place.
 const REST_BYTES_MAX: u64 = 64 << 20;
 const REST_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
     Whole,
-    /// The inflater stopped, and knows the cause.
+    /// The inflater stopped, and reports the cause.
     Unread,
-    /// Another layer has the place or the memory now.
+    /// Another layer now has the place or the memory.
     GaveWay,
 }
 
-/// One attempt to bring a layer.
+/// One attempt to fetch and unpack a layer.
 pub(super) struct LayerAttempt<'a> {
     pub(super) job: &'a LayerJob,
     pub(super) source: &'a BlobSource,
@@ -128,7 +130,7 @@ impl LayerAttempt<'_> {
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread })
     }
 
-    /// Passes bytes on. While that waits, the layer gives way like any other. `None`: it did.
+    /// Passes bytes to the inflater. During the wait, the layer gives way like any other. `None`: it gave way.
     async fn passed(
         &self,
         intake: &mut Intake,
@@ -150,7 +152,7 @@ impl LayerAttempt<'_> {
                         let holder = self.memory.budget.holder();
                         self.report_wait(Some(PullWait { thing: SharedThing::Memory, holder }));
                     }
-                    // Layers that wait for memory must not have the host's slots that one with memory needs.
+                    // Layers that wait for memory must not occupy the host's slots: a layer with memory needs them.
                     if let Some(stream) = &mut stream {
                         stream.pause();
                     }
@@ -170,7 +172,7 @@ impl LayerAttempt<'_> {
         (self.progress)(PullEvent::Waits { layer: self.job.descriptor.digest.clone(), wait });
     }
 
-    /// Whether the layer gives up its memory or its place, because others wait for it.
+    /// Whether the layer gives up its memory or its place, because other layers wait for it.
     pub(super) fn gives_way(&self, now: Instant) -> bool {
         let Self { job, memory, place, .. } = self;
         let thing = if memory.gives_way(job.terms.hold, &place.pace.network, now) {
@@ -189,7 +191,7 @@ impl LayerAttempt<'_> {
         true
     }
 
-    /// The bytes so far stay on the disk, so that the layer resumes by range.
+    /// Copies the bytes received so far to the disk, so that the layer resumes by `Range`.
     async fn gave_way(&mut self, mut intake: Intake) -> Fetched {
         if let Err(error) = self.start_copy(&mut intake).await {
             tracing::warn!(blob = %self.job.descriptor.digest, error = error.chain(), "could not keep the first bytes of a slow layer");
@@ -197,7 +199,8 @@ impl LayerAttempt<'_> {
         Fetched::GaveWay
     }
 
-    /// Starts the copy of a small layer that is slow, or has memory to give up; another one is as quickly fetched again.
+    /// Starts the copy of a small layer that is slow or uses shared memory. Any other small layer is fetched again as
+    /// quickly.
     async fn copy_late(&mut self, intake: &mut Intake) -> Result<(), RuntimeError> {
         let rate = self.place.pace.network.rate(Instant::now());
         if self.memory.holds_shared() || rate < self.job.terms.hold.rate_min {
@@ -218,8 +221,8 @@ impl LayerAttempt<'_> {
         Ok(())
     }
 
-    /// The inflater stopped before the end: verifies the digest of the whole blob where that takes not too long. A wrong
-    /// digest blames the sender of the bytes, not the builder of the image.
+    /// The inflater stopped before the end: verifies the digest of the whole blob, within [`REST_BYTES_MAX`] and
+    /// [`REST_MAX`]. A wrong digest blames the sender of the bytes, not the builder of the image.
     async fn unread(&self, mut stream: RangedStream, intake: Intake) -> Result<Fetched, RuntimeError> {
         let Intake { mut hash, received, .. } = intake;
         if self.job.descriptor.size.saturating_sub(received) > REST_BYTES_MAX || self.memory.was_refused() {
@@ -250,8 +253,8 @@ impl LayerJob {
     }
 }
 
-/// Starts a thread that writes the copy of a layer's compressed bytes. It ends when the sender is dropped, after all that
-/// was sent is written, or when a write fails.
+/// Starts a thread that writes the copy of a layer's compressed bytes. It ends after a failed write, or once the sender
+/// is dropped and all sent bytes are written.
 pub(super) fn copy_to(
     mut writer: BlobWriter,
     written_bytes: WrittenBytes,
@@ -269,18 +272,18 @@ pub(super) fn copy_to(
     (sender, thread)
 }
 
-/// Where the bytes of an attempt go, and what is known of them.
+/// The queues for the bytes of an attempt, and their counts and hash.
 pub(super) struct Intake {
     frames: mpsc::Sender<Frame>,
     reader_wait: ReaderWait,
-    /// To the copy of the bytes that are not on the disk.
+    /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
     hash: Hash,
     received: u64,
     from_disk: u64,
     reported: u64,
     reported_at: Instant,
-    /// The first bytes, as long as there is no copy of them.
+    /// The first bytes, until their copy starts.
     early: Option<BytesMut>,
 }
 
@@ -295,7 +298,7 @@ impl Intake {
         Self { frames, reader_wait, copy, hash, received: 0, from_disk: 0, reported: 0, reported_at, early: None }
     }
 
-    /// Passes bytes to the inflater and, where `copies`, to the copy. `false`: one of them stopped.
+    /// Passes bytes to the inflater and, if `copies`, to the copy. `false`: the inflater or the copy stopped.
     async fn pass(&mut self, job: &LayerJob, bytes: Bytes, copies: bool, progress: &Progress) -> bool {
         if let Some(copy) = self.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
@@ -305,7 +308,7 @@ impl Intake {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
         let fetched = self.received - self.from_disk;
-        // The first bytes show that the layer is under way, and those of a slow layer how slow it is.
+        // The first report shows that the layer has started; the periodic reports show the rate of a slow layer.
         let is_due = fetched - self.reported >= PROGRESS_STEP || self.reported_at.elapsed() >= CHECK_PERIOD;
         if fetched > self.reported && (is_due || self.reported == 0) {
             self.report(job, progress);
@@ -324,7 +327,7 @@ impl Intake {
     }
 }
 
-/// Reads a file on a thread of its own; fewer bytes than recorded are an error.
+/// Reads a file on a separate thread. Fewer bytes than recorded are an error.
 fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(PIECES_QUEUED);
     tokio::task::spawn_blocking(move || {

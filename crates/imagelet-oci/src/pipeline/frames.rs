@@ -11,7 +11,7 @@ use crate::{admission::WrittenBytes, registry::ReaderWait};
 #[derive(Debug)]
 pub(crate) enum Frame {
     Bytes(Bytes),
-    /// The blob is complete and verified; a queue that closes without this mark was cut.
+    /// The blob is complete and verified. If the queue closes without this mark, the stream was cut.
     End,
 }
 
@@ -29,7 +29,7 @@ impl FrameReader {
         Self { frames, reader_wait, read_bytes, current: Bytes::new(), ended: false, cut: false }
     }
 
-    /// The next bytes without consuming them, at least `length` unless fewer are left.
+    /// Returns at least `length` of the next bytes, or all if fewer are left, without consuming them.
     pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
         while self.current.len() < length && !self.ended {

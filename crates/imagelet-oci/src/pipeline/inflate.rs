@@ -1,4 +1,4 @@
-//! Inflates compressed frames into plain blocks, on a thread of its own.
+//! Inflates compressed frames into plain blocks, on a separate thread.
 
 use std::{
     io,
@@ -24,8 +24,8 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the source. `false`: another stage stopped, and knows the cause. The first bytes decide the compression, as in every runtime; the bytes
-/// of a file that is no archive are passed on as they are.
+/// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. The first
+/// bytes decide the compression, as in every runtime. If `is_archive` is false, the bytes are passed on unchanged.
 pub(crate) fn inflate(
     mut source: FrameReader,
     is_archive: bool,

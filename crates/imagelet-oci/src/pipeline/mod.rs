@@ -1,9 +1,9 @@
 //! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
 //!
-//! Three stages run side by side. The caller's task fetches and hashes compressed bytes. A blocking thread inflates
-//! them into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so
-//! memory does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads
-//! treat that as a failure, stop, and remove the staging folder.
+//! Three stages run in parallel. The caller's task fetches and hashes compressed bytes. A blocking thread inflates them
+//! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
+//! does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads treat
+//! that as a failure, stop, and remove the staging folder.
 
 pub(crate) mod buffer_pool;
 mod fetch;
@@ -56,7 +56,7 @@ use crate::{
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// The compressed bytes of a layer of this size or more are written to the disk for a resumption.
+/// Layers of at least this size copy their compressed bytes to the disk, for a resumption.
 const COPIED_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
@@ -64,7 +64,7 @@ const FRAMES_QUEUED: usize = 8;
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
-/// The most that one layer may inflate to, whatever its size: as much as its files may take.
+/// The most that one layer of any size may inflate to: the limit of its files.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub struct LayerLimits {
     pub entries_max: u64,
     /// Bytes that stay free on the store's file system.
     pub free_bytes_floor: u64,
-    /// Inodes that stay free on it.
+    /// Inodes that stay free on the store's file system.
     pub free_inodes_floor: u64,
     /// Layers of one image that are fetched and unpacked concurrently.
     pub layers_in_flight: usize,
@@ -89,7 +89,7 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// The path of the one file that it is, not an archive; of an artifact.
+    /// The path of an artifact's file; `None`: the layer is an archive.
     pub(crate) file: Option<String>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
@@ -97,7 +97,7 @@ pub(crate) struct LayerJob {
     pub(crate) terms: UnpackTerms,
 }
 
-/// Where the unpacked layer goes.
+/// The destination of the unpacked layer.
 #[derive(Clone)]
 pub(crate) struct LayerStaging {
     pub(crate) store: Arc<Store>,
@@ -106,20 +106,20 @@ pub(crate) struct LayerStaging {
     pub(crate) written_bytes: WrittenBytes,
 }
 
-/// What becomes of the compressed bytes on the disk.
+/// The use of the compressed bytes on the disk.
 #[derive(Clone)]
 pub(crate) struct CompressedCopy {
-    /// They are kept, also a part of them after a failure.
+    /// The bytes are kept, and a part of them even after a failure.
     pub(crate) is_kept: bool,
-    /// Whether the layer stays for the next pull where this one ends unfinished.
+    /// Whether the partial layer stays for the next pull if this pull ends unfinished.
     pub(crate) resumption: Resumption,
     pub(crate) key: PartialKey,
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
-    /// Use a kept blob; otherwise fetch it from the registry.
+    /// Reads a kept blob; otherwise the blob is fetched from the registry.
     pub(crate) trusts_kept: bool,
 }
 
-/// What an unpack may use.
+/// The limits and shared resources of an unpack.
 #[derive(Clone)]
 pub(crate) struct UnpackTerms {
     pub(crate) limits: LayerLimits,
@@ -132,9 +132,9 @@ pub(crate) struct UnpackTerms {
 /// How an attempt uses the compressed bytes on the disk.
 #[derive(Clone, Copy)]
 struct DiskUse {
-    /// Reads those that are there.
+    /// Reads the bytes that are on the disk.
     reads: bool,
-    /// Writes the others for a resumption.
+    /// Writes the other bytes to the disk, for a resumption.
     copies: bool,
 }
 
@@ -155,7 +155,7 @@ impl LayerJob {
                 Ok(None) => {
                     drop(memory);
                     place.pace.set_left(self.descriptor.size);
-                    // What it has copied is its own.
+                    // The bytes on the disk are now this layer's copy.
                     disk.reads = true;
                     place.again(&self.descriptor, progress).await?;
                     memory = self.memory(place);
@@ -171,7 +171,7 @@ impl LayerJob {
             };
             place.pace.set_left(self.descriptor.size);
             if memory.was_refused() {
-                // Released before the wait: a waiting layer holds no memory.
+                // Released before the wait, so that a waiting layer uses no memory.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
                 memory = self.whole_memory(place, progress).await?;
@@ -181,7 +181,8 @@ impl LayerJob {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
                     let is_archive = self.session.archive().is_some();
                     self.on_thread(move |job| {
-                        // An unread blob is not known to be wrong.
+                        // A blob of the archive was not read from the store, so the failure is no proof against a kept
+                        // blob.
                         if job.blob.trusts_kept && !is_archive {
                             job.staging.store.discard_blob(&job.descriptor.digest);
                         }
@@ -193,7 +194,7 @@ impl LayerJob {
                     }
                     disk.reads = false;
                 }
-                // What is there for a resumption alone must not fail a pull.
+                // A copy that is only for a resumption must not fail a pull.
                 RuntimeErrorKind::DiskFull => {
                     let freed = self.on_thread(|job| {
                         let store = &job.staging.store;
@@ -214,7 +215,8 @@ impl LayerJob {
         self.terms.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
     }
 
-    /// Waits for all the memory that a layer can have; keeps its place only while no other layer has to wait for it.
+    /// Waits for all the memory that a layer may have. Keeps its place only until another layer has to wait for the
+    /// place.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let (mut checks, UnpackTerms { budget, hold, .. }) = (Checks::new(), &self.terms);
         loop {
@@ -244,13 +246,13 @@ impl LayerJob {
                 }
                 None if disk.reads => {
                     let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
-                    // The bytes of a running pull may turn out to be wrong.
+                    // The bytes of a running pull may prove wrong.
                     let partial = || store.open_partial(&job.blob.key, *size);
                     whole.or_else(|| if store.is_written(&job.blob.key) { None } else { partial() })
                 }
                 None => None,
             };
-            // A partial one is continued; a whole one that this pull must not read stays as it is.
+            // A partial blob is continued. A whole blob that this pull must not read stays unchanged.
             let known = kept.as_ref().filter(|kept| kept.is_in_copy).map(|kept| kept.length);
             let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
             let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
@@ -259,14 +261,14 @@ impl LayerJob {
         .await?
     }
 
-    /// Begins or continues the copy of the compressed bytes.
+    /// Starts or continues the copy of the compressed bytes.
     fn copy(&self, known: u64) -> Result<Option<BlobWriter>, RuntimeError> {
         let CompressedCopy { is_kept, resumption, key, unreserved_space, .. } = &self.blob;
         let purpose = if *is_kept { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(unreserved_space)) };
         self.staging.store.write_blob(key, known, (purpose, resumption))
     }
 
-    /// Whether the compressed bytes are written to the disk: a small layer is fetched again as quickly.
+    /// Whether the compressed bytes are copied to the disk. A small layer is fetched again as quickly.
     fn copies(&self) -> bool {
         self.blob.is_kept || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
     }
@@ -283,7 +285,7 @@ impl LayerJob {
         Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
-    /// The digest of the inflated bytes. A file's is that of its blob; its key cannot be compared with any content.
+    /// The digest of the inflated bytes. For a file, it is the blob's digest: the file's key is no digest of content.
     fn content_digest(&self) -> &Digest {
         if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id }
     }
@@ -291,13 +293,13 @@ impl LayerJob {
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
         let error = error.about(format!("could not unpack layer `{}`", self.descriptor.digest));
-        // The manifest check rejects unsupported layer types, so this layer breaks a limit.
+        // The manifest check rejects unsupported layer types, so here the layer exceeds a limit.
         if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }
 }
 
 impl LayerAttempt<'_> {
-    /// `None`: others have the place or the memory now; the bytes so far are on the disk.
+    /// `None`: other layers now have the place or the memory; the bytes received so far are on the disk.
     async fn run(
         mut self,
         on_disk: Option<KeptBytes>,
@@ -329,7 +331,7 @@ impl LayerAttempt<'_> {
         let (confinement, is_archive) = (job.terms.confinement.clone(), job.file.is_none());
         let inflater = tokio::task::spawn_blocking(move || {
             let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
-            // The reader's files are dropped here, outside the sandbox that cannot remove files.
+            // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
             inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
         });
         let unpacker = {
@@ -362,7 +364,7 @@ impl LayerAttempt<'_> {
         if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
             copied.keep_any_length();
         }
-        // The stage nearest the source knows the cause; later stages only see a closed queue.
+        // The stage nearest the source reports the cause; later stages only see a closed queue.
         let fetched = fetched?;
         if gave_way {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The pace of one layer: what its network brought since it got its place and its memory, and what is left.
+//! The pace of one layer: the bytes received since it got its place and its memory, and the bytes left.
 
 use std::{
     pin::pin,
@@ -23,12 +23,12 @@ pub(crate) struct LayerPace {
     /// The time in which the layer waits for its registry.
     pub(crate) network: HoldMeter,
     left: AtomicU64,
-    /// When all compressed bytes were here.
+    /// When all compressed bytes were received.
     whole_since: Mutex<Option<Instant>>,
 }
 
 impl LayerPace {
-    /// Of a layer that gets its place now.
+    /// For a layer that gets its place now.
     pub(crate) fn new(size: u64, now: Instant) -> Self {
         Self {
             wall: Arc::new(HoldMeter::new(now)),
@@ -49,7 +49,7 @@ impl LayerPace {
         self.network.add(bytes);
     }
 
-    /// Compressed bytes that are not here.
+    /// Compressed bytes that are not received.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
@@ -60,14 +60,14 @@ impl LayerPace {
         *whole_since = if left == 0 { whole_since.or(Some(Instant::now())) } else { None };
     }
 
-    /// How long all compressed bytes have been here.
+    /// The time since all compressed bytes were received.
     pub(crate) fn whole_for(&self, now: Instant) -> Option<Duration> {
         let whole_since = *self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
         whole_since.map(|since| now.saturating_duration_since(since))
     }
 }
 
-/// Waits, and reports a wait that lasts; `holder` is the image that holds most of the thing then.
+/// Waits, and reports a long wait. `holder` is the image that has most of the shared thing at that moment.
 pub(crate) async fn reported<T>(
     (thing, layer, progress): (SharedThing, &Digest, &Progress),
     holder: impl Fn() -> Option<String>,
@@ -81,7 +81,7 @@ pub(crate) async fn reported<T>(
     wait.await
 }
 
-/// A wait that is reported; its end is, too, where it is dropped.
+/// A reported wait. Its end is reported too, even if the wait is dropped.
 pub(crate) struct WaitReport {
     layer: Digest,
     progress: Progress,
@@ -100,7 +100,7 @@ impl Drop for WaitReport {
     }
 }
 
-/// The moments at which a layer checks whether others wait for what it holds.
+/// The times at which a layer checks whether other layers wait for its place or memory.
 #[derive(Debug)]
 pub(crate) struct Checks(Interval);
 
@@ -111,7 +111,7 @@ impl Checks {
         Self(checks)
     }
 
-    /// Runs a future until its end; `None`: a check found a reason to end it.
+    /// Runs a future to its end. `None`: a check ended the run early.
     pub(crate) async fn run<T>(
         &mut self,
         future: impl Future<Output = T>,
@@ -121,7 +121,7 @@ impl Checks {
         loop {
             tokio::select! {
                 biased;
-                // First: a future that is always ready must not keep others waiting.
+                // The tick is polled first: a future that is always ready must not delay the check.
                 now = self.0.tick() => if ends(now) {
                     return None;
                 },

@@ -1,12 +1,13 @@
-//! Places for layers: how many are fetched at once, and which waiting layer gets a free place.
+//! Places for layers: how many layers are fetched at once, and which waiting layer gets a free place.
 //!
-//! Each pull has its own bound, but a hundred pulls may run, and each layer holds connections, inflate windows and
+//! Each pull has its own bound, but a hundred pulls may run, and each layer uses connections, inflate windows and
 //! files. Half of the places are for the first layer of a pull, so that every pull can start. No registry and no tenant
 //! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
 //! with the fewest places.
 //!
-//! A layer whose registry is slow gives its place to a waiting layer, and so does the slowest one, whatever its rate,
-//! once a layer has waited for ten seconds. It resumes by `Range` when a place is free again.
+//! A layer with a slow registry gives its place to a waiting layer. Once a layer has waited for ten seconds, the
+//! slowest layer gives its place too, at any rate. A layer that gave its place resumes by `Range` when a place is free
+//! again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,10 +28,10 @@ use tokio::{
 use super::pace::{LayerPace, reported};
 use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant};
 
-/// Places for the first layers of pulls, and as many for other layers. Fewer already saturate any link.
+/// Places for the first layers of pulls, and the same number for other layers. Fewer places already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
-/// A layer that gave its place away fails after this wait.
+/// A layer that gave its place fails after this wait.
 const AGAIN_MAX: Duration = Duration::from_mins(5);
 
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ struct HeldPlace {
     claim: SlotRequest,
     pace: Arc<LayerPace>,
     half: Half,
-    /// When the layer last checked whether others wait.
+    /// When the layer last checked whether other layers wait.
     checked: Instant,
 }
 
@@ -70,7 +71,7 @@ struct Line {
     held: HashMap<u64, HeldPlace>,
     /// In the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
-    /// Of all bounds.
+    /// Scales all bounds by the limit of open files.
     share: DescriptorShare,
 }
 
@@ -122,7 +123,7 @@ impl Line {
         self.held.values().filter(|held| counts(held)).count()
     }
 
-    /// The waiting layer that would get the place of this one.
+    /// The waiting layer that would get the place of this layer.
     fn successor(&mut self, ticket: u64) -> Option<u64> {
         let own = self.held.remove(&ticket)?;
         let next = self.next_claim();
@@ -130,7 +131,7 @@ impl Line {
         next.map(|(ticket, _)| ticket)
     }
 
-    /// Whether this layer is the one that gives its place to a waiting layer now.
+    /// Whether this layer gives its place to a waiting layer now.
     fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
         if let Some(own) = self.held.get_mut(&ticket) {
             own.checked = now;
@@ -140,7 +141,7 @@ impl Line {
         }
         let Some(successor) = self.successor(ticket) else { return false };
         let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
-        // Slow layers take turns with one another, and not too short ones: each turn connects anew.
+        // Slow layers take turns with one another. The turns are long, because each turn connects again.
         let turn = if waits.gave_way { 6 * GRACE } else { GRACE };
         if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
             return true;
@@ -160,7 +161,7 @@ impl Line {
         !slower.into_iter().any(|other| self.successor(other).is_some())
     }
 
-    /// Moves a layer behind all that never had a place.
+    /// Moves a layer behind all layers that never had a place.
     fn give_way(&mut self, ticket: u64, now: Instant) {
         if let Some(HeldPlace { claim, pace, .. }) = self.held.remove(&ticket) {
             self.waiting.insert(ticket, Waiting { claim, pace, since: now, gave_way: true });
@@ -186,7 +187,7 @@ impl PullSlots {
         let now = Instant::now();
         let pace = Arc::new(LayerPace::new(layer.size, now));
         let ticket = self.change(|line| line.arrive(claim, Arc::clone(&pace), now));
-        // Made before the wait, so that cancellation removes it from the queue.
+        // Created before the wait, so that a cancellation removes the layer from the queue.
         let place = Place { places: Arc::clone(self), ticket, pace };
         place.turn(layer, progress).await;
         place
@@ -204,7 +205,7 @@ impl PullSlots {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the queue, and grants the places that are then free.
+    /// Changes the queue, then grants the free places.
     fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
         let now = Instant::now();
         let mut line = self.lock();
@@ -219,7 +220,7 @@ impl PullSlots {
 }
 
 impl Place {
-    /// Gives the place to a layer that waits for it, if it is this layer's turn to do so. Its layer ends, and starts
+    /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer starts
     /// again from the bytes on the disk after [`Place::again`].
     pub(crate) fn gives_way(&self, policy: HoldPolicy, now: Instant) -> bool {
         let is_due = self.places.lock().gives_way(self.ticket, policy, now);
@@ -229,7 +230,7 @@ impl Place {
         is_due
     }
 
-    /// Gives the place away for another reason: its layer starts again later.
+    /// Gives the place away for another reason; the layer starts again later.
     pub(crate) fn leave(&self, now: Instant) {
         self.places.change(|line| line.give_way(self.ticket, now));
     }
@@ -246,7 +247,7 @@ impl Place {
     async fn turn(&self, layer: &Descriptor, progress: &Progress) {
         let turn = async {
             loop {
-                // Made before the check: it sees every later notification.
+                // Created before the check, so that it receives every later notification.
                 let granted = self.places.granted.notified();
                 if self.places.lock().held.contains_key(&self.ticket) {
                     return;

@@ -1,4 +1,4 @@
-//! The last stage: plain blocks become files in a staging folder, and their hash the diff-id.
+//! The last stage: writes plain blocks as files into a staging folder, and computes the diff-id from their hash.
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ use crate::{
     },
 };
 
-/// Mode of a layer's root without an entry, independent of the umask.
+/// Mode of a layer's root if the archive has no entry for it; independent of the umask.
 const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
-    /// Runs on a blocking thread; the archive is read on a confined thread. An error removes the staging folder.
+    /// Runs on a blocking thread; a confined thread reads the archive. An error removes the staging folder.
     pub(super) fn unpack(
         &self,
         staging: Staging,
@@ -112,7 +112,7 @@ impl LayerJob {
         }
         let mut implicit = report.implicit_directories;
         if self.staging.end == LayerEnd::Sink {
-            // containerd makes the root itself and ignores its entry.
+            // containerd creates the root itself and ignores the entry of the root.
             implicit.push(Vec::new());
         }
         if !implicit.is_empty() {
@@ -133,7 +133,7 @@ impl LayerJob {
         };
         let (store, view) = (&self.staging.store, &self.staging.view);
         let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
-        // A kept blob resumes by itself, and a spare would lack it.
+        // A kept blob already resumes the pull, and a spare layer would lack the blob.
         if self.blob.is_kept {
             return Ok(layer);
         }

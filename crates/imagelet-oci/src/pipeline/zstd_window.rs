@@ -1,9 +1,10 @@
 //! Zstandard frames in sequence, with windows from the memory that all layers share.
 //!
-//! A frame may require a window of up to 128 MiB, and many layers are unpacked side by side. A window is claimed as the
-//! frame fills it: untouched pages take no memory. So a head that asks for a large window holds nothing, and a small
-//! layer may require any window. Once a window up to 8 MiB needs shared memory, it is claimed as a whole, so that its
-//! layer need not start again: every decoder must support it (RFC 8878), and only `--ultra` and `--long` exceed it.
+//! A frame may require a window of up to 128 MiB, and many layers are unpacked in parallel. The memory of a window is
+//! claimed as the frame fills it: untouched pages take no memory. So a frame header that only declares a large window
+//! costs nothing, and a small layer may require any window. Once a window of up to 8 MiB needs shared memory, the whole
+//! window is claimed, so that its layer need not start again: every decoder must support 8 MiB (RFC 8878), and only
+//! `--ultra` and `--long` exceed it.
 
 use imagelet_core::image::ByteSize;
 use std::{
@@ -19,9 +20,9 @@ use zstd::{
 use super::frames::FrameReader;
 use crate::unpack::{LayerMemory, MemoryError, MemoryReservation};
 
-/// As a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
+/// A power of two: 128 MiB, the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
-/// Windows up to this size are claimed as a whole where a layer's own memory does not hold what they are filled.
+/// Windows up to this size are claimed as a whole once the filled part exceeds the layer's own memory.
 const WINDOW_SMALL_MAX: u64 = 8 << 20;
 /// Memory of a decoder besides its window: tables, an input and an output block.
 const DECODER_COST: u64 = 512 << 10;
@@ -30,18 +31,18 @@ const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
 /// The content of the frames, without skippable ones. Any other bytes between or after frames are an error.
 pub(crate) struct ZstdReader<'a> {
     source: &'a mut FrameReader,
-    // Before `claim`: the memory is freed before its claim.
+    // Declared before `claim`: the decoder's memory is freed before its claim is released.
     decoder: Decoder<'static>,
     claim: MemoryReservation,
-    /// The window of the frame, and how far it is filled.
+    /// The window of the frame, and the filled part of it.
     window: u64,
     filled: u64,
     cancelled: &'a AtomicBool,
     between_frames: bool,
-    /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, and the
-    /// pattern of arrival must not decide whether a layer is accepted.
+    /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, but whether a
+    /// layer is accepted must not depend on how its bytes arrive.
     owed: Option<u64>,
-    /// The last output buffer was full: the window may hold more without further input.
+    /// The last output buffer was full: the window may contain more output without further input.
     has_more: bool,
 }
 
@@ -67,7 +68,7 @@ impl<'a> ZstdReader<'a> {
         })
     }
 
-    /// Checks the head of the next frame before the decoder. `false`: no further frame.
+    /// Checks the next frame's header before the decoder reads it. `false`: no further frame.
     fn begin_frame(&mut self) -> io::Result<bool> {
         let head = self.source.peek(HEAD_LENGTH_MAX)?;
         if head.is_empty() {
@@ -84,7 +85,7 @@ impl<'a> ZstdReader<'a> {
                 ),
             ));
         }
-        // A window need not exceed the content.
+        // A window larger than the content is not needed.
         (self.window, self.filled) = (owed.map_or(window, |owed| window.min(owed)), 0);
         self.decoder.reinit()?;
         self.owed = owed;
@@ -148,7 +149,7 @@ fn is_skippable(head: &[u8]) -> bool {
     matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
 
-/// The window that a frame's head requires; 0 where the decoder will report an error.
+/// The window that a frame's header requires; 0 if the decoder will report an error.
 fn window(head: &[u8]) -> u64 {
     let (Some(&descriptor), false) = (head.get(4), is_skippable(head)) else { return 0 };
     if descriptor & 0x20 == 0 {

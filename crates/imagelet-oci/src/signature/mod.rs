@@ -1,7 +1,7 @@
-//! Signatures of images: the policy file that says which images need one, and the check of those that a registry has.
+//! Signatures of images: the policy file that requires them, and the check of the signatures that a registry has.
 //!
-//! Nothing here asks a network: `registry/signatures` fetches what is attached to an image. A type of requirement that is
-//! known and not supported refuses; it never accepts.
+//! This module uses no network: `registry/signatures` fetches the signatures of an image. A requirement of a known but
+//! unsupported type rejects the image; it never accepts one.
 
 pub(crate) mod payload;
 mod policy;
@@ -15,16 +15,16 @@ use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 pub(crate) use self::policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport};
 use crate::manifest::printable;
 
-/// A signature attached to an image: the signed text, and its signature.
+/// A signature attached to an image: the signed text and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSignature {
-    /// The digest that it is attached to.
+    /// The digest to which the signature is attached.
     pub(crate) subject: Digest,
     pub(crate) payload: Vec<u8>,
     pub(crate) signature: Vec<u8>,
 }
 
-/// Checks that one of the signatures, by one of the keys, is of this image and has an accepted name.
+/// Checks that at least one signature is by one of the keys, is of this image, and has an accepted name.
 pub(crate) fn check(
     reference: &Reference,
     keys: &PublicKeys,
@@ -51,7 +51,7 @@ fn check_one(
     identity: Identity,
     signature: &AttachedSignature,
 ) -> Result<(), String> {
-    // The payload is read after its signature was verified.
+    // The payload is parsed only after its signature was verified.
     if !keys.verify(&signature.payload, &signature.signature) {
         return Err("a signature is not by an accepted key".into());
     }
@@ -84,12 +84,13 @@ impl PublicKeys {
     }
 }
 
-/// How the signed name and the requested one have to agree.
+/// The rule by which the signed name must match the requested name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// Both have a tag or a digest and are equal.
     Exact,
-    /// A request by tag as `matchExact`; a request by digest needs the repository alone, since the digest is signed.
+    /// A request by tag is checked as `matchExact`. A request by digest needs only the repository, because the digest
+    /// is signed.
     #[default]
     RepositoryOfDigestOrExact,
     SameRepository,

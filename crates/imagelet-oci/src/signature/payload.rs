@@ -1,4 +1,4 @@
-//! The signed text of cosign, of the format "simple signing".
+//! The text that cosign signs, in the format "simple signing".
 
 use imagelet_core::image::Digest;
 use serde::{Deserialize, de::IgnoredAny};
@@ -44,7 +44,7 @@ pub(crate) struct SignedStatement {
     pub(crate) identity: String,
 }
 
-/// Fields that are unknown where the format lists them all may restrict the claim, and so refuse it.
+/// Rejects unknown fields in the parts that the format lists completely: such a field may restrict the claim.
 pub(crate) fn parse(bytes: &[u8]) -> Result<SignedStatement, String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;

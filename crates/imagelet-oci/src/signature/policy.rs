@@ -1,4 +1,4 @@
-//! The policy file, of the format containers-policy.json(5): which requirements the image of a name has to meet.
+//! The policy file in the format containers-policy.json(5): the requirements that an image must meet, by its name.
 
 use std::{
     collections::BTreeMap,
@@ -26,11 +26,11 @@ const KEYS_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct SignaturePolicy {
     default: Vec<Requirement>,
-    /// By scope; the empty one is the transport's own default.
+    /// By scope; the empty scope is the transport's default.
     transports: BTreeMap<Transport, BTreeMap<String, Vec<Requirement>>>,
 }
 
-/// Where an image comes from, as the policy groups its scopes.
+/// The origin of an image, as the policy groups its scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Transport {
     /// A registry.
@@ -51,7 +51,7 @@ pub(crate) enum Requirement {
         keys: Vec<KeySource>,
         identity: Identity,
     },
-    /// Refuses with this reason.
+    /// Rejects the image, with this reason.
     Unsupported(String),
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum KeySource {
     Text(Vec<u8>),
 }
 
-/// The requirements of an image, and where the policy has them.
+/// The requirements of an image, and their place in the policy.
 #[derive(Debug)]
 pub(crate) struct Rule<'a> {
     pub(crate) place: String,
@@ -99,18 +99,18 @@ impl SignaturePolicy {
         Ok(Self { default: requirements("default", raw.default)?, transports })
     }
 
-    /// The most specific scope counts: the name, its repository, the folders above it, its host, `*.` and a parent domain,
-    /// all of the transport, and at last the default.
+    /// The most specific scope applies: the name, its repository, the folders above it, its host, `*.` with a parent
+    /// domain, the transport's default, and last the global default.
     pub(crate) fn rule(&self, reference: &Reference) -> Rule<'_> {
         self.first(Transport::Docker, scopes(reference))
     }
 
-    /// The most specific scope of an archive counts: its path, the folders above it, all of the transport, and at last the
-    /// default. The path has no links and no `..`.
+    /// The most specific scope of an archive applies: its path, the folders above it, the transport's default, and last
+    /// the global default. `path` has no links and no `..`.
     pub(crate) fn archive_rule(&self, transport: Transport, path: &Path) -> Rule<'_> {
         let above =
             path.ancestors().filter(|folder| folder.parent().is_some()).map(|folder| folder.display().to_string());
-        // As in the format's own readers: an archive of `docker save` has no scope of its own.
+        // As in containers/image, an archive of `docker save` has no scopes.
         let paths = above.filter(|_| transport != Transport::DockerArchive);
         self.first(transport, paths.chain([String::new()]).collect())
     }
@@ -160,7 +160,7 @@ struct RawPolicy {
     transports: Option<RawTransports>,
 }
 
-/// Images come from registries and archives: the other transports are not read.
+/// Images come from registries and archives, so the other transports are not read.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct RawTransports {
@@ -174,7 +174,7 @@ struct RawTransports {
 struct Scopes(BTreeMap<String, Vec<RawRequirement>>);
 
 impl<'de> Deserialize<'de> for Scopes {
-    /// A scope that occurs twice is refused: readers differ on which one counts.
+    /// Rejects a scope that occurs twice: readers differ on which of the two applies.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(Self::default())
     }
@@ -201,7 +201,7 @@ impl<'de> Visitor<'de> for Scopes {
     }
 }
 
-/// Fields of `sigstoreSigned` and `signedBy` that ask for more than keys.
+/// Fields of `sigstoreSigned` and `signedBy` that require more than keys.
 const BEYOND_KEYS: [&str; 7] = [
     "fulcio",
     "pki",

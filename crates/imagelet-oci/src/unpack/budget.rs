@@ -1,9 +1,9 @@
-//! The memory and the open directories that concurrently unpacked layers share.
+//! The memory and the open directories that all layers share while they are unpacked.
 //!
-//! Each layer has memory of its own, enough for most layers; the rest comes from shared memory, of which one tenant has
-//! at most half. A layer that holds shared memory never waits for more: it fails, waits without memory until its
-//! tenant's half is free, in order of arrival, and starts again with that. So there is no deadlock. A layer that needs
-//! more than a half is rejected. A layer that others wait for gives its memory up where its registry is slow
+//! Each layer has its own memory, enough for most layers. The rest is shared memory; one tenant gets at most half of
+//! it. A layer with shared memory never waits for more, so there is no deadlock: it fails, releases its memory, waits
+//! in order of arrival until its tenant's half is free, and starts again with that half. A layer that needs more than a
+//! half is rejected. If other layers wait and its registry is slow, a layer gives its memory up
 //! ([`imagelet_core::hold`]).
 
 use std::{
@@ -26,36 +26,37 @@ use tokio::{
 use crate::{scarce::DescriptorShare, tenant::Tenant};
 
 const LAYERS_MAX: usize = 64;
-/// Each layer's own memory beside its notes: two blocks between inflater and unpacker, the manifest's buffer.
+/// Each layer's own memory in addition to its notes: two blocks between inflater and unpacker, and the manifest's
+/// buffer.
 const OWN_BLOCKS: u64 = 368 << 10;
-/// Each layer's own memory for notes: by default those of some thousand folders, less with a small budget.
+/// Each layer's own memory for notes: by default enough for some thousand folders, less with a small budget.
 const OWN_NOTES_MIN: u64 = 16 << 10;
 const OWN_NOTES_MAX: u64 = 1 << 20;
-/// What one tenant can have at least: the largest header with its parsed form, and the window that every zstd decoder
-/// must support.
+/// The least half of a tenant: the largest header with its parsed form, and the window that every zstd decoder must
+/// support.
 const TENANT_MIN: u64 = 16 << 20;
-/// The least budget: each layer's own memory, and as much as one tenant can have.
+/// The least budget: each layer's own memory, and the least half of one tenant.
 pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
-/// The default budget: the half of a tenant holds a window of 32 MiB.
+/// The default budget. The half of a tenant is enough for a window of 32 MiB.
 pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
 /// Shared memory is claimed in steps, to keep counting cheap.
 const STEP: u64 = 64 << 10;
-/// Directories that all layers together keep open as a cache; with the other files of 64 layers a process stays below
+/// Directories that all layers together keep open as a cache. With the other files of 64 layers, a process stays below
 /// 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
-/// The delay until a layer that waits for memory notices its cancellation.
+/// The longest delay until a layer that waits for memory notices its cancellation.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     pool: Mutex<Pool>,
-    /// The most of one tenant.
+    /// The most that one tenant gets.
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
 }
 
-/// Shared memory, its holders, and the layers that wait for some in order of arrival.
+/// Shared memory, the layers that have it, and the layers that wait for it in order of arrival.
 #[derive(Debug)]
 struct Pool {
     free: u64,
@@ -64,7 +65,7 @@ struct Pool {
     waiting: VecDeque<Waiter>,
 }
 
-/// Whose layer it is, and what its registry brings.
+/// The layer that uses the memory, and the rate of its registry.
 #[derive(Debug)]
 struct MemoryOwner {
     tenant: Arc<Tenant>,
@@ -104,21 +105,21 @@ impl Pool {
         }
     }
 
-    /// Takes back what a layer holds, and its place in the line.
+    /// Returns a layer's memory to the pool, and removes the layer from the queue.
     fn leave(&mut self, owner: &Arc<MemoryOwner>) {
         self.waiting.retain(|waiter| !Arc::ptr_eq(&waiter.owner, owner));
         let held = self.holders.extract_if(.., |(holder, _)| Arc::ptr_eq(holder, owner));
         self.free += held.map(|(_, bytes)| bytes).sum::<u64>();
     }
 
-    /// Grants what is free in order of arrival. A tenant that has its half keeps no other waiting.
+    /// Grants free memory in order of arrival. A tenant that already has its half does not block other tenants.
     fn grant(&mut self) {
         let mut is_blocked = false;
         for waiter in std::mem::take(&mut self.waiting) {
             let fits_tenant = self.fits_tenant(&waiter.owner, waiter.bytes);
             if !is_blocked && fits_tenant && waiter.bytes <= self.free {
                 self.give(&waiter.owner, waiter.bytes);
-                // A layer that has ended takes itself out.
+                // Fails if the layer has ended; the end of a layer returns its memory.
                 let _ = waiter.granted.send(());
             } else {
                 is_blocked |= fits_tenant;
@@ -127,14 +128,14 @@ impl Pool {
         }
     }
 
-    /// The first waiting layer that lacks memory of this layer's tenant.
+    /// The first waiting layer that needs the memory of this layer's tenant.
     fn lacks(&self, owner: &MemoryOwner) -> Option<&Waiter> {
         let lacks =
             |waiter: &&Waiter| waiter.owner.tenant == owner.tenant || self.fits_tenant(&waiter.owner, waiter.bytes);
         self.waiting.iter().find(lacks)
     }
 
-    /// Whether no other holder, of those that had the time to be fast, is slower.
+    /// Whether this layer is the slowest of those that have had memory for at least [`GRACE`].
     fn is_slowest(&self, owner: &Arc<MemoryOwner>, now: Instant) -> bool {
         let due = self.holders.iter().filter(|(holder, _)| holder.meter.held_for(now) >= GRACE);
         due.min_by_key(|(holder, _)| (holder.meter.rate(now), Arc::as_ptr(holder)))
@@ -176,19 +177,19 @@ impl UnpackBudget {
         })
     }
 
-    /// A whole half for a layer that failed for lack of memory, once it is free.
+    /// Waits for a whole half, for a layer that failed for lack of memory.
     pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
         self.wait(&layer.owner, self.half).await.expect("a layer stays in the line for as long as it is here");
         layer.account().held += self.half;
         layer
     }
 
-    /// `None` while as many directories as permitted are open.
+    /// Permission to open a directory. `None`: the limit of open directories is reached.
     pub(crate) fn directory(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
 
-    /// The image of the layer that holds most.
+    /// The image of the layer with the most shared memory.
     pub(crate) fn holder(&self) -> Option<String> {
         let pool = self.lock();
         pool.holders.iter().max_by_key(|(_, held)| *held).map(|(holder, _)| holder.image.to_string())
@@ -205,7 +206,7 @@ impl UnpackBudget {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the pool, and grants what is free then.
+    /// Changes the pool, then grants the free memory.
     fn change(&self, change: impl FnOnce(&mut Pool)) {
         let mut pool = self.lock();
         change(&mut pool);
@@ -223,7 +224,7 @@ pub(crate) enum MemoryError {
     Cancelled,
 }
 
-/// The memory of one layer; dropped, what it holds or waits for is free for others.
+/// The memory of one layer. Its drop returns the memory and removes the layer from the queue.
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
@@ -252,8 +253,8 @@ impl LayerMemory {
         self.account().held > 0
     }
 
-    /// Whether the layer gives up the memory that another one waits for: its registry is slow, or it is the slowest
-    /// holder and the other one has waited for long.
+    /// Whether the layer gives up memory that another layer waits for: its registry is slow, or it is the slowest layer
+    /// and the other layer has waited for long.
     pub(crate) fn gives_way(&self, policy: HoldPolicy, network: &HoldMeter, now: Instant) -> bool {
         if !self.holds_shared() {
             return false;
@@ -302,7 +303,8 @@ impl LayerMemory {
         Ok(())
     }
 
-    /// Waits for the shared memory that `bytes` more need. Safe from deadlock only for a layer that holds none.
+    /// Waits for the shared memory that `bytes` more need. Does nothing for a layer that has shared memory, against
+    /// deadlock.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let missing = (self.account().used + bytes).saturating_sub(self.budget.own_notes);
         let Some(runtime) = self.runtime.as_ref().filter(|_| missing > 0 && !self.holds_shared()) else {
@@ -329,7 +331,7 @@ impl LayerMemory {
     }
 }
 
-/// Memory in use for one purpose, released on drop.
+/// Memory used for one purpose; its drop releases the memory.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
     memory: Arc<LayerMemory>,
@@ -359,14 +361,14 @@ impl MemoryReservation {
         is_free
     }
 
-    /// Claims up to `bytes` in total; waits only while the layer holds no shared memory.
+    /// Claims up to `bytes` in total. Waits only if the layer has no shared memory.
     pub(crate) fn grow_to(&mut self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let more = bytes.saturating_sub(self.bytes);
         self.memory.wait_for(more, cancelled)?;
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Whether so many bytes in total need no more than the layer's own memory.
+    /// Whether `bytes` in total fit into the layer's own memory.
     pub(crate) fn is_own(&self, bytes: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         self.memory.account().used + more <= self.memory.budget.own_notes

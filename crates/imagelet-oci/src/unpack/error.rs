@@ -1,4 +1,4 @@
-//! Why a layer cannot be unpacked, with the entry's name.
+//! The errors of unpacking a layer, with the entry's name.
 
 use std::{fmt::Write as _, io};
 
@@ -9,12 +9,12 @@ use super::budget::MemoryError;
 
 const NAME_SHOWN_MAX: usize = 256;
 
-/// Why a layer cannot be unpacked. The caller removes the partial directory.
+/// The error of unpacking a layer. The caller removes the partial directory.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct UnpackError {
     pub(crate) kind: UnpackErrorKind,
-    /// Entry names come from the archive and are escaped and cut.
+    /// Names of entries in it come from the archive; they are escaped and shortened.
     message: String,
     #[source]
     pub(crate) source: Option<io::Error>,
@@ -22,17 +22,17 @@ pub(crate) struct UnpackError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnpackErrorKind {
-    /// The bytes are no tar archive, or a truncated one.
+    /// The bytes are not a tar archive, or the archive is truncated.
     Malformed,
-    /// A well-formed entry that would leave the layer or has no meaning in one.
+    /// A well-formed entry that would leave the layer, or that has no meaning in a layer.
     Refused,
     Limit,
     /// The layer would leave less free space than the floor.
     Full,
     Io,
-    /// The tar stream broke: the fault is the reader's, not the file system's.
+    /// The tar stream failed. The cause is the reader, not the file system.
     Read,
-    /// Other layers hold the memory; the layer can be retried.
+    /// Other layers use the memory; the layer can be retried.
     Busy,
     Cancelled,
 }
@@ -41,7 +41,7 @@ pub(crate) enum UnpackErrorKind {
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: UnpackErrorKind,
-    /// Why; of [`UnpackErrorKind::Io`] what was tried, which completes "could not … tar entry".
+    /// The reason. For [`UnpackErrorKind::Io`], the attempted action, which completes "could not … tar entry".
     reason: String,
     source: Option<io::Error>,
 }
@@ -109,7 +109,7 @@ impl Fault {
     }
 }
 
-/// A name from the archive for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes.
+/// Formats a name from the archive for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes.
 pub(crate) fn shown(name: &[u8]) -> String {
     let cut = &name[..name.len().min(NAME_SHOWN_MAX)];
     let mut text = String::with_capacity(cut.len());

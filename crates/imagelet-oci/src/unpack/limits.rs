@@ -20,7 +20,7 @@ pub(crate) struct UnpackLimits {
     /// Sum of all file sizes, holes included.
     pub(crate) bytes_max: u64,
     pub(crate) header_max: usize,
-    /// Also bounds a link's target.
+    /// Also the limit of a link's target.
     pub(crate) path_max: usize,
     pub(crate) depth_max: usize,
     pub(crate) ranges_max: usize,
@@ -29,7 +29,7 @@ pub(crate) struct UnpackLimits {
 }
 
 impl Default for UnpackLimits {
-    /// Wide enough for any real image, narrow enough for a node with 1 GiB of memory. No floors.
+    /// Large enough for any real image, small enough for a node with 1 GiB of memory. No floors.
     fn default() -> Self {
         UnpackLimits {
             entries_max: 2_000_000,
@@ -57,7 +57,7 @@ pub(crate) struct Gauge<'a> {
 
 impl<'a> Gauge<'a> {
     pub(crate) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
-        // The first entry checks at once: a full disk is reported before the first write.
+        // The first entry triggers a check, so that a full disk is reported before the first write.
         let unchecked_entries = ENTRIES_BETWEEN_CHECKS;
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unchecked_bytes: 0, unchecked_entries }
     }
@@ -74,14 +74,14 @@ impl<'a> Gauge<'a> {
         if self.unchecked_entries >= ENTRIES_BETWEEN_CHECKS { self.check_space(0) } else { Ok(()) }
     }
 
-    /// Counts a file before it is written: `apparent` bytes long, of which `stored` take space.
+    /// Counts a file before it is written: `apparent` is its size, `stored` the bytes that take space.
     pub(crate) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
         self.bytes = self.bytes.saturating_add(apparent.max(stored));
         if self.bytes > self.limits.bytes_max {
             let limit = ByteSize(self.limits.bytes_max);
             return Err(Fault::limit(format!("files of more than {limit} in all")));
         }
-        // Space for the rest of a large file may be freed while it is written, and is checked again then.
+        // Space for the rest of a large file may be freed during the write, so only the first part is checked now.
         if stored > BYTES_BETWEEN_CHECKS { self.check_space(BYTES_BETWEEN_CHECKS) } else { Ok(()) }
     }
 
@@ -97,7 +97,7 @@ impl<'a> Gauge<'a> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Fault::cancelled()) } else { Ok(()) }
     }
 
-    /// Checks that the floors hold after `wanted` more bytes.
+    /// Checks that the floors stay free after `wanted` more bytes.
     fn check_space(&mut self, wanted: u64) -> Result<(), Fault> {
         self.unchecked_bytes = 0;
         self.unchecked_entries = 0;
@@ -106,7 +106,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// What is missing for the floors to hold after `wanted` more bytes.
+/// The missing space, as a text, if the floors must stay free after `wanted` more bytes.
 fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;
@@ -114,7 +114,7 @@ fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<S
         let wants = if wanted == 0 { String::new() } else { format!("{} wanted, ", ByteSize(wanted)) };
         return Some(format!("{wants}{} free, of which {} must stay free", ByteSize(free), ByteSize(floor)));
     }
-    // File systems without inode tables, such as btrfs, report zero of zero.
+    // File systems without inode tables, such as btrfs, report zero inodes.
     let floor = limits.free_inodes_floor;
     let are_short = disk.f_files > 0 && disk.f_favail < floor;
     are_short.then(|| format!("{} inodes are free, {floor} must stay free", disk.f_favail))

@@ -1,12 +1,12 @@
-//! Unpacks a layer's tar stream into a directory of its own, in the form overlayfs mounts.
+//! Unpacks a layer's tar stream into a separate directory, in the form that overlayfs mounts.
 //!
-//! Nothing outside the directory is read or changed, whatever the archive says. A leading slash means the directory;
-//! names that climb out are rejected; links are resolved in user space as in a container; all calls use directory
-//! descriptors (see `tree`). A layer's size is bounded (see `limits`). The last entry of a name wins.
+//! The unpacker reads and changes nothing outside the directory, whatever the archive says. A leading slash means the
+//! directory. Names that lead out of it are rejected. Links are resolved in user space as in a container. All calls use
+//! directory descriptors (see `tree`). A layer's size is bounded (see `limits`). The last entry of a name wins.
 //!
-//! Whiteouts take overlayfs' form, so a layer is unpacked without those below it. Directories without an entry get
-//! mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the directory is
-//! garbage until the caller commits it.
+//! Whiteouts are written in overlayfs' form, so a layer is unpacked without the layers below it. Directories without an
+//! entry get mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the
+//! directory is garbage until the caller commits it.
 
 mod archive;
 mod budget;
@@ -50,30 +50,32 @@ pub(crate) struct UnpackOptions {
     pub(crate) ownership: Ownership,
     pub(crate) rules: EntryRules,
     pub(crate) limits: UnpackLimits,
-    /// The process's umask; [`process_umask`] reads it before the thread is confined.
+    /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// Path and size, where the input is no archive but the data of one file, which belongs to root and is readable by all.
+    /// The path and size of an artifact's file; `None`: the input is an archive. Root owns the file, and all users can
+    /// read it.
     pub(crate) file: Option<(String, u64)>,
-    /// Once true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
+    /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Set on disk; requires root. Whiteouts are character devices 0:0, opaque directories have `trusted.overlay.opaque`.
+    /// Set on the disk; needs root. Whiteouts are character devices 0:0, opaque directories have
+    /// `trusted.overlay.opaque`.
     Apply,
-    /// Files belong to the process; the archive's owners are reported. Directories stay accessible (`u+rwx`).
+    /// The process owns the files; the archive's owners are reported. Directories stay accessible (`u+rwx`).
     ///
-    /// For mounts with `userxattr`: whiteouts are character devices 0:0 where the kernel permits it, else empty files with
-    /// `user.overlay.whiteout` in a directory whose `user.overlay.opaque` is `x`.
+    /// For mounts with `userxattr`. Whiteouts are character devices 0:0 if the kernel permits that. Otherwise they are
+    /// empty files with `user.overlay.whiteout`, in a directory whose `user.overlay.opaque` is `x`.
     Record,
 }
 
-/// The meaning of entries where readers of archives differ.
+/// The meaning of entries on which readers of archives differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EntryRules {
-    /// As in the OCI image specification, or GNU tar where that is silent.
+    /// As in the OCI image specification, or as in GNU tar if the specification is silent.
     #[default]
     Own,
     /// As containerd unpacks, for its snapshots:
@@ -91,15 +93,15 @@ pub(crate) enum EntryRules {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnpackReport {
     pub(crate) entries: u64,
-    /// Sizes of the final files, holes included, hard links once.
+    /// Sizes of the final files with holes; hard links are counted once.
     pub(crate) bytes: u64,
-    /// Estimated disk usage: data in units of 4 KiB, directories.
+    /// Estimated disk usage: data in units of 4 KiB, and directories.
     pub(crate) disk_bytes: u64,
-    /// Metadata that the archive has and the disk has not, by path.
+    /// Metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
     /// Directories without an entry, as raw bytes below the root: a lower layer may have their metadata.
     pub(crate) implicit_directories: Vec<Vec<u8>>,
-    /// The layer hides all below it. The root also gets the opaque mark, which overlayfs does not read there.
+    /// The layer hides all layers below it. The root also gets the opaque mark, which overlayfs does not read there.
     pub(crate) root_opaque: bool,
 }
 
@@ -135,7 +137,7 @@ fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fau
     }
 }
 
-/// Reads the headers of the next entry; the caller skips or reads its data. `None`: the archive ends here.
+/// Reads the headers of the next entry; the caller skips or reads its data. `None`: the end of the archive.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
     let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, MemoryReservation::on(memory));
     reader.next().map_err(|fault| fault.at(&reader.place))

@@ -6,7 +6,7 @@ const COMPONENT_MAX: usize = 255;
 
 /// Cleans a name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
 ///
-/// Some builders write absolute names (kaniko has `/` itself); every unpacker reads them as relative to the layer.
+/// Some builders write absolute names (kaniko writes `/` itself). Every unpacker reads them as relative to the layer.
 pub(crate) fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     if name.is_empty() {
         return Err(Fault::refused(format!("its {what} is empty")));

@@ -1,4 +1,4 @@
-//! The help: a screen for each command by its flag, and everything by `imagelet help`.
+//! The help: a screen for each command with `--help`, and all pages with `imagelet help`.
 
 use std::io::{self, Write as _};
 
@@ -35,7 +35,7 @@ pub(crate) fn command() -> clap::Command {
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
     let help = help.help_heading(None::<&'static str>);
     let mut command = kubelet_options::add_options(Cli::command()).arg(help.help("Print a screen of help"));
-    // clap takes a terminal of a build machine (`CI` is set) for one with colours, whatever `TERM` says.
+    // If `CI` is set, clap assumes a terminal with colours, even if `TERM` says otherwise.
     if has_dumb_terminal() {
         command = command.color(clap::ColorChoice::Never);
     }

@@ -1,4 +1,4 @@
-//! The filters of a list of images, in docker's words.
+//! The filters of a list of images, with docker's names.
 
 use std::{mem::discriminant, str::FromStr};
 
@@ -35,7 +35,7 @@ impl FromStr for ImageFilter {
             "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => Ok(Self::Reference(None)),
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
-                // A name is parsed with a tag, whether it has one or not.
+                // The parser adds a tag to a name without a tag.
                 let last = value.rsplit('/').next().unwrap_or_default();
                 let is_repository = !value.contains(['*', '@']) && !last.contains(':');
                 let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();

@@ -1,5 +1,5 @@
-//! The options of a kubelet's unit that `serve` accepts: those that set a key, and those that say nothing about images,
-//! which are ignored.
+//! The options of a kubelet's unit that `serve` accepts: options that set a key, and options without relation to
+//! images, which are ignored.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::OsStringValueParser, parser::ValueSource};
 use imagelet_core::text::{DurationError, GoDuration};

@@ -1,4 +1,4 @@
-//! The pages of the guide, as `imagelet help PAGE` shows them where no other copy is installed.
+//! The pages of the guide for `imagelet help PAGE`, built in because no other copy may be installed.
 
 /// Pages by their names in `docs`, to which a link of the crate's folder leads: packed crates have the pages, too.
 macro_rules! pages {

@@ -1,4 +1,4 @@
-//! A command line that is wrong in itself, as a failure for programs.
+//! Turns an invalid command line into a failure for programs.
 
 use std::ffi::OsString;
 

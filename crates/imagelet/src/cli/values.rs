@@ -1,4 +1,4 @@
-//! Values of flags as users type them: percentages, log levels, waits, moments.
+//! Values of flags as users write them: percentages, log levels, waits, times.
 
 use std::{str::FromStr, time::Duration};
 

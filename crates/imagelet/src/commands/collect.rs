@@ -1,4 +1,4 @@
-//! `gc`: prints the plan or the result, one row with a reason per image, and the totals.
+//! `gc`: prints the plan or the result, one row with a reason for each image, and the totals.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
     let done = match node.ask(request, silences(note)).await {
-        // A threshold against the configured one, which the command line does not know.
+        // A threshold that conflicts with the configured one, which the command line does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
             print_failure(&failure);
             write_failure(&failure, format, false);
@@ -68,7 +68,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     table.wide(wide).only_if(wide, &["CODE"])
 }
 
-/// The totals, and the usage of the disk, which explains a collection without removals.
+/// The totals, and the disk usage, which explains a collection without removals.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
     let (verdict, would) = if done.dry_run { ("remove", "would remove") } else { ("removed", "removed") };

@@ -1,4 +1,5 @@
-//! `ensure`: ensures every image of the pods in manifests; progress on stderr, one row per image on stdout.
+//! `ensure`: ensures every image of the pods in manifests, with progress on stderr and one row for each image on
+//! stdout.
 
 use std::{
     collections::HashMap,
@@ -26,9 +27,9 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Pods requested at once; all images of a pod start together.
+/// Limit of pods requested concurrently. All images of a pod start together.
 const PODS_AT_ONCE: usize = 4;
-/// Names are aligned up to this width; the bar of a longer name starts further right.
+/// Names are aligned up to this width. The bar of a longer name starts further right.
 const NAME_WIDTH_MAX: usize = 48;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
@@ -45,7 +46,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     Manifests::read(&read(&arguments.files)?, &read(&arguments.secrets)?)
 }
 
-/// The file, or the manifests of a folder, as kubectl takes them: without those of the folders in it.
+/// The file, or the manifests of a folder as in kubectl: without those of its subfolders.
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -59,7 +60,7 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Requests all pods; neither an object that does not read nor a failed image stops the others.
+/// Requests all pods. An unreadable object or a failed image does not stop the others.
 pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
     for note in &manifests.notes {
@@ -117,7 +118,7 @@ async fn ensure(
     let hearing = Arc::clone(&pod_screen);
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
-    // A cancelled request must not leave bars behind, and a slow socket may have dropped the last step.
+    // Removes bars that remain after a cancelled request, or after a slow socket dropped the last step.
     lock(&pod_screen.shown).clear();
     answer.map_err(|failure| (name, failure))
 }

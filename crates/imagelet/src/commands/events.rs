@@ -1,4 +1,4 @@
-//! `events`: prints recorded events, and with `-f` later ones.
+//! `events`: prints recorded events and, with `-f`, new events.
 
 use std::{
     io::{self, Write as _},
@@ -22,7 +22,7 @@ use crate::{
     progress::{PullScreen, lock},
 };
 
-/// Progress interval for a terminal, and for a program.
+/// The progress interval on a terminal, and the interval for programs.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -80,7 +80,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
-            // A program gets the end of its stream; on a terminal the command waits for the daemon's restart.
+            // A program sees the end of its stream. On a terminal the command waits for the daemon's restart.
             if is_document || !is_lost(&failure) {
                 return Err(failure);
             }
@@ -107,7 +107,7 @@ struct Follower {
     since: Option<Since>,
     screen: Option<PullScreen>,
     last: Option<String>,
-    /// Events up to this time were printed before the connection broke: a daemon repeats them afterwards.
+    /// Events up to this time were printed before the connection failed; a daemon sends them again afterwards.
     before: Option<String>,
     failed: Option<io::Error>,
 }
@@ -144,7 +144,7 @@ impl Follower {
         self.before.clone_from(&self.last);
     }
 
-    /// Clears the lines of pulls and prints a note.
+    /// Clears the progress lines and prints a note.
     fn note(&mut self, text: &str) {
         if let Some(screen) = &mut self.screen {
             screen.clear();
@@ -153,7 +153,7 @@ impl Follower {
     }
 }
 
-/// A line for people; empty for progress, which bars show.
+/// The line of an event for people; empty for progress, which bars show.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
         EventLine::Event(event) => {
@@ -172,7 +172,7 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
-/// The pod, `node`, or nothing for a pull by a command.
+/// The pod, `node`, or `-` for a pull by a command.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
         return if event.node { "node" } else { "-" }.into();

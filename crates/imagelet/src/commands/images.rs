@@ -116,7 +116,8 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
     })?)
 }
 
-/// What the table shows of an image's details. The configuration beside it may be nested deeper than a `Value` is read.
+/// The details of an image that the table shows. Other fields are skipped: the configuration may be nested too deeply
+/// for a `Value`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ShownDetails {
@@ -177,7 +178,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     table.optional(&["SHARED", "ID", "REASON"])
 }
 
-/// The first holder and the number of others; all of them in a wide table.
+/// The first user or pin of an image and the number of others; in a wide table, all of them.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
     let pods = image.awaited_by.iter().map(|pod| format!("awaited by {pod}"));

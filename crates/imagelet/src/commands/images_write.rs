@@ -46,7 +46,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
     let documents: Vec<_> = removed.iter().map(|(_, one)| one).collect();
     print(format, &json!({ "removed": documents, "failures": failures }), |out| {
         removed.iter().try_for_each(|(image, one)| {
-            // An image requested by its id is printed with its names, too.
+            // An image requested by its id is also printed with its names.
             let names = if is_id(&one.id, image) { printable(&one.names.join(" ")) } else { String::new() };
             writeln!(out, "{}", format!("{}  {names}", one.id).trim_end())
         })
@@ -54,7 +54,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Whether a text is this id or a prefix of it.
+/// Whether the text is this id or a prefix of it.
 fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
 }
@@ -69,7 +69,7 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A misspelt pin matches nothing and looks like any other.
+    // A misspelt pin matches nothing, so a warning is printed.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
     }
@@ -143,7 +143,7 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     Ok(exit_code(is_failed))
 }
 
-/// Sends a request, and shows how far it is until it is answered.
+/// Sends a request and shows its progress until the answer arrives.
 pub(super) async fn ask_shown<C: Command>(
     node: &Node,
     screen: &Screen,
@@ -154,7 +154,7 @@ pub(super) async fn ask_shown<C: Command>(
     node.ask(request, shown.steps.clone()).await
 }
 
-/// `oci:DIR` is a folder, all else a file.
+/// `oci:DIR` is a folder; any other text is a file.
 fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
     let (path, is_folder) = match text.strip_prefix("oci:") {
         Some(folder) => (folder, true),
@@ -167,7 +167,8 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
 }
 
-/// The daemon has another working directory, and the store records mounts by their real path.
+/// Makes a path absolute and real: the daemon has another working directory, and the store records mounts by their real
+/// path.
 fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))

@@ -80,14 +80,14 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 
 async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
     let format = global.output;
-    // Read before anything is opened: user errors are reported at once.
+    // Read before anything is opened, so that errors in the input are reported at once.
     let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
     match &command {
         Command::Pull(arguments) => pulls = pull::read(arguments, environment)?,
         Command::Ensure(arguments) => manifests = ensure::read(arguments)?,
         _ => {}
     }
-    // `events -f` always ends by a signal: no message.
+    // `events -f` always ends by a signal, so no message is printed.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
     let again = async |intent| find_node(global, environment, intent).await;
     let opened = again(command.intent()).await?;
@@ -133,7 +133,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
     code
 }
 
-/// Runs a command until it ends, or a signal ends it.
+/// Runs a command until its end or until a signal.
 async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
     tokio::select! {
         ended = command => ended,
@@ -141,12 +141,13 @@ async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failu
     }
 }
 
-/// Waits for SIGINT or SIGTERM and returns the exit code for it. Dropping the command then cancels its work.
+/// Waits for SIGINT or SIGTERM and returns the exit code for it. The caller then drops the command, which cancels its
+/// work.
 async fn interrupted() -> ExitCode {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        // Without handlers the signals end the process by themselves.
+        // Without handlers, the signals end the process directly.
         return std::future::pending().await;
     };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! `serve`: the settings of the command line and its files, with which the daemon runs.
+//! `serve`: runs the daemon with the settings of the command line and its files.
 
 use imagelet_node::{
     config::{Environment, Settings},

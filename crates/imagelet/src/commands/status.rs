@@ -1,4 +1,4 @@
-//! `status`: prints the daemon or store at a glance, its pulls, and how they enter a runtime.
+//! `status`: prints an overview of the daemon or store, its pulls, and their route into a runtime.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -126,7 +126,7 @@ fn import_details(status: &ImportStatus) -> Table {
         Some(folders) => folders.join(", "),
         None => "not reported by the runtime; imagelet uses its own `registry.configPath`".to_owned(),
     };
-    // With `never` the runtime is not asked.
+    // With `never` the runtime is not queried.
     let asked = |text: String| Some(text).filter(|_| status.mode != "never");
     let known = |text: &Option<String>| asked(text.clone().unwrap_or_else(|| "unknown".into()));
     Table::facts([

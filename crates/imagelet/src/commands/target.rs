@@ -1,4 +1,4 @@
-//! The target of a command: the node it names, the daemon if there is one, or the store in this process.
+//! Finds the target of a command: the node on the command line, a running daemon, or the store in this process.
 
 use std::{
     io,
@@ -19,18 +19,18 @@ use imagelet_runtime::cri::Endpoint;
 use crate::cli::{Global, Intent, ServeArgs};
 use crate::sources::sources;
 
-/// Timeout of a daemon's or runtime's answer without `--timeout`.
+/// Timeout of an answer from a daemon or runtime if `--timeout` is not set.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const STORE_LOCK_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) enum Target {
     Daemon(RemoteNode),
-    /// The store or the runtime of these settings, in this process.
+    /// The store or the runtime of these settings, used in this process.
     Here(Box<Settings>),
 }
 
-/// Finds the node, and opens it where it is in this process.
+/// Finds the node; opens it if it is in this process.
 pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     match find_target(global, environment).await? {
         Target::Daemon(node) => Ok(Node::Remote(node)),
@@ -38,10 +38,11 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     }
 }
 
-/// Finds what a command acts on, and opens nothing.
+/// Finds the target of a command and opens nothing.
 ///
 /// # Errors
-/// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
+/// A daemon does not answer, although it is named or configured or its socket exists. The store of this process could
+/// be another store.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     if let Some(endpoint) = &global.endpoint {
         let address: Endpoint = endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
@@ -49,14 +50,14 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         })?;
         let node = RemoteNode::new(address.path(), patience(global));
         match node.probe().await {
-            // A CRI runtime, which this process drives.
+            // A CRI runtime, which this process calls directly.
             Probed::OtherCri => {
                 let mut sources = sources_of(global, environment)?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
                 return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
             }
             Probed::Silent(error) => return Err(node.unreachable(&error)),
-            // The first request shows whether it is imagelet or absent.
+            // The first request shows whether imagelet or no process answers.
             Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
         }
     }
@@ -75,10 +76,10 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
     Ok(Target::Here(Box::new(within(patience(global), &sources)?)))
 }
 
-/// The configuration of a command in this process.
+/// The configuration of a command that runs in this process.
 pub(super) fn sources_of(global: &Global, environment: &Environment) -> Result<Sources, Failure> {
     let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    // For a command the variable stands for the flag.
+    // For a command, the variable `IMAGELET_STORE` has the same meaning as the flag.
     sources(&arguments, &Global { is_store_typed: true, ..global.clone() }, environment)
 }
 
@@ -86,8 +87,8 @@ fn patience(global: &Global) -> Duration {
     global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
 }
 
-/// Whether there is a daemon, by the probe of a socket and by whether the configuration names it; or why the socket is
-/// neither a daemon's nor absent.
+/// Whether a daemon runs, from the probe of a socket and from `is_configured`. The error is for a socket that belongs
+/// to another program or does not answer, and for a configured socket that is missing.
 fn has_daemon(probed: Probed, is_configured: bool) -> io::Result<bool> {
     match probed {
         Probed::Ours => Ok(true),
@@ -122,7 +123,7 @@ async fn open(settings: Settings, global: &Global, environment: &Environment, in
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
-/// The settings of a command: its timeout bounds each configured one.
+/// The settings of a command. Its `--timeout` limits the configured timeouts.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let settings = sources.settings()?;
     if settings.node.request_timeout <= patience {
@@ -133,7 +134,7 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     Ok(sources.settings()?)
 }
 
-/// A named store must exist. The default one is created by the first pull, and is empty before.
+/// A store on the command line must exist. The default store is created by the first pull, and is empty before.
 fn access(intent: Intent, is_named: bool) -> Access {
     match intent {
         Intent::Looks => Access::Read { or_empty: !is_named },

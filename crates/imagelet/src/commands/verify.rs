@@ -1,4 +1,4 @@
-//! `verify`: prints one row per image and the findings below; exits with 1 while damage is left.
+//! `verify`: prints one row for each image, then the findings. Exits with 1 if damage remains.
 
 use std::{
     io::{self, Write},
@@ -22,7 +22,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// The name beside the bar.
+/// The name next to the progress bar.
 const SHOWN: &str = "verify";
 
 pub(super) async fn verify(
@@ -53,8 +53,8 @@ pub(super) async fn verify(
     Ok(exit_code(verified.damaged))
 }
 
-/// Checks again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where another process owns
-/// the store, a part that is removed by now was not damaged, and damage is not marked.
+/// Checks again as the owner of the store, so that no image is removed meanwhile and damage is recorded. If another
+/// process owns the store, a part that is absent by now is not reported as damaged, and damage is not recorded.
 async fn confirm(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     screen: &Screen,
@@ -89,7 +89,7 @@ fn table(verified: &Verified, format: Format) -> Table {
     Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]).rows(rows)
 }
 
-/// `3 ok`, `2 ok, 1 damaged`
+/// For example `3 ok` or `2 ok, 1 damaged`.
 fn layers(image: &VerifiedImage) -> String {
     let counts = ["ok", "damaged", "repaired"].into_iter().filter_map(|word| {
         let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
@@ -98,7 +98,7 @@ fn layers(image: &VerifiedImage) -> String {
     or_dash(&counts.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
-/// Findings by image; a finding that two images share is printed once.
+/// Findings by image. A finding that two images share is printed once.
 fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
     part(out, "store", &verified.store)?;
     let mut printed: Vec<&str> = Vec::new();

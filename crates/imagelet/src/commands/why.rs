@@ -1,4 +1,4 @@
-//! `why`: prints one image's history, what holds it, and the next collection's decision on it.
+//! `why`: prints an image's history, its protection, and the next collection's decision on it.
 
 use std::{
     io::{self, Write},
@@ -47,7 +47,7 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
     })?)
 }
 
-/// One image; `shown` is the part of its history to print.
+/// Prints one image. `shown` is the part of its history to print.
 fn one(
     image: &WhyImage,
     shown: &[&WhyHappening],
@@ -110,12 +110,12 @@ fn standing(image: &WhyImage) -> String {
     }
 }
 
-/// The removal after which the image did not come back.
+/// The last removal, if the image was not stored again after it.
 fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
     last_move(image).filter(|last| last.what == "removed")
 }
 
-/// An absent image whose removal is not on record.
+/// Whether the image is absent without a recorded removal.
 fn is_gone(image: &WhyImage) -> bool {
     image.now.is_none() && last_move(image).is_some_and(|last| last.what != "removed")
 }
@@ -215,7 +215,7 @@ fn explained(happening: &WhyHappening) -> String {
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// What each host sent, in the order of the configuration.
+/// The manifest and blobs that each host sent, in the order of the configuration.
 fn senders(hosts: &[WhyHost]) -> Option<String> {
     let sender = |host: &WhyHost| {
         let mut parts: Vec<String> = Vec::new();
@@ -235,7 +235,7 @@ fn senders(hosts: &[WhyHost]) -> Option<String> {
     (!hosts.is_empty()).then(|| format!("hosts: {}", hosts.iter().map(sender).collect::<Vec<_>>().join(", ")))
 }
 
-/// The code and its inputs, `room frees=8429568 idleSeconds=69`.
+/// The code and its inputs, such as `room frees=8429568 idleSeconds=69`.
 pub(super) fn coded(code: &str, inputs: &Value) -> String {
     fn spell(name: &str, value: &Value, out: &mut String) {
         match value {

@@ -1,4 +1,4 @@
-//! Runs the steps of a plan, and reports each.
+//! Runs the steps of a plan and reports each step.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -19,12 +19,12 @@ use imagelet_node::{
 };
 
 const PROBE_MAX: Duration = Duration::from_secs(5);
-/// How long systemd may take for one request; it waits for the daemon to be ready.
+/// Timeout of one `systemctl` call, which waits until the daemon is ready.
 const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
-/// Where the programs of a pod's host are, `systemctl` among them.
+/// The path of programs on a pod's host, including `systemctl`.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHOWN_MAX: usize = 1000;
 
@@ -39,7 +39,8 @@ pub(super) struct Outcome {
     pub(super) detail: String,
 }
 
-/// Runs the steps in their order until one fails, or reports them as planned. `check` reads a configuration as the daemon does.
+/// Runs the steps in order until a step fails, or reports them as planned. `check` reads a configuration as the daemon
+/// does.
 pub(super) async fn apply(
     steps: &[Step],
     root: &Path,
@@ -141,8 +142,8 @@ async fn systemctl(root: &Path, is_from_pod: bool, arguments: &[&str]) -> Result
         command.arg("--root").arg(root);
     }
     if is_from_pod {
-        // Over a socket of its own, systemctl reads the process id of systemd there, which has none in the process
-        // namespace of a pod, and ends with "No data available".
+        // Without this variable, systemctl connects to a private socket and reads systemd's process id from it. systemd
+        // has no process id in a pod's PID namespace, so systemctl fails with "No data available".
         command.env_clear().env("PATH", HOST_PATH).env("SYSTEMCTL_FORCE_BUS", "1").current_dir("/");
     }
     command.args(["--no-pager", "--no-ask-password"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);

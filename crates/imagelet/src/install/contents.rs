@@ -6,16 +6,16 @@ use serde_json::{Map, Value, json};
 
 use super::{InstallArgs, SOCKET};
 
-/// The longest base of a configuration, and its most keys and values.
+/// Limits of a base configuration: its length, and its number of keys and values.
 pub(super) const BASE_LENGTH_MAX: usize = 256 << 10;
 const NODES_MAX: usize = 10_000;
 
 const SERVICE: &str = include_str!("imagelet.service");
 pub(super) const SOCKET_UNIT: &str = include_str!("imagelet.socket");
-/// The program of the package, which the unit names.
+/// The packaged program, whose path is in the unit.
 const PACKAGED_PROGRAM: &str = "/usr/bin/imagelet";
 
-/// The kubelet exits at start when its image socket is absent, so systemd orders the two.
+/// The kubelet exits at start if its image socket is absent, so systemd starts imagelet first.
 pub(super) const KUBELET_UNIT: &str =
     "[Unit]\nRequires=imagelet.socket\nWants=imagelet.service\nAfter=imagelet.socket imagelet.service\n";
 
@@ -29,8 +29,8 @@ pub(super) fn kubelet_configuration() -> String {
     )
 }
 
-/// Keys of the daemon's configuration besides those that an installation sets. The error says why the text is no mapping,
-/// or that it sets what the installation sets.
+/// Parses the keys of the daemon's configuration that an installation adds to its own keys. The error: the text is no
+/// mapping, or sets a key that the installation sets.
 pub(super) fn base_configuration(text: &str) -> Result<Map<String, Value>, String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },

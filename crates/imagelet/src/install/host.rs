@@ -1,4 +1,4 @@
-//! Facts about the host that is set up: files, units, sockets of runtimes, and the command line of its kubelet.
+//! Facts about the installed host: files, units, sockets of runtimes, and the command line of its kubelet.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{
 use imagelet_node::failure::Failure;
 
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
-/// Where a program is searched for in another root file system.
+/// The paths of the program that are searched in another root file system.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
@@ -30,7 +30,7 @@ const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
     Running,
-    /// Another root file system, in which units can be enabled.
+    /// The root is another root file system, in which units can be enabled.
     Offline,
     #[default]
     Absent,
@@ -38,12 +38,12 @@ pub(super) enum Systemd {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kubelet {
-    /// `--config-dir`; `None`: without, or no kubelet runs.
+    /// `--config-dir`. `None`: the flag is not set, or no kubelet runs.
     pub(super) config_dir: Option<PathBuf>,
     pub(super) image_endpoint_flag: Option<String>,
 }
 
-/// What a plan depends on. Paths are those of the installed host.
+/// The input of a plan. Paths are those of the installed host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostFacts {
     pub(super) files: BTreeMap<PathBuf, FileState>,
@@ -55,23 +55,23 @@ pub(super) struct HostFacts {
     pub(super) kubelet: Kubelet,
 }
 
-/// What is on the host besides files of an installation.
+/// Parts of the host other than the files of an installation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostParts {
-    /// A package has the units.
+    /// A package contains the units.
     pub(super) package: bool,
     pub(super) state: bool,
-    /// The service's socket, open or not.
+    /// The file of the service's socket, even if no process listens.
     pub(super) socket: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostConfiguration {
-    /// The mode of the configuration that is there; 0 without one.
+    /// The mode of the existing configuration file; 0 without a file.
     pub(super) mode: u32,
-    /// The runtime that it names.
+    /// The runtime in the existing configuration.
     pub(super) endpoint: Option<String>,
-    /// What `--base-configuration` names.
+    /// The content of the file of `--base-configuration`.
     pub(super) base: Map<String, Value>,
 }
 
@@ -101,7 +101,7 @@ pub(super) fn gather(
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
     let endpoint = match files.get(Path::new(CONFIGURATION)) {
-        // The way back does not depend on what the file says.
+        // An uninstallation does not depend on the content of the file.
         Some(state) if state.is_kept() && request.role.is_some() => {
             endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
         }
@@ -128,7 +128,8 @@ pub(super) fn gather(
     })
 }
 
-/// A path of the host, below its root file system. In another one a link is refused: it may lead to a file of this host.
+/// A path of the host, below its root file system. In another root file system, a symbolic link is rejected: it may
+/// lead to a file of this host.
 pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     let mut place = root.to_owned();
     for part in path.components().skip(1) {
@@ -150,7 +151,7 @@ fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf,
         });
     }
     let program = if request.is_from_pod { PROGRAM.into() } else { std::env::current_exe()? };
-    // systemd starts it as root.
+    // systemd starts the program as root.
     trusted_files::open(&program)
         .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;
     Ok(program)
@@ -166,15 +167,15 @@ fn running_kubelet() -> Kubelet {
     let found = processes.find_map(|entry| {
         let mut line = Vec::new();
         let file = fs::File::open(entry.path().join("cmdline")).ok()?;
-        // A process that ended meanwhile counts as another program.
+        // A process that has ended is treated as another program.
         file.take(COMMAND_LINE_LENGTH_MAX).read_to_end(&mut line).ok()?;
         kubelet_of(&line)
     });
     found.unwrap_or_default()
 }
 
-/// The kubelet's flags in a command line of `/proc`, as Go reads flags: with one or two dashes, and a value behind `=` or
-/// in the next argument. `None`: another program.
+/// The kubelet's flags in a command line of `/proc`, as Go parses flags: with one or two dashes, and the value after
+/// `=` or in the next argument. `None`: another program.
 fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
     let mut arguments = line.split(|byte| *byte == 0).map(|argument| Path::new(OsStr::from_bytes(argument)));
     if arguments.next()?.file_name()? != "kubelet" {

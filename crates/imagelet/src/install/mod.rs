@@ -1,7 +1,8 @@
-//! `imagelet install`: sets a host up as a service of systemd, for a kubelet or beside one, and takes it back.
+//! `imagelet install`: installs a host's systemd service, for a kubelet or beside one, and uninstalls it.
 //!
-//! What is written, started and removed is decided by a plain function of the request and of facts about the host. Each
-//! file that is written names the digest of its content, so that a file changed by an administrator is recognised and stays.
+//! A plain function of the request and of facts about the host decides which files are written, started and removed.
+//! Each written file contains the digest of its content, so that a file changed by an administrator is recognised and
+//! stays.
 
 mod apply;
 mod contents;
@@ -36,9 +37,9 @@ use imagelet_node::{
     serve::check_files,
 };
 
-/// The service's socket, as the unit and the package have it.
 /// The program that `pod install` copies to the host.
 const PROGRAM: &str = "/opt/imagelet/imagelet";
+/// The socket path in the systemd unit and the package.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SOCKET_FOLDER: &str = "/run/imagelet";
 const CONFIGURATION_FOLDER: &str = "/etc/imagelet";
@@ -47,7 +48,7 @@ const SERVICE_UNIT: &str = "/etc/systemd/system/imagelet.service";
 const SOCKET_UNIT: &str = "/etc/systemd/system/imagelet.socket";
 const KUBELET_UNIT_FOLDER: &str = "/etc/systemd/system/kubelet.service.d";
 const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-imagelet.conf";
-/// Where the kubelet's drop-ins are written if the kubelet names no folder.
+/// The folder of the kubelet's drop-ins if the kubelet has no `--config-dir`.
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
 

@@ -1,4 +1,4 @@
-//! Files that `install` owns: the first line has the digest of the rest, by which later changes are recognised.
+//! Files that `install` owns: the first line contains the digest of the rest, so that later changes are recognised.
 
 use std::{
     fs,
@@ -14,23 +14,23 @@ use imagelet_core::{
 
 use imagelet_node::failure::Failure;
 
-/// `#` begins a comment in units of systemd and in YAML.
+/// `#` starts a comment in systemd units and in YAML.
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
-/// The mode of the daemon's configuration, in which passwords of proxies may be.
+/// The mode of the daemon's configuration, which may contain passwords of proxies.
 pub(super) const PRIVATE: u32 = 0o600;
-/// The mode of units, which systemd shows to every user.
+/// The mode of units; systemd shows units to every user.
 pub(super) const PUBLIC: u32 = 0o644;
-/// A longer file is not ours.
+/// A longer file was not written by `install`.
 const LENGTH_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum FileState {
     #[default]
     Absent,
-    /// Written by `install`, with this content, and not changed since.
+    /// Written by `install` with this content, and unchanged.
     Unchanged(String),
-    /// Written by `install`, and changed since.
+    /// Written by `install`, and changed afterwards.
     Changed,
     /// Written by an administrator or a package.
     Foreign,
@@ -56,7 +56,7 @@ impl FileState {
         }
     }
 
-    /// An administrator may have put something into it.
+    /// Whether the file may contain an administrator's changes.
     pub(super) fn is_kept(&self) -> bool {
         matches!(self, Self::Changed | Self::Foreign)
     }
@@ -66,7 +66,7 @@ fn text(content: &str) -> String {
     format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
 }
 
-/// Reads a file. A longer one fails with `FileTooLarge`.
+/// Reads a file. A file longer than `length_max` fails with `FileTooLarge`.
 pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(length_max as u64 + 1).read_to_end(&mut bytes)?;
@@ -81,24 +81,24 @@ pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure
     replace(path, text(content).as_bytes(), mode)
 }
 
-/// The permissions of a file; 0 without one.
+/// The permissions of a file; 0 if the file is absent.
 pub(super) fn mode(path: &Path) -> u32 {
     fs::metadata(path).map_or(0, |file| file.permissions().mode() & 0o7777)
 }
 
-/// Leaves a file to its owner. Its content stays.
+/// Makes a file readable and writable only for its owner. Its content stays.
 pub(super) fn protect(path: &Path) -> Result<(), Failure> {
     fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)).map_err(|error| of_path("protect", path, &error))
 }
 
-/// Replaces a file durably, as a whole, and creates its folder. A crash leaves the former file.
+/// Replaces a file durably and atomically, and creates its folder. A crash leaves the previous file.
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let replaced = || {
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         replace_file_on(&MachineDisk, path, &new_of(path), "state", |file| {
             file.write_all(bytes)?;
-            // Whatever the umask is.
+            // Set explicitly, because the umask applies to new files.
             file.set_permissions(fs::Permissions::from_mode(mode))
         })
     };
@@ -111,14 +111,14 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Removes a file durably, if it is still there.
+/// Removes a file durably, if it exists.
 pub(super) fn remove(path: &Path) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| folder.exists());
     let removed = remove_file(path).and_then(|()| folder.map_or(Ok(()), sync_folder));
     removed.map_err(|error| of_path("remove", path, &error))
 }
 
-/// Removes a folder, unless a file of others is in it.
+/// Removes a folder, unless it contains other files.
 pub(super) fn remove_empty_folder(path: &Path) -> Result<(), Failure> {
     match fs::remove_dir(path) {
         Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => {

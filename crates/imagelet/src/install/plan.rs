@@ -1,4 +1,5 @@
-//! The steps of an installation or of the way back: a plain function of the request and of facts about the host.
+//! Plans the steps of an installation or an uninstallation: a plain function of the request and of facts about the
+//! host.
 
 use std::path::{Path, PathBuf};
 
@@ -23,24 +24,24 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
-    /// A file that every user may read becomes readable for root alone; its content stays.
+    /// Makes a file that every user can read readable only for root. Its content stays.
     Protect(&'static str),
     Keep {
         path: PathBuf,
         why: &'static str,
     },
     Remove(PathBuf),
-    /// Removed while nothing is in it.
+    /// Removes the folder if it is empty.
     RemoveFolder(&'static str),
-    /// The daemon's configuration has to be valid: this one, or the one that is there.
+    /// The daemon's configuration must be valid: this text, or (`None`) the existing file.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
     AwaitDaemon,
-    /// What is left to the administrator.
+    /// A task for the administrator.
     Advise(String),
 }
 
-/// All steps, in their order; the error names what the administrator has to change first.
+/// All steps in order. The error names the change that the administrator must make first.
 pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     match request.role {
         Some(role) => install(role, request, host),
@@ -63,7 +64,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     if is_live {
         steps.push(Step::ProbeRuntime(endpoint));
     }
-    // Before it is written: a daemon that runs is not started again with an invalid one.
+    // Checked before the file is written, so that a running daemon is not restarted with an invalid configuration.
     let content = match &configuration {
         Step::Write { content, .. } => Some(content.clone()),
         _ => None,
@@ -89,7 +90,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.extend(reload(is_live));
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
-        // It starts the socket as well. A daemon that ran before has another configuration, or another program.
+        // This also starts the socket. A running daemon has the old configuration or the old program.
         let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
         steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);
@@ -150,7 +151,7 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
     Ok((endpoint, owned(host, path, content)?))
 }
 
-/// The kubelet's side, once the daemon answers.
+/// The kubelet's steps, after the daemon answers.
 fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Failure> {
     let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
     let folder = kubelet_config_dir(request, host);
@@ -164,7 +165,7 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
-        // Its pods go on.
+        // The kubelet's pods keep running.
         steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();
@@ -180,23 +181,24 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
     Ok(steps)
 }
 
-/// Takes the kubelet's side back.
+/// The steps that remove the kubelet's drop-ins.
 fn without_kubelet(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
-    // The folder of the other one may be what `--config-dir` names: a kubelet does not start without it.
+    // The folder of the other drop-in is not removed: `--config-dir` may name it, and then a kubelet does not start
+    // without it.
     if steps.contains(&Step::Remove(KUBELET_UNIT_DROP_IN.into())) {
         steps.push(Step::RemoveFolder(KUBELET_UNIT_FOLDER));
     }
     if is_live && steps.iter().any(|step| matches!(step, Step::Remove(_))) {
         steps.extend(reload(true));
-        // It asks imagelet until it is restarted. Its pods go on.
+        // The kubelet uses imagelet's socket until its restart. Its pods keep running.
         steps.push(Step::Systemctl(&["try-restart", "kubelet.service"]));
     }
     steps
 }
 
-/// The kubelet's side first: a kubelet whose image socket is absent does not start.
+/// The kubelet's steps come first: a kubelet does not start if its image socket is absent.
 fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let is_live = host.systemd == Systemd::Running;
     let mut steps = without_kubelet(request, host, is_live);
@@ -216,7 +218,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
         steps.extend(reload(is_live));
     }
     if are_ours && !host.there.package && host.there.socket {
-        // systemd closes a socket, and leaves its file.
+        // systemd closes a socket but does not remove its file.
         steps.extend([Step::Remove(SOCKET.into()), Step::RemoveFolder(SOCKET_FOLDER)]);
     }
     if let Some(step) = removal(host, CONFIGURATION.into()) {

@@ -1,12 +1,13 @@
-//! Sets the host of a pod up, or takes it back: enters the host's mount namespace, copies the program there and runs `install`.
+//! Installs on a pod's host, or uninstalls: enters the host's mount namespace, copies the program there and runs
+//! `install`.
 //!
 //! ```text
-//! /opt/imagelet/imagelet        the program; while it is there, the host belongs to the pod's installation
-//! /opt/imagelet/config.yaml     what the pod has of the daemon's configuration
+//! /opt/imagelet/imagelet        the program; while it exists, the host belongs to the pod's installation
+//! /opt/imagelet/config.yaml     the pod's part of the daemon's configuration
 //! /opt/imagelet/http-token      the token of the HTTP server
-//! /opt/imagelet/proxy-password  the password for the proxies that the configuration names
-//! /opt/imagelet/installed       a digest of the above and of the arguments: the last installation that succeeded
-//! /usr/local/bin/imagelet       a link to the program, where nothing else is
+//! /opt/imagelet/proxy-password  the password for the proxies in the configuration
+//! /opt/imagelet/installed       a digest of the files above and the arguments of the last successful installation
+//! /usr/local/bin/imagelet       a link to the program, unless this path exists
 //! ```
 //!
 //! The program is the first file that is written and the last that is removed, so that each step can be repeated.
@@ -46,12 +47,12 @@ const LINK: &str = "/usr/local/bin/imagelet";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
 const SECRET_LENGTH_MAX: usize = 4096;
 
-/// A file beside the program, for root alone, with its content; `None`: the pod has none.
+/// A file next to the program, for root only, with its content. `None`: the pod has no such file.
 type PrivateFile = (&'static str, Option<Vec<u8>>);
 
-/// Sets the host up, or takes it back, as the arguments say.
+/// Installs on the host or uninstalls, depending on the arguments.
 ///
-/// **Invariant:** the process has one thread. The kernel moves no other one into a mount namespace.
+/// **Invariant:** the process has one thread. The kernel moves only the calling thread into a mount namespace.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
     let read =
@@ -76,7 +77,7 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
     if install.uninstall { take_back(install, format) } else { set_up(install, &program, &private, format) }
 }
 
-/// Enters the mount namespace of the host: from here on each path is one of the host.
+/// Enters the mount namespace of the host. All later paths are the host's.
 fn enter(namespace: &Path) -> Result<(), Failure> {
     let failed = |error: &io::Error| {
         Failure::because(format!("could not enter the mount namespace `{}`", namespace.display()), error)
@@ -104,7 +105,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
     let wanted = record(program, private, &install);
     let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == program);
     let keep_running = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
-    // Until this attempt has succeeded, what runs may be older than the files.
+    // Removed until this attempt has succeeded: the running daemon may be older than the files.
     remove(Path::new(INSTALLED))?;
     if !keep_running {
         replace(Path::new(PROGRAM), program, 0o755)?;
@@ -115,7 +116,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
             None => remove(Path::new(path))?,
         }
     }
-    // A file of the administrator stays; a folder that is read-only has no link.
+    // Fails if an administrator's file exists or if the folder is read-only; both are accepted.
     let _is_there = symlink(PROGRAM, LINK);
     run(InstallArgs { keep_running, ..install }, format)?;
     replace(Path::new(INSTALLED), wanted.as_bytes(), 0o600)?;
@@ -134,25 +135,25 @@ fn take_back(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> 
     remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROXY_PASSWORD, PROGRAM])
 }
 
-/// Runs `install` on the host, with none of the pod's variables.
+/// Runs `install` on the host, without the pod's environment variables.
 fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let environment = Environment { root: rustix::process::geteuid().is_root(), ..Environment::default() };
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(super::run(install, &environment, format))
 }
 
-/// Removes files of the folder, what an interrupted attempt left of them, and the folder.
+/// Removes these files, their temporary files from an interrupted attempt, and the folder.
 fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
     for path in paths.iter().map(Path::new) {
         remove(&new_of(path))?;
         remove(path)?;
     }
-    // A file of the administrator keeps it.
+    // An administrator's file in the folder keeps the folder.
     remove_empty_folder(Path::new(FOLDER))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder belongs to root, and no other user writes into it: systemd starts the program in it as root.
+/// Checks that root owns the folder and that no other user can write into it: systemd starts its program as root.
 fn check_folder() -> Result<(), Failure> {
     let folder = Path::new(FOLDER);
     fs::create_dir_all(folder).map_err(|error| of_path("create", folder, &error))?;
@@ -163,7 +164,7 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-/// What decides whether an installation has to be done again.
+/// A text that changes whenever the installation must be repeated.
 fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> String {
     let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
     let arguments = format!("{install:?}");

@@ -1,27 +1,27 @@
-//! The documents of a file of manifests, as kubectl splits and reads them: YAML separated by `---`, or concatenated JSON.
+//! Splits and parses a file of manifests as kubectl does: YAML documents separated by `---`, or concatenated JSON.
 
 use serde_json::{Value, value::RawValue};
 use serde_saphyr::DuplicateKeyPolicy;
 
-/// Longest file of manifests; an operator's bundle has a few megabytes.
+/// The longest file of manifests. An operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 pub(super) const DOCUMENTS_MAX: usize = 10_000;
-/// Nesting of lists and objects; a pod template in a `CronJob` in a `List` has a dozen levels.
+/// Nesting of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
-/// Values of one file, with those that aliases repeat.
+/// Values of one file, including values repeated by aliases.
 pub(super) const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 
-/// One document that has something; `Err`: why it does not read.
+/// One document that is not empty. `Err`: the reason why it cannot be parsed.
 pub(crate) struct Document {
-    /// Where its content begins.
+    /// The line at which its content starts.
     pub(crate) line: u64,
     pub(crate) read: Result<Value, String>,
-    /// The line of a key that was written before; the later one counts.
+    /// The line of a repeated key; the later value wins.
     pub(super) repeated: Option<u64>,
 }
 
-/// The text of a file in UTF-8 or UTF-16, with or without a byte order mark; `None`: it is neither.
+/// The text of a file in UTF-8 or UTF-16, with or without a byte order mark. `None`: another encoding.
 pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
     let wide = |bytes: &[u8], read: fn([u8; 2]) -> u16| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| read([pair[0], pair[1]])).collect();
@@ -31,7 +31,7 @@ pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
         [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8(text.to_vec()).ok(),
         [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
         [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
-        // A manifest begins with a character of ASCII.
+        // A manifest starts with an ASCII character.
         [first, 0, ..] if *first != 0 => wide(&bytes, u16::from_le_bytes),
         [0, second, ..] if *second != 0 => wide(&bytes, u16::from_be_bytes),
         _ => String::from_utf8(bytes).ok(),
@@ -65,7 +65,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
     for whole in text.split_inclusive('\n') {
         let rest =
             whole.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        // A directive of YAML, or the end of a document.
+        // A YAML directive, or the end of a document.
         let is_other = whole.starts_with('%') || whole.trim_end() == "...";
         if rest.is_some() || is_other {
             end(from, at, first);
@@ -79,7 +79,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
     found
 }
 
-/// The objects of concatenated JSON; `None`: the text is no JSON from its first object on.
+/// The objects of concatenated JSON. `None`: the text does not start with a JSON object or list.
 fn concatenated(text: &str, first: u64) -> Option<Vec<(u64, &str)>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return None;
@@ -149,7 +149,7 @@ fn is_comment(line: &str) -> bool {
     line.trim().is_empty() || line.trim_start().starts_with('#')
 }
 
-/// A field with `null` counts as absent. Returns the number of values.
+/// Removes fields with `null`, which mean the same as absent fields. Returns the number of values.
 fn remove_nulls(value: &mut Value) -> usize {
     1 + match value {
         Value::Object(fields) => {

@@ -1,6 +1,7 @@
-//! Kubernetes manifests given to `ensure`, and the requests that a node gets for their pods.
+//! Kubernetes manifests for `ensure`, and the requests to a node for their pods.
 //!
-//! Does what the API server does before a kubelet sees a pod: defaults, and the pull secrets of the service account.
+//! Applies the API server's changes to a pod before a kubelet gets it: defaults, and the service account's pull
+//! secrets.
 
 mod documents;
 mod objects;
@@ -14,10 +15,10 @@ use imagelet_node::{
 };
 use objects::{Objects, PodManifest};
 
-/// Kinds named in a note; a bundle has many.
+/// Limit of the kinds in a note; a bundle contains many.
 const KINDS_NAMED_MAX: usize = 8;
 
-/// A file of manifests. Has no `Debug`: it may hold a secret.
+/// A file of manifests. It has no `Debug`, because it may contain a secret.
 pub(crate) struct ManifestFile {
     pub(crate) name: String,
     pub(crate) text: String,
@@ -26,9 +27,9 @@ pub(crate) struct ManifestFile {
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     pub(crate) pods: Vec<PodRequest>,
-    /// Notes for the user; none keeps a pod from being requested.
+    /// Notes for the user. A note does not prevent the request of a pod.
     pub(crate) notes: Vec<String>,
-    /// Objects that do not read, by what messages call them: the others are requested.
+    /// Unreadable objects, by their name in messages. All other objects are requested.
     pub(crate) failures: Vec<(String, Failure)>,
 }
 
@@ -38,7 +39,8 @@ fn kinds_text(kinds: &BTreeSet<String>) -> String {
 }
 
 impl Manifests {
-    /// Reads files with pods and with their secrets; both may hold other objects. An error shows no secret's content.
+    /// Reads files with pods and files with their secrets; both may contain other objects. Errors show no content of
+    /// secrets.
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {
@@ -75,7 +77,7 @@ impl Objects {
             let PullSecretText { namespace, name, .. } = secret;
             let is_named =
                 |pod: &PodManifest| pod.request.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
-            // A bundle has secrets for other purposes.
+            // A bundle may contain secrets for other purposes.
             if !self.pods.iter().any(is_named) {
                 continue;
             }
@@ -96,7 +98,7 @@ impl Objects {
         for name in self.pull_secrets(pod).iter().filter(|name| !name.is_empty()) {
             match self.secrets.iter().rfind(|(secret, _)| secret.namespace == *namespace && secret.name == *name) {
                 Some((secret, _)) if secret.docker_config.is_some() => request.secrets.push(secret.clone()),
-                // As in a kubelet: it reads the secret and finds no credentials.
+                // As in a kubelet, which reads the secret and finds no credentials.
                 Some(_) => {}
                 None => {
                     notes.push(format!(

@@ -1,4 +1,4 @@
-//! The Kubernetes objects that name images or the credentials to pull them.
+//! The Kubernetes objects that contain images, or the credentials to pull them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICY_SHOWN_MAX: usize = 64;
 const NAME_SHOWN_MAX: usize = 400;
-/// The kinds of Kubernetes itself whose containers have an image each.
+/// The built-in kinds of Kubernetes, whose containers always have an image.
 const OWN_KINDS: [&str; 9] = [
     "Pod",
     "Deployment",
@@ -36,33 +36,33 @@ const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// The objects that affect pulls. Of two objects with one name the later applies, as with `kubectl apply`.
+/// The objects that affect pulls. Of two objects with one name, the later object applies, as in `kubectl apply`.
 #[derive(Default)]
 pub(super) struct Objects {
     pub(super) pods: Vec<PodManifest>,
-    /// Each with its file. Without a document: its type is another one, or the type's key is missing.
+    /// Each secret with its file. A secret of another type, or without the type's key, has no credentials.
     pub(super) secrets: Vec<(PullSecretText, String)>,
-    /// Pull secrets of service accounts by namespace and name.
+    /// Pull secrets of service accounts, by namespace and name.
     pub(super) accounts: BTreeMap<(String, String), Vec<String>>,
     /// Handlers of runtime classes, which have no namespace.
     pub(super) classes: BTreeMap<String, String>,
     pub(super) kinds: BTreeSet<String>,
     /// Number of objects without images by file and kind.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Objects that are not used, by what messages call them.
+    /// Objects that cannot be used, by their name in messages.
     pub(super) failed: Vec<(String, Failure)>,
     pub(super) notes: Vec<String>,
 }
 
 /// A Pod, or the pod template of a controller such as a Deployment.
 pub(super) struct PodManifest {
-    /// Without what other objects decide: secrets and the runtime handler.
+    /// Not yet with the data of other objects: secrets and the runtime handler.
     pub(super) request: PodRequest,
     pub(super) pull_secrets: Vec<String>,
     pub(super) runtime_class: String,
 }
 
-/// Why an object is rejected. Shows no value: it may be secret.
+/// The error says why an object is rejected. It shows no value, because a value may be secret.
 type Rejected<T> = Result<T, String>;
 
 fn of_field(field: &str, line: u64, problem: &str) -> String {
@@ -147,7 +147,7 @@ struct OtherObject {
 }
 
 impl Objects {
-    /// Adds the objects of a file, including those in lists. An object that does not read fails alone.
+    /// Adds the objects of a file, including objects in lists. An unreadable object does not affect other objects.
     pub(super) fn add(&mut self, file: &str, text: &str) {
         let mut is_repeated = false;
         for Document { line, read, repeated } in documents(text) {
@@ -161,7 +161,7 @@ impl Objects {
         }
     }
 
-    /// Adds an object; `kind` is what its list says where the object itself has none.
+    /// Adds an object. `kind` is the kind from its list, used if the object has no kind.
     fn collect(&mut self, file: &str, mut object: Value, kind: &str, line: u64, depth: usize) {
         let kind =
             object.get("kind").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(kind).to_owned();
@@ -232,7 +232,7 @@ fn shown(kind: &str, object: &Value, file: &str) -> String {
     format!("{} in `{file}`", printable_start(&format!("{kind} `{namespace}{name}`"), NAME_SHOWN_MAX))
 }
 
-/// Serde's message shows the value; only the expected type is taken from it.
+/// Serde's message contains the value, so only the expected type is taken from it.
 fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
@@ -242,7 +242,8 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     })
 }
 
-/// The pod templates of an object: each mapping with a list of `containers`, or whose `spec` has one, wherever it is below these fields.
+/// The pod templates of an object, at any depth below `fields`: each mapping with a list of `containers`, or whose
+/// `spec` has one.
 fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Value>) {
     let has_containers = |value: &Value| value.get("containers").is_some_and(Value::is_array);
     match object {
@@ -258,7 +259,7 @@ fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Va
     }
 }
 
-/// The pod of a template; `None`: it has no image, and is no kind of Kubernetes itself, whose pods have one.
+/// The pod of a template. `None`: the template has no image and its kind is not built into Kubernetes.
 fn pod(
     kind: &str,
     line: u64,
@@ -293,7 +294,7 @@ fn pod(
         }
     }
     if !is_own {
-        // An operator fills in what such a template leaves out.
+        // The operator of the kind adds the images that such a template omits.
         images.retain(|(_, image)| !image.image.is_empty());
         if images.is_empty() {
             return Ok(None);
@@ -320,7 +321,7 @@ fn pod(
         return Err(nameless("metadata.name", line));
     }
     if let Some(number) = number {
-        // Several templates are several pods.
+        // Each of several templates is a separate pod.
         named.name = format!("{}-{number}", named.name);
         named.uid.clear();
     }
@@ -350,7 +351,7 @@ fn names(list: Vec<ByName>) -> Vec<String> {
 
 impl Metadata {
     fn named(self) -> PodName {
-        // An object with a generated name has none yet; its prefix identifies it.
+        // An object with a generated name has no name yet; its prefix identifies it.
         let generated = self.generate_name.trim_end_matches('-').to_owned();
         PodName {
             name: if self.name.is_empty() { generated } else { self.name },
@@ -360,7 +361,7 @@ impl Metadata {
     }
 }
 
-/// `stringData` wins over `data`, as it does in the API.
+/// `stringData` overrides `data`, as in the API.
 fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     use base64::Engine as _;
     let OtherObject { metadata, r#type: of_type, data, string_data, .. } = object;
@@ -381,14 +382,15 @@ fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     let document = document.filter(|document| !document.expose().is_empty());
     let PodName { namespace, name, mut uid } = metadata.named();
     if uid.is_empty() {
-        // Without a uid nothing proves that a secret of this name is the earlier one: the content is part of its identity.
-        // By name alone, a caller that knows the name would be granted what the earlier secret had opened.
+        // Without a uid, nothing proves that this secret is an earlier secret of the same name, so the content is part
+        // of its identity. By name alone, a client that knows the name would get the images that the earlier secret
+        // gave access to.
         uid = stable_uid(&["Secret", &namespace, &name, document.as_ref().map_or("", Secret::expose)]);
     }
     Ok(PullSecretText { namespace, name, uid, r#type: of_type, docker_config: document.map(Hidden) })
 }
 
-/// Deterministic for equal parts, and shaped like any other uid.
+/// A uid that is equal for equal parts, in the usual form.
 fn stable_uid(parts: &[&str]) -> String {
     let mut bytes = Vec::new();
     for part in parts {

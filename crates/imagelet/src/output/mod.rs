@@ -19,7 +19,7 @@ use serde_json::json;
 
 pub(crate) use table::{Table, fitted_to_stderr};
 
-/// Digits of a digest that distinguish images: `sha256:` and 12 digits.
+/// The part of a digest that distinguishes images: `sha256:` and 12 digits.
 pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -41,7 +41,7 @@ impl Format {
     }
 }
 
-/// A document of YAML, safe on a terminal: its writer escapes control characters, and no marks of direction.
+/// A YAML document made safe for a terminal: the YAML writer escapes control characters, but not direction marks.
 pub(crate) fn yaml(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
 }
@@ -77,16 +77,16 @@ pub(crate) fn print<T: Serialize>(
 }
 
 pub(crate) fn print_failure(failure: &Failure) {
-    // A closed stderr is no failure of its own.
+    // A closed stderr is not a further failure.
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
 }
 
-/// Writes the document of a failure where a program asked for one; `is_line`: behind other documents in lines.
+/// Writes a failure as a document if the output is JSON or YAML. `is_line`: as a line after other documents.
 pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     if !format.is_document() {
         return;
     }
-    // A closed stdout is no failure of its own.
+    // A closed stdout is not a further failure.
     drop(if is_line {
         io::stdout().lock().write_all(&line(&json!({ "type": "failure", "failure": failure }), format))
     } else {
@@ -94,7 +94,7 @@ pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     });
 }
 
-/// The code of a command, a part of which may have failed.
+/// The exit code of a command; `is_failed`: at least a part of it failed.
 pub(crate) fn exit_code(is_failed: bool) -> ExitCode {
     ExitCode::from(u8::from(is_failed))
 }
@@ -111,19 +111,19 @@ pub(crate) fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
-/// A size, or `-` where it is not known.
+/// A size, or `-` if the size is unknown.
 pub(crate) fn size(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string())
 }
 
-/// An image's id in a table: whole in a wide one.
+/// An image's id in a table; a wide table shows the whole id.
 pub(crate) fn id(id: &str, is_wide: bool) -> &str {
     if is_wide { id } else { ImageId::shorten(id) }
 }
 
 pub(crate) const NAMELESS: &str = "<none>";
 
-/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of others.
+/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of other names.
 pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     match if names.is_empty() { digests } else { names } {
         [] => NAMELESS.into(),
@@ -132,7 +132,7 @@ pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     }
 }
 
-/// A name whose digest is cut like an id, for tables no wider than a screen.
+/// A name whose digest is shortened like an id, so that tables fit on a screen.
 pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
     match name.rsplit_once('@') {
         Some((repository, digest)) if digest.len() > DIGEST_SHOWN => {

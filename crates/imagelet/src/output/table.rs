@@ -1,4 +1,4 @@
-//! Aligned tables: as wide as their cells where nothing bounds them, and no wider than a terminal.
+//! Aligned tables: as wide as their cells, but no wider than a terminal.
 
 use std::{
     io::{self, Write},
@@ -9,17 +9,17 @@ use comfy_table::{ContentArrangement, presets::NOTHING};
 use imagelet_core::printable::printable;
 use rustix::termios::tcgetwinsize;
 
-/// Between columns.
+/// Columns of space between two table columns.
 const GAP: u16 = 3;
-/// A line of a message is not wrapped narrower than this.
+/// The least width to which a line of a message is wrapped.
 const PROSE_MIN: usize = 24;
 const INDENT: usize = 4;
 
-/// A table, whose widest cells are wrapped where a terminal is too narrow.
+/// A table. If a terminal is too narrow, the widest cells are wrapped.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
-    /// Columns that are left out first on a narrow terminal, by their header.
+    /// Columns that are omitted first on a narrow terminal, by their header.
     optional: &'static [&'static str],
     is_wide: bool,
 }
@@ -31,7 +31,7 @@ impl Table {
         table
     }
 
-    /// Labels, each with its value; a value of several lines has a row for each, and an absent one has none.
+    /// Labels, each with its value. A value of several lines has one row for each line. An absent value has no row.
     pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Self {
         let mut table = Self::default();
         for (label, value) in facts.into_iter().filter_map(|(label, value)| Some((label, value?))) {
@@ -41,19 +41,19 @@ impl Table {
         table
     }
 
-    /// Leaves these columns out, in this order, where a terminal is too narrow.
+    /// Omits these columns, in this order, if a terminal is too narrow.
     #[must_use]
     pub(crate) fn optional(self, columns: &'static [&'static str]) -> Self {
         Self { optional: columns, ..self }
     }
 
-    /// A wide table is not fitted.
+    /// A wide table is not fitted to the terminal.
     #[must_use]
     pub(crate) fn wide(self, is_wide: bool) -> Self {
         Self { is_wide, ..self }
     }
 
-    /// Adds a row. Control characters, which foreign names may contain, are shown as `?`.
+    /// Adds a row. Control characters, which names from outside may contain, are shown as `?`.
     pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
@@ -64,7 +64,7 @@ impl Table {
         self
     }
 
-    /// Leaves the columns with these headers out, unless they are wanted.
+    /// Omits the columns with these headers, unless `is_wanted`.
     #[must_use]
     pub(crate) fn only_if(mut self, is_wanted: bool, headers: &[&str]) -> Self {
         headers.iter().filter(|_| !is_wanted).for_each(|header| leave_out(&mut self.rows, header));
@@ -72,7 +72,7 @@ impl Table {
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        // Without a terminal on stdout nothing bounds the lines.
+        // The width is unlimited if stdout is no terminal.
         let width = if self.is_wide { None } else { width_of(&io::stdout()) };
         self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
     }
@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// The lines of a table; cells are wrapped where it is wider than this.
+/// The lines of a table; cells are wrapped if the table is wider than `width`.
 fn drawn(rows: &[Vec<String>], width: Option<u16>) -> Vec<String> {
     comfy(rows, width).lines().map(|line| line.trim_end().to_owned()).collect()
 }
@@ -115,7 +115,7 @@ fn comfy(rows: &[Vec<String>], width: Option<u16>) -> comfy_table::Table {
     table
 }
 
-/// Messages for people on stderr: on a terminal, lines that are too wide are wrapped between words.
+/// A message for people on stderr. On a terminal, lines that are too wide are wrapped between words.
 pub(crate) fn fitted_to_stderr(text: &str) -> String {
     match width_of(&io::stderr()) {
         Some(width) => text.lines().map(|line| wrapped_line(line, width.into())).collect::<Vec<_>>().join("\n"),
@@ -123,7 +123,7 @@ pub(crate) fn fitted_to_stderr(text: &str) -> String {
     }
 }
 
-/// A line with its indentation, and deeper what does not fit.
+/// Wraps a line: it keeps its indentation, and continuation lines are indented deeper.
 fn wrapped_line(line: &str, width: usize) -> String {
     let words = line.trim_start_matches(' ');
     let indent = line.len() - words.len();
@@ -149,7 +149,7 @@ fn leave_out(rows: &mut [Vec<String>], header: &str) {
     }
 }
 
-/// Lines of whole words; a word that is too wide has a line of its own.
+/// Splits a text into lines of whole words. A word that is too wide gets a separate line.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

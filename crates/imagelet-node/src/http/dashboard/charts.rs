@@ -1,4 +1,4 @@
-//! The drawings of the dashboard, as SVG without text of its own: usage over time, shares of the disk, the map of images.
+//! The drawings of the dashboard, as SVG: usage over time, shares of the disk, and the map of images.
 
 use imagelet_core::image::ByteSize;
 use maud::{Markup, html};
@@ -12,7 +12,7 @@ use crate::{
     durations::milliseconds,
 };
 
-/// Images with a tile of their own; smaller ones share one.
+/// Images with a separate tile; the smaller images share one tile.
 const TILES_MAX: usize = 48;
 /// Gap between tiles, and the space around a label.
 const GAP: f64 = 2.0;
@@ -22,7 +22,7 @@ const LINE: f64 = 16.0;
 /// Fewer letters of a name tell nothing.
 const NAME_MIN: usize = 6;
 
-/// Usage over time with both thresholds; empty before there are two samples.
+/// Usage over time with both thresholds; empty with fewer than two samples.
 pub(super) fn usage(disk: &Disk) -> Markup {
     const WIDTH: f64 = 600.0;
     const HEIGHT: f64 = 160.0;
@@ -85,7 +85,7 @@ pub(super) fn share_bar(disk: &Disk) -> Markup {
     }
 }
 
-/// Images by the bytes that only they hold, where known, else by their listed size.
+/// A map of images by their unshared bytes if known, else by their listed size.
 pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &str) -> Markup {
     let weight = |row: &ImageRow| row.unique.unwrap_or(row.size);
     let mut rows: Vec<&ImageRow> = images.iter().filter(|row| weight(row) > 0).collect();
@@ -116,7 +116,7 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
     }
 }
 
-/// `in-use`, `pinned` or `unused`: the class of a row.
+/// The class of a row: `in-use`, `pinned` or `unused`.
 pub(super) fn state(row: &ImageRow) -> &'static str {
     match (row.in_use_by.is_empty(), row.pinned_by.is_empty()) {
         (false, _) => "in-use",

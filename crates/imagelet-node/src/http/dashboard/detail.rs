@@ -18,20 +18,20 @@ use crate::{
     node::{Why, WhyHappening, WhyImage},
 };
 
-/// Rows of a plan; the API has more.
+/// Limit of rows of a plan; the API returns more.
 const ROWS_MAX: usize = 300;
 
-/// What a plan was asked for, as the form of the page has it.
+/// The goal of a plan, as the page's form sends it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PlanForm {
     /// A size as users type it; empty for the thresholds.
     pub(super) free: String,
-    /// Present where the box is checked.
+    /// `Some` if the box is checked.
     pub(super) all_unused: Option<String>,
 }
 
-/// The plan of the next collection, or why it cannot be made.
+/// The page with the plan of the next collection, or the reason for its failure.
 pub(super) fn plan(backend: &str, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
     let content = html! {
         section {
@@ -93,7 +93,7 @@ fn planned_rows(plan: &Collected) -> Markup {
     }
 }
 
-/// Everything that is known about the images of a name.
+/// The page with everything known about the images of a name.
 pub(super) fn image(backend: &str, why: &Why, now: Timestamp) -> String {
     let title = why.images.first().map_or_else(|| "Image".to_owned(), title_of);
     let content = html! {

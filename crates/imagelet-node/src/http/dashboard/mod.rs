@@ -1,4 +1,4 @@
-//! The dashboard: pages made by the daemon, with a script that follows pulls and refreshes sections.
+//! The dashboard: pages that the daemon renders, with a script that follows pulls and refreshes sections.
 
 mod charts;
 mod detail;
@@ -30,11 +30,11 @@ use page::Overview;
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
-/// A section whose answer takes longer, or fails, is left out, and the page says so.
+/// If a section takes longer or fails, the page omits it and says so.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Points of the chart: one for each two pixels of a wide screen.
 const SAMPLES_MAX: u64 = 480;
-/// Rows of the last decisions; `/api/v1/decisions` has more.
+/// Rows of the last decisions; `/api/v1/decisions` returns more.
 const DECISIONS: u64 = 30;
 
 pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {
@@ -50,7 +50,7 @@ pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {
         .route("/assets/icon.svg", asset("image/svg+xml", ICON))
 }
 
-/// Whether a path is one of the dashboard's.
+/// Whether a path belongs to the dashboard.
 pub(super) fn is_part(path: &str) -> bool {
     matches!(path, "/" | "/plan" | "/image") || path.starts_with("/assets/")
 }

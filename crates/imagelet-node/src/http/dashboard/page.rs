@@ -1,4 +1,4 @@
-//! The frame of every page, and the overview with its sections.
+//! The frame of every page, and the overview page with its sections.
 
 use imagelet_core::image::{ByteSize, ImageId, counted, shown_name};
 use jiff::Timestamp;
@@ -16,19 +16,19 @@ use crate::{
 
 use Column::{Number, Text};
 
-/// Rows of the list of images; the API has all.
+/// Limit of rows in the list of images; the API returns all.
 const IMAGES_MAX: usize = 200;
 
 #[derive(Debug, Default)]
 pub(super) struct Overview {
     /// `store DIR` or `runtime URI`.
     pub(super) backend: String,
-    /// `None`, here and below: there was no answer, and a problem says why.
+    /// `None`, here and below: the request failed, and `problems` has the reason.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
-    /// What could not be shown, and why.
+    /// The sections that are not shown, with the reasons.
     pub(super) problems: Vec<String>,
 }
 
@@ -78,12 +78,12 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
     page("Overview", &model.backend, &content)
 }
 
-/// The content of a section; empty without an answer, so that the section is hidden.
+/// The content of a section. Without an answer it is empty, so that the section is hidden.
 fn known<T>(answer: Option<&T>, content: impl FnOnce(&T) -> Markup) -> Markup {
     answer.map_or_else(|| html! {}, content)
 }
 
-/// A part of a page that the script replaces by its next state.
+/// A section of a page; the script replaces it with its newer version.
 fn section(id: &str, title: &str, content: &Markup) -> Markup {
     html! {
         section id=(id) aria-labelledby=(format!("{id}-title")) data-refresh hidden[content.0.is_empty()] {
@@ -143,7 +143,7 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-/// The script makes its rows.
+/// The section of pulls; the script adds the rows.
 fn pulls() -> Markup {
     html! {
         p .empty #no-pulls { "No pull is running." }
@@ -198,7 +198,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
             html! { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) },
             html! { (happening.what) },
             html! {
-                // A pattern of pins has no page.
+                // A pattern of a pin has no page.
                 @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
                 @else { a href=(image_href(target)) { (name) } }
             },

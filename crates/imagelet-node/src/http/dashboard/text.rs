@@ -6,7 +6,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{api::ImageRow, durations::age};
 
-/// The name that a reader knows the image by.
+/// The name of the image as readers know it.
 pub(super) fn shown(row: &ImageRow) -> String {
     ImageId::shown(row.shown_names().first(), &row.id).into_owned()
 }

@@ -1,4 +1,4 @@
-//! A squarified treemap: areas in the proportion of sizes, in an order that a reader finds by size.
+//! A squarified treemap: each area is in proportion to its size, and the order is by size.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Tile {
@@ -14,7 +14,7 @@ impl Tile {
     }
 }
 
-/// Lays sizes out, the largest first, one tile for each; zero sizes get empty tiles.
+/// Lays out one tile for each size, the largest first. Zero sizes get empty tiles.
 pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
     let total: f64 = sizes.iter().map(|size| *size as f64).sum();
     let mut free = Tile { x: 0.0, y: 0.0, width, height };
@@ -27,7 +27,7 @@ pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
     while !rest.is_empty() {
         let side = free.width.min(free.height);
         let mut count = 1;
-        // A row grows while its tiles become more like squares.
+        // A row grows while its tiles become more square.
         while count < rest.len() && worst_ratio(&rest[..=count], side) <= worst_ratio(&rest[..count], side) {
             count += 1;
         }
@@ -38,14 +38,14 @@ pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
     laid
 }
 
-/// The largest ratio of the sides of a row's tiles along a side.
+/// The largest side ratio of a row's tiles along a side.
 fn worst_ratio(row: &[f64], side: f64) -> f64 {
     let sum: f64 = row.iter().sum();
     let thickness = sum / side;
     row.iter().map(|area| (thickness * thickness / area).max(area / (thickness * thickness))).fold(0.0, f64::max)
 }
 
-/// Lays a row along the short side of the free space, and returns what is left of it.
+/// Lays a row along the short side of the free space, and returns the remaining space.
 fn lay_row(row: &[f64], free: Tile, laid: &mut Vec<Tile>) -> Tile {
     let is_column = free.width >= free.height;
     let turned = |tile: Tile| if is_column { tile } else { tile.transposed() };

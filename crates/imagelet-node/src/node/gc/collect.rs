@@ -1,4 +1,5 @@
-//! A collection on command, by the clock or for a pull: builds its policy from the request and its document from the result.
+//! Runs a collection for a command, the timer or a pull: builds the policy from the request, and the reply from the
+//! report.
 
 use std::{
     sync::Weak,
@@ -23,7 +24,7 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
-/// Removed images that an event names.
+/// Limit of the removed images that an event names.
 const NAMED_MAX: usize = 10;
 
 impl Command for CollectRequest {
@@ -40,13 +41,13 @@ impl Command for CollectRequest {
             return Err(Failure::new("Unsupported", message));
         }
         let request = gc_request(&self, &images.settings())?;
-        // A daemon does so in its periodic pass.
+        // A daemon adopts images in its periodic pass.
         if !images.place.is_daemon
             && let Ok(snapshot) = images.refresh().await
         {
             images.adopt(&snapshot).await;
             if !self.dry_run && snapshot.misses_containers() {
-                // Containers have to be missing for long enough to count. Dropping the future changes nothing.
+                // Missing containers count as ended only after a wait. Dropping the future changes nothing.
                 let wait = VANISHED_WAIT + Duration::from_secs(1);
                 let (backend, seconds) = (&images.place.backend, wait.as_secs());
                 let why = "lists fewer containers than before, as a runtime that restarts does";
@@ -70,13 +71,13 @@ impl Collection {
         self.images.settings().collection.mode == CollectionMode::Shadow
     }
 
-    /// What a collection would do. The audit log and events do not record it.
+    /// Plans a collection. The audit log and the events do not record a plan.
     pub(crate) async fn plan(&self, goal: GcGoal) -> Result<GcReport, GcError> {
         let request = GcRequest { policy: self.images.settings().collection.policy, goal, dry_run: true };
         self.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await
     }
 
-    /// Collects, and removes the state of absent images; in shadow mode it only reports what it would remove.
+    /// Collects, and removes the state of absent images. In shadow mode it only reports what it would remove.
     pub(crate) async fn collect(&self, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
         let shadow = self.is_shadow() && !request.dry_run;
         self.run(&GcRequest { dry_run: request.dry_run || shadow, ..*request }, by, shadow).await
@@ -84,10 +85,11 @@ impl Collection {
 
     async fn run(&self, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
         let (began, clock) = (SystemTime::now(), tokio::time::Instant::now());
-        // The kubelet's span around its periodic collection; it has none around the removal of all unused images.
+        // The kubelet's span around its periodic collection. The kubelet has no span around the removal of all unused
+        // images.
         let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
         let run = self.gc.run_by(by, request, began).instrument(span).await;
-        // A dry run changes nothing, and may be frequent.
+        // A dry run changes nothing and may be frequent, so it is not recorded.
         if !request.dry_run || shadow {
             self.record(run.as_ref(), by, shadow, began, clock.elapsed());
         }
@@ -98,7 +100,7 @@ impl Collection {
         for removal in report.removed() {
             self.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
         }
-        // Events of shadow mode are marked as such, with its record.
+        // In shadow mode, `record` marks and records the events.
         if !shadow {
             self.record_events(report.events.iter().cloned());
             // The kubelet records no event for a success.
@@ -121,7 +123,7 @@ impl Collection {
         }
     }
 
-    /// Plans first: no image is removed for a pull that cannot fit anyway, and none before its space is needed.
+    /// Plans first. No image is removed for a pull that cannot fit anyway, or before the pull needs the space.
     async fn free(&self, wanted: RoomWanted) -> Result<RoomMade, Failure> {
         self.gc.wait_for_running().await;
         let policy = self.images.settings().collection.policy;
@@ -142,7 +144,7 @@ impl Collection {
     }
 }
 
-/// Collects on this node. Holds a weak reference, because the collection owns the store that calls this.
+/// Collects for a pull on this node. The reference is weak, because the collection owns the store that calls this.
 #[derive(Debug)]
 pub(crate) struct SpaceByCollection(pub Weak<Collection>);
 
@@ -151,7 +153,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let collection = self.0.upgrade()?;
         let images = &collection.images;
-        // In shadow mode no pull is promised space that is not freed.
+        // In shadow mode no space is freed, so none is promised to a pull.
         if !images.settings().collection.for_pulls || !images.place.uses_known || collection.is_shadow() {
             return None;
         }
@@ -160,7 +162,8 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// A sentence with what a collection removed and why, and the first images by name. `None`: it removed nothing.
+/// A sentence about the removals of a collection: count, reasons, and the names of the first images. `None`: no
+/// removals.
 fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
@@ -175,12 +178,12 @@ fn of_removals(report: &GcReport) -> Option<String> {
         .then(|| format!("Removed {} ({} as listed): {named}{more}", counted(count, "image"), report.sizes.claimed))
 }
 
-/// The request's values over the configured ones.
+/// Merges the request's values over the configured values.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let invalid = |message: String| Failure::new("InvalidArgument", message);
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
-    // A requested high threshold alone must not fail against a configured low one above it.
+    // A requested high threshold must not fail because the configured low threshold is above it.
     let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
     if low > high {
         let mark = match asked.high {
@@ -198,7 +201,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     if asked.now && goal != GcGoal::AllUnused {
         return Err(invalid("`now` goes with `allUnused` alone".into()));
     }
-    // Uses, pins and leases still protect images.
+    // Images in use, pinned or leased stay protected.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let marks = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max);
     let bytes = marks.map_err(|error| invalid(error.to_string()))?.bytes;
@@ -207,7 +210,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
-    // Removed images first, in order of removal; kept images after them, by reason.
+    // Removed images come first, in order of removal; kept images follow, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| it.outcome == GcOutcome::Kept;
     decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
@@ -261,11 +264,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     }
 }
 
-/// Whether not even the minimum was freed. A low threshold of zero frees as much as possible.
+/// Whether not even the minimum was freed. A low threshold of zero frees as much as possible and is never missed.
 fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
     match error {
         GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),
-        // Kubelet mode has only the low threshold.
+        // Kubelet mode has only the low threshold as its goal.
         GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
         _ => false,
     }

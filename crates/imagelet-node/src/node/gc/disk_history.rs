@@ -1,4 +1,4 @@
-//! The usage of the images' disk over the last day, and when it reaches the high threshold.
+//! The disk usage of the last day, and the forecast when it reaches the high threshold.
 
 use std::{
     collections::VecDeque,
@@ -7,15 +7,15 @@ use std::{
 
 use crate::api::DiskSample;
 
-/// One sample a minute for a day.
+/// One sample each minute for a day.
 const SAMPLES_MAX: usize = 24 * 60;
-/// A sample sooner after the last one would only take the place of an older one.
+/// The minimum interval between samples: more frequent samples would only displace older ones.
 const SECONDS_BETWEEN_MIN: u64 = 30;
-/// A forecast from less is noise.
+/// A forecast from a shorter time is noise.
 const GROWTH_SECONDS_MIN: u64 = 30 * 60;
-/// A fall by more than this part of the capacity is a collection, and growth counts from there.
+/// A fall by more than this part of the capacity is a collection, and the growth is measured after it.
 const FALL_PART: u64 = 200;
-/// A later time is no forecast.
+/// A later time is not reported as a forecast.
 const HOURS_MAX: f64 = 30.0 * 24.0;
 
 /// The samples, the oldest first.
@@ -25,11 +25,11 @@ pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 impl DiskHistory {
     pub(super) fn record(&self, sample: DiskSample) {
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The clock was set back: samples of its future have no place in a history.
+        // The clock was set back: samples with a later time are removed.
         while samples.back().is_some_and(|last| last.at > sample.at) {
             samples.pop_back();
         }
-        // A reload measures, too.
+        // A reload also takes a sample.
         if samples.back().is_some_and(|last| sample.at - last.at < SECONDS_BETWEEN_MIN) {
             return;
         }
@@ -44,21 +44,22 @@ impl DiskHistory {
     }
 }
 
-/// At most `max` samples, evenly spread, always with the last one.
+/// At most `max` samples at equal intervals, always including the last sample.
 pub(super) fn thinned(samples: Vec<DiskSample>, max: usize) -> Vec<DiskSample> {
     let every = samples.len().div_ceil(max.max(1)).max(1);
     let skipped = samples.len().saturating_sub(1) % every;
     if max == 0 { Vec::new() } else { samples.into_iter().skip(skipped).step_by(every).collect() }
 }
 
-/// How fast the disk fills.
+/// The growth of the disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Forecast {
     pub growth_per_hour: Option<i64>,
     pub hours_to_high: Option<f64>,
 }
 
-/// Where the straight line from the first sample since the last fall to the last one crosses `high` bytes, from the present usage on.
+/// Extrapolates the current usage to `high` bytes, along the line from the first sample after the last fall to the last
+/// sample.
 pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
     let growth = growth(samples, capacity);
     let hours_to_high = used.and_then(|used| {
@@ -70,7 +71,7 @@ pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64,
     Forecast { growth_per_hour, hours_to_high: hours_to_high.filter(|hours| *hours <= HOURS_MAX) }
 }
 
-/// Bytes an hour since the last fall; `None` before half an hour is known.
+/// Growth in bytes an hour since the last fall; `None` before half an hour of samples.
 fn growth(samples: &[DiskSample], capacity: u64) -> Option<f64> {
     let fall = (1..samples.len())
         .rev()

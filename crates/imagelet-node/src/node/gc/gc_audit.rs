@@ -18,7 +18,7 @@ use crate::api::{LastCollection, milliseconds_of, moment, since_epoch};
 
 use MetricKind::{Counter, Gauge, Histogram};
 
-/// From a collection without removals to one with hundreds.
+/// From a collection without removals to a collection with hundreds of removals.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 families! {
@@ -47,8 +47,8 @@ families! {
 }
 
 impl Collection {
-    /// Records how a collection ended; the collector has recorded its removals in the audit log. One that failed has made no
-    /// decision.
+    /// Records the end of a collection. The collector has already recorded the removals in the audit log. A failed
+    /// collection has no decisions.
     pub(super) fn record(
         &self,
         run: Result<&GcReport, &GcError>,

@@ -1,4 +1,4 @@
-//! Collections of a node: asked for, recorded, and made for a pull that lacks space.
+//! Collections of a node: on request, by timer, and for a pull that lacks space.
 
 mod collect;
 mod disk_history;
@@ -18,7 +18,7 @@ pub(crate) use collect::SpaceByCollection;
 use disk_history::DiskHistory;
 pub(super) use gc_audit::{FAMILIES, LOST};
 
-/// The service of collections: what images take, what a collection removes, and how the last one ended.
+/// The service of collections: disk usage of images, removals, and the result of the last collection.
 #[derive(Debug)]
 pub struct Collection {
     pub images: Images,
@@ -39,7 +39,7 @@ impl Collection {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the log and the events say at the end of a periodic run.
+    /// The log message and events at the end of a periodic run.
     pub(crate) fn ended(&self, result: Result<(), &str>) -> RunMessage {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }

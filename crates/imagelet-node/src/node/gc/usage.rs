@@ -1,4 +1,4 @@
-//! What images take on their disk, what a collection would free, and when the disk is full.
+//! The disk usage of images, the space that a collection would free, and the forecast for the disk.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,12 @@ use crate::{
     node::{Command, Images, predict_all},
 };
 
-/// A runtime that takes longer is reported as silent; the other answers of a view do not wait for it.
+/// A runtime that takes longer is reported as silent. The other parts of a reply do not wait for it.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
-/// A client may request the disk each second, and a pass lists all images and pods.
+/// The minimum interval of passes for this request: a client may send it each second, and a pass lists all images and
+/// pods.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
-/// Samples of a day, one a minute.
+/// The samples of a day, one each minute.
 const SAMPLES_MAX: u64 = 1440;
 
 impl Command for UsageRequest {
@@ -42,7 +43,7 @@ impl Command for UsageRequest {
             plan.map_or((0, Certainty::Claimed), |plan| (plan.sizes.freed.bytes.0, plan.sizes.certainty));
         let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
         let store = sizes.store_bytes.zip(sizes.layers).map(|(total, graph)| {
-            // A graph also has the documents of each image and the kept blobs.
+            // A graph also contains the documents of each image and the kept blobs.
             let layers = graph.layers.iter().filter(|layer| layer.id.parse::<Digest>().is_ok()).count();
             serde_json::json!({ "total": total.0, "layers": layers })
         });
@@ -62,7 +63,7 @@ impl Command for UsageRequest {
     }
 }
 
-/// The sum of the listed sizes. An image of several handlers counts once.
+/// The sum of the listed sizes. An image of several handlers is added once.
 fn listed(images: &[ImageRow]) -> u64 {
     let sizes: BTreeMap<&str, u64> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
     sizes.into_values().fold(0, u64::saturating_add)
@@ -110,7 +111,7 @@ impl Command for DiskRequest {
 }
 
 impl Collection {
-    /// Records the present usage of the disk.
+    /// Records the current disk usage.
     pub(crate) async fn sample_disk(&self) {
         match measured(&self.images).await {
             Ok((_, Some(disk))) => {
@@ -130,7 +131,7 @@ async fn measured(images: &Images) -> Result<(String, Option<DiskUse>), Failure>
     })
 }
 
-/// The images of the last pass, or of a new one where the last is of another moment than the usage of the disk.
+/// The images of the last pass. If the last pass is too old for the current disk usage, a new pass runs.
 async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     let last = images.inventory.snapshot();
     let taken_at = last.as_ref().map(|snapshot| snapshot.taken_at);
@@ -140,7 +141,7 @@ async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     tokio::time::timeout(DISK_WAIT_MAX, images.refresh()).await.ok().and_then(Result::ok).or(last)
 }
 
-/// Whether the last pass, if any, misses a pull of this node, or is too old.
+/// Whether the last pass is missing, is too old, or lacks a pull of this node.
 fn is_pass_due(taken_at: Option<SystemTime>, awaits_pass: bool, now: SystemTime) -> bool {
     let age = taken_at.and_then(|taken_at| now.duration_since(taken_at).ok());
     awaits_pass || age.is_none_or(|age| age >= PASS_AGE_MAX)

@@ -1,4 +1,4 @@
-//! Adopts images that another manager of the node pulled, and reports it.
+//! Adopts images that another manager of the node pulled, and reports the adoption.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use imagelet_core::{
 use super::{Images, act_now};
 
 impl Images {
-    /// Adopts the images that the node's kubelet pulled; the next pass sees the origin.
+    /// Adopts the images that the node's kubelet pulled. The next pass uses the new origin.
     pub async fn adopt(&self, snapshot: &Snapshot) {
         let first_run_adopts = self.place.first_run_adopts.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &&Arc<ImageEntry>| match entry.usage.origin {
@@ -27,7 +27,7 @@ impl Images {
         if asked.is_empty() {
             return;
         }
-        // None for an embedded store, into which only imagelet pulls.
+        // An embedded store has no such records: only imagelet pulls into it.
         let root = self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none());
         let recorded = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();

@@ -1,4 +1,4 @@
-//! `export` and `import`: images to archives and from archives.
+//! `export` and `import`: images to archives, and from archives.
 
 use std::{collections::HashMap, time::SystemTime};
 
@@ -80,7 +80,7 @@ pub(super) async fn import(
     Ok(Imported { images: rows })
 }
 
-/// Pins the names of all imported images in one pass. A failed pin is reported beside its image, which stays imported.
+/// Pins the names of all imported images in one pass. A failed pin is reported with its image, which stays imported.
 async fn pin_names(images: &Images, rows: &mut [ImportedRow], by: &str) {
     let imported = || rows.iter().filter(|row| row.failure.is_none());
     let names: Vec<String> = imported().flat_map(|row| row.names.iter().cloned()).collect();
@@ -96,7 +96,7 @@ async fn pin_names(images: &Images, rows: &mut [ImportedRow], by: &str) {
     }
 }
 
-/// The failure of each name that is not pinned.
+/// The failure of each name that was not pinned.
 fn pin_failures(
     names: &[String],
     pinned: Result<Vec<Result<PinChanged, Failure>>, Failure>,
@@ -113,7 +113,7 @@ fn pin_failures(
     }
 }
 
-/// The name that the user shortened, or the id.
+/// The full form of the requested name if the image has it, else the id.
 fn stored_name(requested: &str, image: &Image) -> String {
     let name = requested.parse::<Reference>().map(|reference| reference.canonical().to_string());
     let name = name.ok().filter(|name| image.tags.contains(name) || image.digests.contains(name));

@@ -1,4 +1,4 @@
-//! The last acts on all images, as the audit log has them.
+//! The last acts on all images, from the audit log.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     node::Command,
 };
 
-/// A longer answer is not useful: `why` has the whole history of one image.
+/// A longer answer is not useful: `why` returns the whole history of one image.
 const DECISIONS_MAX: u64 = 500;
 
 api_documents! {

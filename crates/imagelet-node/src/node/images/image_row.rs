@@ -16,11 +16,11 @@ use crate::api::{FsRow, ImageRow, moment};
 
 pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
-/// What of each image is only in it, and what it shares.
+/// The unshared and the shared size of each image.
 pub(super) type Shares<'a> = BTreeMap<&'a ImageId, LayerShare>;
 
 impl ImageRow {
-    /// The names to show and sort by: tags, or digests where it has no tag.
+    /// The names to show and to sort by: tags, or digests if the image has no tag.
     pub fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
     }
@@ -80,13 +80,14 @@ pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     }
 }
 
-/// A pull ends before a pass first sees its image, so the earlier of both times counts.
+/// The time since which the image is present. A pull ends before a pass first lists its image, so the earlier time is
+/// used.
 pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
     let pulled = entry.usage.pulled.filter(|_| entry.usage.origin == ImageOrigin::Pulled);
     pulled.map_or(entry.first_seen(), |pulled| pulled.at.min(entry.first_seen()))
 }
 
-/// The row of an image from the store alone. It counts as used while its uses are unknown.
+/// The row of an image from the store alone. The image is reported as used while its uses are unknown.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
     let share = shares.get(&image.id);
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());

@@ -1,8 +1,9 @@
-//! The import folder: archives that appear in it are imported, and then moved to its folder `done` or `failed`.
+//! The import folder: imports each archive that appears in it, then moves the archive to the subfolder `done` or
+//! `failed`.
 //!
-//! A scan cannot see whether a copy is complete. So an archive is read once it was unchanged for a while, and one that
-//! does not read as an archive waits longer before it counts as failed. What changes during an import stays for the next
-//! scan. An archive that cannot be moved is not imported again by this process.
+//! A scan cannot detect whether a copy is complete. So an archive is read once it was unchanged for a while, and an
+//! unreadable archive waits longer before it is moved to `failed`. A file that changes during its import stays for the
+//! next scan. An archive that cannot be moved is not imported again by this process.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,27 +24,27 @@ use crate::{
     failure::Failure,
 };
 
-/// How long an archive has to be unchanged before it is read: longer than the pauses of a copy over a network.
+/// How long an archive must be unchanged before it is read. Longer than the pauses of a copy over a network.
 const QUIET_MIN: Duration = Duration::from_secs(5);
-/// How long one that does not read as an archive has to be unchanged before it counts as failed.
+/// How long an unreadable archive must be unchanged before it is moved to `failed`.
 const SUSPECT: Duration = Duration::from_mins(1);
-/// When an import is tried again that failed for a reason outside the archive.
+/// The wait before the next attempt, if the cause of the failure is outside the archive.
 const RETRY: Duration = Duration::from_mins(5);
 const ENTRIES_MAX: usize = 1000;
-/// Files of one OCI layout that are looked at.
+/// Limit of the scanned files of one OCI layout.
 const LAYOUT_FILES_MAX: usize = 100_000;
 const LAYOUT_DEPTH_MAX: usize = 8;
 const REASON_BYTES_MAX: usize = 64 << 10;
 const DONE: &str = "done";
 const FAILED: &str = "failed";
-/// Names of copies under way: rsync and editors hide theirs by a dot.
+/// Names of unfinished copies. Rsync and editors use names that start with a dot, which are ignored too.
 const UNFINISHED: [&str; 3] = [".part", ".partial", ".tmp"];
 
-/// What a scan remembers of the folder.
+/// The state of the folder that a scan compares with.
 #[derive(Debug, Default)]
 pub struct FolderWatch {
     arrivals: HashMap<OsString, Arrival>,
-    /// The last problem of the folder itself, which is reported once.
+    /// The last problem of the folder itself; each problem is reported once.
     problem: Option<String>,
 }
 
@@ -51,11 +52,11 @@ pub struct FolderWatch {
 struct Arrival {
     looks: Fingerprint,
     since: Instant,
-    /// When the import is due. `None`: it is imported, and could not be moved.
+    /// When the import is due. `None`: the archive was imported, but could not be moved.
     due: Option<Instant>,
 }
 
-/// What changes while an archive is copied: the number of its files, their bytes, and the last change of one.
+/// Changes while an archive is copied: the number of its files, their bytes, and the latest change time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Fingerprint {
     is_folder: bool,
@@ -65,7 +66,7 @@ struct Fingerprint {
 }
 
 impl FolderWatch {
-    /// Compares a scan with the one before; returns the archives that are due.
+    /// Compares a scan with the previous scan. Returns the archives that are due.
     fn due(&mut self, found: Vec<(OsString, Fingerprint)>, now: Instant) -> Vec<(OsString, Fingerprint)> {
         let names: HashSet<&OsString> = found.iter().map(|(name, _)| name).collect();
         self.arrivals.retain(|name, _| names.contains(name));
@@ -80,7 +81,7 @@ impl FolderWatch {
         due
     }
 
-    /// How an archive that was due ends, as of now.
+    /// Decides what happens to an archive after its import attempt.
     fn judge(&self, name: &OsStr, outcome: Outcome, now: Instant) -> Verdict {
         let since = self.arrivals.get(name).map_or(now, |arrival| arrival.since);
         match outcome {
@@ -98,15 +99,15 @@ impl FolderWatch {
     }
 }
 
-/// How an import ended, as far as the archive is concerned.
+/// The result of an import for the archive, in order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Imported,
-    /// Refused for good, such as by the signature policy.
+    /// Permanently rejected, for example by the signature policy.
     Refused,
-    /// It may be a copy under way.
+    /// The archive may be a copy in progress.
     Unreadable,
-    /// The archive is not the cause: the disk is full, the store is busy.
+    /// The archive is not the cause: the disk is full, or the store is busy.
     Outside,
 }
 
@@ -117,7 +118,7 @@ enum Verdict {
 }
 
 impl Outcome {
-    /// By the stable words of the failures; the one that leaves most open decides.
+    /// Classifies failures by their stable reasons; the least final outcome wins.
     fn of<'a>(failures: impl IntoIterator<Item = &'a Failure>) -> Self {
         let of_one = |failure: &Failure| match failure.reason.as_str() {
             "DiskFull" | "Unavailable" | "TimedOut" | "InUse" | "Cancelled" => Self::Outside,
@@ -128,7 +129,7 @@ impl Outcome {
     }
 }
 
-/// Imports what has arrived since the last scan and is complete.
+/// Imports the complete archives that arrived since the last scan.
 pub(crate) async fn import_arrivals(images: &Images, watch: &mut FolderWatch) {
     let Some(folder) = images.settings().images.import_folder.clone() else { return };
     let directory = folder.directory.clone();
@@ -163,7 +164,7 @@ async fn import_one(images: &Images, watch: &mut FolderWatch, folder: &ImportFol
         move || fingerprint(&path)
     });
     if looked_again.await.ok().flatten() != Some(looks) {
-        // It changed meanwhile: the next scan sees another file.
+        // The archive changed during the import, so the next scan handles it again.
         return;
     }
     let (shown, why) = (path.display(), reason.trim_end());
@@ -210,7 +211,8 @@ async fn read(images: &Images, folder: &ImportFolder, path: &Path, is_folder: bo
     archives::import(images, &request, "import folder", no_steps()).await
 }
 
-/// Why an archive is not read. Only owner and mode are its own fault: too many open files or a failing disk are not.
+/// The failure for an archive that cannot be opened. Only a wrong owner or mode is the archive's fault; other errors,
+/// such as too many open files or a failing disk, are not.
 fn untrusted(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Failure::because("the archive may be changed by other users", error);
@@ -228,7 +230,7 @@ fn scan(directory: &Path) -> io::Result<Vec<(OsString, Fingerprint)>> {
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name();
         if found.len() < ENTRIES_MAX && may_be_archive(&name) {
-            // What disappears meanwhile is not an error.
+            // A file that disappears during the scan is not an error.
             found.extend(fingerprint(&directory.join(&name)).ok().flatten().map(|looks| (name, looks)));
         }
     }
@@ -242,7 +244,7 @@ fn may_be_archive(name: &OsStr) -> bool {
     !is_own && !text.starts_with('.') && !UNFINISHED.iter().any(|ending| text.ends_with(ending))
 }
 
-/// `None`: neither a file nor a folder with an OCI layout.
+/// `None`: the path is neither a file nor a folder with an OCI layout.
 fn fingerprint(path: &Path) -> io::Result<Option<Fingerprint>> {
     let metadata = fs::symlink_metadata(path)?;
     let mut looks = Fingerprint { is_folder: metadata.is_dir(), ..Fingerprint::default() };
@@ -279,7 +281,8 @@ impl Fingerprint {
     }
 }
 
-/// Moves an archive to `done` or `failed`, in place of an older one of the same name; `failed` gets the reason beside it.
+/// Moves an archive to `done` or `failed`, and replaces an older archive of the same name. In `failed`, a file with the
+/// reason is added.
 fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Result<()> {
     let folder = directory.join(place);
     match fs::DirBuilder::new().mode(0o755).create(&folder) {

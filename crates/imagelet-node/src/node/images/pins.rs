@@ -1,4 +1,4 @@
-//! Pins of the operator, the configuration and sets, and the images they match.
+//! Pins of the operator, the configuration and image sets, and the images that they match.
 
 use std::sync::Arc;
 
@@ -55,8 +55,8 @@ impl Command for UnpinRequest {
     }
 }
 
-/// Pins patterns in one pass over the pins and one over the images; `by` is the requester for the audit log. A
-/// rejected pattern does not affect the others.
+/// Pins patterns in one pass over the pins and one pass over the images. `by` is the requester for the audit log. A
+/// rejected pattern does not affect the other patterns.
 pub(super) async fn pin_all(
     images: &Images,
     patterns: Vec<String>,
@@ -81,7 +81,7 @@ pub(super) async fn pin_all(
 }
 
 impl Images {
-    /// The images that each pattern of the operator matches. `None`: the listing failed; pins can still change.
+    /// The images that each pattern of the operator matches. `None`: the listing failed, but pins can still change.
     async fn held_by(&self, patterns: &[String]) -> Option<Vec<Vec<ImageKey>>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
@@ -94,7 +94,7 @@ impl Images {
         Some(patterns.iter().map(held).collect())
     }
 
-    /// Records a change in the audit log, and adds the images that the pattern matches.
+    /// Records a changed pin in the audit log. The reply also has the images that the pattern matches.
     fn record_pin(
         &self,
         code: ActCode,
@@ -126,7 +126,7 @@ impl Command for PinsRequest {
         let of_operator = images.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
         let configured = images.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
         let of_sets = images.inventory.set_pins().into_iter().map(|pin| {
-            // The owner of a set's pin is on each image that one of its pins matches.
+            // An image pinned by a set names the set, not the pattern, so the pattern is matched here.
             let images = ids(&pin.owner, &|image| pin.pattern.matches(image));
             PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }
         });

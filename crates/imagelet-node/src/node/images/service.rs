@@ -1,4 +1,4 @@
-//! The service of images: finds and lists what a store of this process, or a runtime, has.
+//! The service of images: finds and lists the images of an embedded store or of a runtime.
 
 use std::{
     path::PathBuf,
@@ -29,22 +29,23 @@ pub struct Images {
     pub log: Arc<AuditLog>,
     pub events: Arc<LogEvents>,
     pub place: Arc<NodePlace>,
-    /// The settings in force; a reload replaces them.
+    /// The current settings; a reload replaces them.
     pub settings: watch::Sender<Arc<Settings>>,
 }
 
-/// Where the images are, and what this process may do there.
+/// The place of the images, and the rights of this process on it.
 #[derive(Debug)]
 pub struct NodePlace {
     /// `store DIR` or `runtime URI`.
     pub backend: String,
-    /// The directory of the node's own state.
+    /// The directory of the node's state.
     pub state: PathBuf,
     pub is_read_only: bool,
     pub is_daemon: bool,
     /// `false`: uses are unknown, so nothing may be collected.
     pub uses_known: bool,
-    /// The next pass is the first on this node, whose inventory is empty: it takes adopted images over.
+    /// The inventory is empty, so the next pass is the first on this node: it also takes over images of origin
+    /// `Adopted`.
     pub first_run_adopts: AtomicBool,
 }
 
@@ -57,20 +58,20 @@ impl Images {
         Ok(self.inventory.refresh(SystemTime::now()).await?)
     }
 
-    /// Records an event of the node itself.
+    /// Records an event about the node.
     pub(crate) fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
         let subject = EventSubject::Node;
         self.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 
-    /// Measures the disks of the runtime now; `Err`: why that failed.
+    /// Measures the disks of the runtime now. `Err`: the reason for the failure.
     pub async fn disks(&self) -> Result<DiskStats, String> {
         let reported = self.runtime.filesystem().await.map_err(|error| error.chain())?;
         let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
         measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
-    /// The directory of the images and its disk; `None` where it is not visible from here.
+    /// The directory of the images and its disk; `None`: the disk is not visible from this process.
     pub(crate) async fn disk(&self) -> Result<(String, Option<DiskUse>), Failure> {
         let images = self.runtime.filesystem().await?.images;
         let mountpoint = images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
@@ -78,8 +79,8 @@ impl Images {
         Ok((mountpoint.display().to_string(), disk))
     }
 
-    /// Bytes of the embedded store. A runtime's figure does not measure its images: containerd counts snapshots without
-    /// content, CRI-O the metadata of its images without their layers.
+    /// Bytes of the embedded store; `None` for a runtime, because its value does not measure its images: containerd
+    /// counts snapshots without content, and CRI-O counts the metadata of images without their layers.
     pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
         if self.local().is_none() {
             return Ok(None);
@@ -102,14 +103,14 @@ impl Images {
         self.listed(&self.sizes().await?).await
     }
 
-    /// All images, by name.
+    /// All images, sorted by name.
     pub(crate) async fn listed(&self, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
         let shares = sizes.layers.as_ref().map(LayerGraph::shares).unwrap_or_default();
         let mut rows: Vec<ImageRow> = match refreshed {
             Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
             Err(failure) if self.local().is_none() => return Err(failure),
-            // From the store alone, while the runtime that runs containers from it does not answer.
+            // From the store alone, while the runtime that runs containers from the store does not answer.
             Err(failure) => {
                 tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
                 let images = self.runtime.list(None).await?.into_images();
@@ -120,7 +121,7 @@ impl Images {
         Ok(rows)
     }
 
-    /// Finds an image by any spelling of its name or a prefix of its id.
+    /// Finds an image by any form of its name, or by a prefix of its id.
     pub async fn find(&self, text: &str) -> Result<Image, Failure> {
         let found = self.look(text).await?;
         found.ok_or_else(|| {
@@ -136,7 +137,7 @@ impl Images {
         if let Some(image) = self.runtime.status(&ImageSpec::new(text)).await? {
             return Ok(Some(image));
         }
-        // Runtimes look names up literally; users omit the registry and the tag.
+        // Runtimes match names literally, but users omit the registry and the tag.
         match text.parse::<Reference>() {
             Ok(reference) if reference.to_string() != text => {
                 Ok(self.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)
@@ -145,7 +146,7 @@ impl Images {
         }
     }
 
-    /// The usable credentials of the node for a repository, in the order a pull tries them.
+    /// The usable credentials of the node for a repository, in the order in which a pull tries them.
     pub(crate) async fn credentials(&self) -> impl Fn(&str) -> Vec<Credential> + Send + Sync + use<> {
         let keyring = self.keyring.keyring().await;
         move |repository| {
@@ -166,7 +167,7 @@ impl Images {
     }
 }
 
-/// Sizes of images, as far as the embedded store or the runtime reports them.
+/// Sizes of images, if the embedded store or the runtime reports them.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
     pub(crate) store_bytes: Option<ByteSize>,
@@ -174,7 +175,7 @@ pub(crate) struct KnownSizes {
 }
 
 impl KnownSizes {
-    /// Bytes that the removal of a runtime's image frees, where every layer was counted.
+    /// Bytes that the removal of a runtime's image frees; `None` unless every layer was measured.
     pub(crate) fn freed_by(&self, image: &ImageId) -> Option<u64> {
         let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
         Some(graph.freed_by([image]).bytes.0)
@@ -186,7 +187,7 @@ impl KnownSizes {
     }
 }
 
-/// An act of this moment on these images; its size, time and reason are not known.
+/// An act on these images at this moment, without size, duration or reason.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
     Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }

@@ -1,4 +1,4 @@
-//! `verify`: compares the embedded store with what was pulled, and fetches damaged parts again.
+//! `verify`: compares the embedded store with the pulled content, and fetches damaged parts again.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Command for VerifyRequest {
 
     async fn run(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
         let engine = images.store("verifying")?;
-        // Fail before the store is read, not after.
+        // A read-only store fails before it is read, not afterwards.
         if self.repair && images.place.is_read_only {
             let message = format!("the {} is on a read-only file system", images.place.backend);
             return Err(Failure::new("Unavailable", message)

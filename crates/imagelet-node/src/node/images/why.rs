@@ -1,4 +1,4 @@
-//! What holds an image now, the next collection's decision on it, and the last acts on it.
+//! `why`: the protection of an image, the next collection's decision on it, and the last acts on it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// A longer answer is not useful.
+/// More images in one answer are not useful.
 const IMAGES_MAX: usize = 16;
 
 api_documents! {
@@ -118,7 +118,7 @@ api_documents! {
 }
 
 impl WhyHappening {
-    /// The reason, the bytes, the time and the requester, as far as they are known.
+    /// The known parts of reason, bytes, duration and requester, as a text.
     pub fn explained(&self) -> String {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
@@ -151,7 +151,7 @@ impl Command for WhyRequest {
             return Err(Failure::new("InvalidArgument", "an empty text names no image"));
         }
         let mut problems = Vec::new();
-        // The recorded history is reported although the store or runtime does not answer.
+        // The recorded history is reported even if the store or runtime does not answer.
         let present = images.look(&text).await.map_err(|failure| problems.push(failure.to_string()));
         let present = present.ok().flatten();
         let mut history = images.history_of(text.clone(), present.as_ref()).await?;
@@ -198,13 +198,13 @@ impl Command for WhyRequest {
 }
 
 impl Images {
-    /// What is recorded of a name or id, and of the present image that has it.
+    /// The records of a name or id, and of the present image with that name.
     async fn history_of(&self, text: String, present: Option<&Image>) -> Result<History, Failure> {
         let log = Arc::clone(&self.log);
         let id = present.map(|image| image.id.to_string()).filter(|id| *id != text);
         let read = tokio::task::spawn_blocking(move || {
             let history = log.history(&text)?;
-            // Its name may be recorded for images that it named before.
+            // The name may also be recorded for earlier images.
             let own = id.map(|id| log.history(&id)).transpose()?.unwrap_or_default();
             Ok::<_, std::io::Error>((history, own))
         });
@@ -219,7 +219,7 @@ impl Images {
         if let Some(key) = present.map(|image| image.key().to_string())
             && history.images.iter().all(|known| known.key != key)
         {
-            // Failed pulls of a name count for the image that has it now.
+            // Failed pulls of a name are added to the image that has the name now.
             match history.images.iter_mut().find(|known| known.key.is_empty()) {
                 Some(nameless) => nameless.key = key,
                 None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
@@ -235,7 +235,7 @@ impl Images {
             let message = format!("no record of `{image}`, and it is not known whether it is present: {problem}");
             return Failure::new("Unavailable", message);
         }
-        // A command of another process may pull it.
+        // A command in another process may be pulling the image.
         let changing = match &self.settings().images.backend {
             Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
             Backend::Cri(_) => None,
@@ -256,7 +256,7 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
 
 #[derive(Debug, Default)]
 struct Prediction {
-    /// By key, each with its position in the order of removal.
+    /// By key, each decision with its position in the order of removal.
     decisions: HashMap<ImageKey, (GcDecision, Option<usize>)>,
     frame: WhyNext,
 }

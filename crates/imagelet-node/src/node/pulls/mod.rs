@@ -1,4 +1,4 @@
-//! The pulls of a node: one image, the images of a pod, and how far they are.
+//! The pulls of a node: of one image or of a pod's images, and their progress.
 
 mod pods;
 mod pull;
@@ -15,7 +15,7 @@ use crate::{api::PullProgressRow, traces::Tracer};
 use pull_progress::progress_row;
 pub(crate) use status_rows::{held_back, pulls_of, queue};
 
-/// The service of pulls: ensures images, and shows how far that is.
+/// The service of pulls: ensures images, and reports the progress.
 #[derive(Clone, Debug)]
 pub struct Pulls {
     pub images: Images,
@@ -25,8 +25,8 @@ pub struct Pulls {
 }
 
 impl Pulls {
-    /// The waiting and running pulls and those that ended after a version, and the present version. Zero returns none that
-    /// ended.
+    /// The waiting and running pulls, the pulls that ended after `version`, and the current version. Zero returns no
+    /// ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullProgressRow>) {
         let ((version, pulls), now) = (self.manager.pulls_since(version), Instant::now());
         let is_silent = self.images.local().is_none();
@@ -37,7 +37,7 @@ impl Pulls {
         (version, pulls.into_iter().map(row).collect())
     }
 
-    /// The likely size for a runtime that reports none: the size of the image that had this name before.
+    /// An estimate for a runtime that reports no size: the size of the previous image with this name.
     fn estimated(&self, pull: &PullProgressRow) -> Option<u64> {
         if pull.bytes_total.is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! The images of one pod, requested in one call: the request, the reply and the events.
+//! Ensures the images of one pod in one call: the request, the reply and the events.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 const IMAGES_MAX: usize = 1000;
-/// Events kept per image of a call; an attempt makes about four.
+/// Limit of events kept for each image of a call; an attempt records about four events.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
 /// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
@@ -40,7 +40,7 @@ impl Command for PodRequest {
     async fn run(self, pulls: &Pulls, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
         if !pulls.images.settings().pulls.node_policy.pods.sends_runtime_handler {
-            // The kubelet sends one only with a feature gate that is off.
+            // The kubelet sends a handler only with a feature gate that is off.
             request.common.pull.image.runtime_handler = String::new();
         }
         let mut listening = Listening::new(pulls.images.events.follow(), &request);
@@ -97,7 +97,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
         }
     };
     let policy = match asked.policy.as_str() {
-        // An invalid name has no default; the manager rejects it with an event for the pod.
+        // An invalid name has no default policy. The manager rejects the name with an event for the pod.
         "" => PullPolicy::default_for(&asked.image).unwrap_or(PullPolicy::IfNotPresent),
         policy => policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| {
             Failure::new("InvalidArgument", error.to_string())
@@ -113,7 +113,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
     })
 }
 
-/// Pull secrets as the keyring reads them; those of another type have no credentials.
+/// Pull secrets in the keyring's form. Secrets of other types have no credentials and are dropped.
 pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     let secret = |secret: &PullSecretText| {
         let kind = match secret.r#type.as_str() {
@@ -183,7 +183,8 @@ impl PodReport<'_> {
         }
     }
 
-    /// Like the kubelet: a volume's failure on its container, `PodInitializing` while an init container fails.
+    /// As in the kubelet: a volume's failure is reported on its container; `PodInitializing` while an init container
+    /// fails.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
@@ -197,7 +198,7 @@ impl PodReport<'_> {
     }
 }
 
-/// The hint names the pod's policy, which is in its manifest.
+/// The hint names the pull policy, because the pod's manifest sets it.
 fn failure_of(error: &EnsureError) -> Failure {
     let mut failure = Failure::of_ensure(error);
     if error.class() == ErrorClass::NotPresent {
@@ -211,7 +212,7 @@ fn failure_of(error: &EnsureError) -> Failure {
 }
 
 async fn fill_sizes(images: &Images, rows: &mut [PodImageRow]) {
-    // Containers of one pod often share an image: the runtime is asked once.
+    // Containers of one pod often share an image, so each image is looked up once.
     let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
         if !known.contains_key(&row.id) {
@@ -235,7 +236,7 @@ impl Listening {
         Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Collects events while the work runs, and those that it recorded last.
+    /// Collects events while the work runs, and the events that the work recorded last.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

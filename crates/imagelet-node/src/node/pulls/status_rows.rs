@@ -1,4 +1,4 @@
-//! The rows of pulls in `status` and `why`: running and waiting ones, and how pulls enter a runtime.
+//! The rows of pulls in `status` and `why`: running and waiting pulls, and the route of pulls into a runtime.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,12 +52,12 @@ pub(crate) fn queue(status: ManagerStatus) -> Queue {
     }
 }
 
-/// The images with one of these names whose next pull is in back-off.
+/// The images with a name in `names` whose next pull is in back-off.
 pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
     held_back_rows(status.held_back.iter().filter(|held| is_named(&held.image, names)))
 }
 
-/// The running and waiting pulls of an image with one of these names.
+/// The running and waiting pulls of images with a name in `names`.
 pub(crate) fn pulls_of(pulls: &[PullRow], names: &[String]) -> Vec<PullRow> {
     pulls.iter().filter(|pull| is_named(&pull.image, names)).cloned().collect()
 }
@@ -94,7 +94,7 @@ fn held_back_rows<'a>(all: impl IntoIterator<Item = &'a HeldBack>) -> Vec<HeldBa
         pods: pods.len(),
     };
     let mut rows: Vec<_> = groups.into_iter().map(row).collect();
-    // Stable: by name within one moment.
+    // The sort is stable, so rows of the same time stay sorted by name.
     rows.sort_by_key(|row| row.remaining_ms);
     rows
 }

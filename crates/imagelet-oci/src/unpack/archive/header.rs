@@ -21,7 +21,7 @@ pub(crate) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Verifies the checksum: unsigned as in the standard, or signed as old writers had it.
+    /// Verifies the checksum: unsigned as in the standard, or signed as in old writers.
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Fault> {
         let stated = octal(&block[148..156], "checksum")?;
         let (mut unsigned, mut signed) = (0i64, 0i64);
@@ -88,8 +88,8 @@ impl<'a> Header<'a> {
         [prefix, b"/", name].concat()
     }
 
-    /// GNU headers have times where ustar has the prefix. Some old writers put a prefix there under the GNU magic;
-    /// it is accepted if the times are no numbers and the bytes are ASCII.
+    /// GNU headers have times at the place of the ustar prefix. Some old writers put a prefix there under the GNU
+    /// magic; the prefix is accepted if the times are not numbers and the bytes are ASCII.
     fn misplaced_prefix(&self) -> &'a [u8] {
         let times = [&self.block[345..357], &self.block[357..369]];
         let broken = times.iter().any(|time| time[0] != 0 && number(time, "time").is_err());
@@ -108,7 +108,7 @@ pub(crate) fn number(field: &[u8], what: &'static str) -> Result<i64, Fault> {
     let Some(&first) = field.first().filter(|&&first| first & 0x80 != 0) else {
         return octal(field, what);
     };
-    // Two's complement, big-endian; the first bit marks the form, the second is the sign.
+    // Two's complement, big-endian. The first bit marks the form; the second bit is the sign.
     let negative = first & 0x40 != 0;
     let flip = if negative { 0xff } else { 0 };
     let mut value: u64 = 0;

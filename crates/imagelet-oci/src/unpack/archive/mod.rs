@@ -1,8 +1,8 @@
-//! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict where readers disagree.
+//! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict if readers disagree.
 //!
-//! **Invariant:** which bytes are headers depends on the archive alone, as in Go's `archive/tar`: sizes of symbolic
-//! links, directories and devices are ignored; a hard link has none; a PAX size overrides the header's and applies
-//! to the next entry only. Memory is bounded by the limits, whatever the archive declares.
+//! **Invariant:** the archive alone decides which bytes are headers, as in Go's `archive/tar`. Sizes of symbolic links,
+//! directories and devices are ignored. A hard link has no size. A PAX size overrides the header's size, for the next
+//! entry only. Memory is bounded by the limits, whatever the archive declares.
 
 pub(super) mod header;
 pub(super) mod pax;
@@ -20,12 +20,12 @@ use super::{EntryRules, MemoryReservation, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The parsed form of a header takes at most this many times its bytes, without what is counted separately.
+/// The parsed form of a header uses at most this many times its bytes, without the costs below.
 const HEADER_COST: usize = 4;
-/// The cost of an attribute besides name and value, and of a range of a sparse file, with their copies.
+/// The cost of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 64;
-/// Mode of a file that comes without one.
+/// Mode of an artifact's file.
 const FILE_MODE: u32 = 0o644;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct TarMetadata {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: Time,
-    /// Not before the last change.
+    /// Not earlier than `mtime`.
     pub(crate) atime: Time,
 }
 
@@ -68,11 +68,11 @@ pub(crate) struct TarData {
     pub(crate) size: u64,
     /// Bytes in the archive.
     pub(crate) stored: u64,
-    /// Offset and length of each range with data: in order, not overlapping, none beyond the file's size.
+    /// Offset and length of each range with data: in order, without overlap, and within the file's size.
     pub(crate) ranges: Option<Vec<(u64, u64)>>,
 }
 
-/// Reads entries in order, each entry's data between two calls of [`Reader::next`].
+/// Reads the entries in order. The data of an entry is read between two calls of [`Reader::next`].
 pub(crate) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
@@ -82,7 +82,7 @@ pub(crate) struct Reader<'a> {
     /// Unread data of the current entry, then its padding.
     remaining: u64,
     padding: u64,
-    /// Headers read, extension headers included.
+    /// Headers read, including extension headers.
     pub(crate) headers: u64,
     /// The last name read, for messages.
     pub(crate) place: Vec<u8>,
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
-    /// The next entry, or `None` at the end blocks or at a clean end of input.
+    /// The next entry. `None`: end blocks, or a clean end of the input.
     pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, Fault> {
         self.claim.clear();
         let mut pending = Pending::default();
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
             self.skip_rest()?;
             let mut block = [0; BLOCK];
             if !self.next_header(&mut block)? {
-                // End blocks may follow extension headers; a stream that only ends there was cut.
+                // End blocks may follow extension headers. A stream that ends there without end blocks was cut.
                 return Ok(None);
             }
             self.headers += 1;
@@ -145,7 +145,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An entry for input that is no archive but the data of one file.
+    /// An entry for input that is the data of one file, not an archive.
     pub(crate) fn whole_input_as_file(&mut self, path: &[u8], size: u64) -> TarEntry {
         path.clone_into(&mut self.place);
         (self.remaining, self.padding) = (size, 0);
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
             _ => TarKind::Unknown,
         };
         if kind == TarKind::HardLink && size != 0 {
-            // POSIX allows data here and most readers expect none: one reader would take the data for headers.
+            // POSIX allows data here, but most readers expect none: such a reader would parse the data as headers.
             return Err(Fault::malformed("it is a hard link with data of its own"));
         }
         if matches!(kind, TarKind::File | TarKind::Unknown) {
@@ -243,7 +243,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The ranges of a sparse file, and its size once written.
+    /// The ranges of a sparse file, and its size on the disk with holes.
     fn sparse_map(
         &mut self,
         header: &Header<'_>,
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
                 let mut more = sparse::push_old(header.block, true, &mut builder)?;
                 let mut blocks = 0;
                 while more {
-                    // A block may be empty and still announce another one.
+                    // A block may be empty and still announce another block.
                     blocks += 1;
                     if blocks > self.limits.ranges_max {
                         return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
@@ -317,7 +317,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Skips the rest of the current entry. A last entry may lack its padding.
+    /// Skips the rest of the current entry. The last entry may lack its padding.
     fn skip_rest(&mut self) -> Result<(), Fault> {
         for (length, may_lack) in [(&mut self.remaining, false), (&mut self.padding, true)] {
             let mut rest = (&mut *self.input).take(std::mem::take(length));
@@ -366,8 +366,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Systems with signed ids write a negative owner, such as -2 for `nobody`: the kernel takes its bits. It reads an owner of
-/// all ones, -1, as "unchanged".
+/// Systems with signed ids write a negative owner, such as -2 for `nobody`; the kernel uses its bits unchanged. An
+/// owner of all ones, -1, is rejected: the kernel reads it as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
     let negative = || i32::try_from(id).map(i32::cast_unsigned);
     u32::try_from(id)

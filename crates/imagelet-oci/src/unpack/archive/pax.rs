@@ -1,4 +1,4 @@
-//! PAX extension records: overrides for the next entry, or for all that follow.
+//! PAX extension records: overrides for the next entry, or for all following entries.
 
 use imagelet_core::image::ByteSize;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// As the kernel requires: `0 <= nanos < 10^9`.
+/// As in the kernel: `0 <= nanos < 10^9`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time {
     pub(crate) secs: i64,
@@ -39,7 +39,7 @@ pub(crate) struct Extended {
     pub(crate) sparse: SparseRecords,
 }
 
-/// What a global header may set for all entries that follow, too.
+/// The fields that a global header may also set, for all following entries.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
     pub(crate) uid: Option<i64>,
@@ -51,9 +51,9 @@ pub(crate) struct Overrides {
 #[derive(Debug, Default)]
 pub(crate) struct XattrRecords {
     plain: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// libarchive's encoding of the same; used where the other one is absent.
+    /// libarchive's base64 form of the same attributes, used if the plain form is absent.
     encoded: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The size of the names in a kernel list.
+    /// The size of all names in the kernel's list format.
     names: usize,
 }
 
@@ -66,12 +66,12 @@ pub(crate) struct SparseRecords {
     pub(crate) size: Option<i64>,
     pub(crate) ranges: Option<i64>,
     pub(crate) map: Option<Vec<u8>>,
-    /// Version 0.0: offset and length in turn, one record each.
+    /// Version 0.0: offset and length alternate, one record each.
     pub(crate) pairs: Vec<i64>,
 }
 
 impl Extended {
-    /// Parses the records of one entry. `ranges_max` bounds a sparse map kept as single records.
+    /// Parses the records of one entry. `ranges_max` bounds a sparse map of single records.
     pub(crate) fn parse(mut records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
         let mut extended = Extended::default();
         while let Some((key, value)) = next_record(&mut records)? {
@@ -91,7 +91,7 @@ impl Extended {
 }
 
 impl Overrides {
-    /// These, where they are given; else the others.
+    /// Fills absent fields from `others`.
     pub(crate) fn or(self, others: Self) -> Self {
         Self {
             uid: self.uid.or(others.uid),
@@ -101,8 +101,8 @@ impl Overrides {
         }
     }
 
-    /// Merges a global header into `self`, the defaults of all that follows. Records without meaning for all entries
-    /// are rejected: they only serve to make two readers disagree.
+    /// Merges a global header into `self`, the defaults of all following entries. Rejects records that have no meaning
+    /// for all entries: their only use is to make two readers disagree.
     pub(crate) fn merge_global(&mut self, mut records: &[u8], rules: EntryRules) -> Result<(), Fault> {
         while let Some((key, value)) = next_record(&mut records)? {
             if matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.sparse.") {
@@ -156,7 +156,7 @@ impl XattrRecords {
         Ok(())
     }
 
-    /// Whether an attribute is kept. An impossible one is rejected before memory is used for it.
+    /// Whether an attribute is kept. An impossible attribute is rejected before it uses memory.
     fn takes(&mut self, name: &[u8], length: usize, rules: EntryRules) -> Result<bool, Fault> {
         if length > xattr::VALUE_MAX {
             let (name, limit) = (shown(name), xattr::VALUE_MAX);
@@ -213,9 +213,9 @@ fn next_record<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Fault> 
     if checked.contains(&0) { Err(malformed(key)) } else { Ok(Some((key, value))) }
 }
 
-/// Splits `LENGTH KEY=VALUE\n` off.
+/// Removes the first `LENGTH KEY=VALUE\n` and returns it.
 fn split_record<'a>(records: &mut &'a [u8]) -> Option<Record<'a>> {
-    /// The shortest record would be `5 =\n`, less its key.
+    /// The shortest record would be `5 =\n`, without its key.
     const RECORD_MIN: usize = 5;
     const DIGITS_MAX: usize = 10;
 
@@ -242,7 +242,7 @@ pub(crate) fn decimal(value: &[u8], what: &'static str) -> Result<i64, Fault> {
         .ok_or_else(|| Fault::malformed(format!("its {what} `{}` is not a number in range", shown(value))))
 }
 
-/// Seconds with an optional fraction; digits below the nanosecond are cut.
+/// Seconds with an optional fraction; digits below a nanosecond are dropped.
 fn time(value: &[u8], what: &'static str) -> Result<Time, Fault> {
     let point = value.iter().position(|&byte| byte == b'.');
     let (whole, fraction) = point.map_or((value, &[][..]), |at| (&value[..at], &value[at + 1..]));

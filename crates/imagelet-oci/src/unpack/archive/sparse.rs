@@ -1,4 +1,4 @@
-//! Maps of sparse files: the ranges of a file with data in the archive.
+//! Maps of sparse files: the ranges of a file that have data in the archive.
 
 use super::{
     header::{self, BLOCK},
@@ -10,7 +10,7 @@ const DIGITS_MAX: usize = 20;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// GNU's first form: in the header and blocks behind it.
+    /// GNU's first form: the map is in the header and in the blocks after it.
     Header,
     /// 0.0 and 0.1: the map is in the records.
     Records,
@@ -20,7 +20,7 @@ pub(crate) enum Version {
 
 #[derive(Debug)]
 pub(crate) struct Builder {
-    /// Offset and length of each.
+    /// Offset and length of each range.
     ranges: Vec<(u64, u64)>,
     offset: Option<u64>,
     ranges_max: usize,
@@ -78,7 +78,7 @@ pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault>
     match (records.major.as_deref(), records.minor.as_deref()) {
         (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::Records)),
         (Some(b"1"), Some(b"0")) => Ok(Some(Version::Data)),
-        // 0.0 and 0.1 had no version records.
+        // Versions 0.0 and 0.1 had no version records.
         (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::Records)),
         (None, None) => Ok(None),
         _ => Err(Fault::refused("it is a sparse file of an unknown version")),
@@ -100,7 +100,7 @@ pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Re
     if stated.checked_mul(2) == Some(count) { Ok(()) } else { Err(malformed()) }
 }
 
-/// Reads a map of version 1.0: a count, then the numbers, each on a line. `next` returns the map's blocks.
+/// Reads a map of version 1.0: a count, then the numbers, each on one line. `next` returns the map's blocks.
 pub(crate) fn push_data(
     mut next: impl FnMut(&mut [u8; BLOCK]) -> Result<(), Fault>,
     builder: &mut Builder,

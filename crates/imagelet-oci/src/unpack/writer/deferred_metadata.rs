@@ -1,4 +1,4 @@
-//! State of written paths that is needed at the end: directory metadata, whiteouts, owners not applied.
+//! Metadata of written paths that is applied or reported at the end: directories, whiteouts, recorded owners.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,27 @@ use crate::unpack::{
     error::Fault,
 };
 
-/// Most memory of a note besides its path: a place in a half-full tree node, and a directory's metadata without attributes.
+/// Most memory of a note in addition to its path: a slot in a half-full tree node, and a directory's metadata without
+/// attributes.
 const NOTE_COST: usize = 256;
-/// Added memory of a directory without an entry, and of a record: each is copied for the report and written as text.
+/// Extra memory of a directory without an entry, and of a record. Both are copied for the report and written as text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
 const XATTR_COST: usize = 64;
 
-/// An owner, mode, device or xattr that the archive has and the disk has not.
+/// An owner, mode, device or xattr that the archive has but the disk does not.
 ///
-/// Where owners are recorded, paths without a record are owned by 0:0 and have their mode on disk.
+/// With `Ownership::Record`, a path without a record is owned by 0:0 and has its mode on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnershipRecord {
-    /// From the layer's root, without a leading slash; bytes that are not printable ASCII, and `%`, percent-encoded.
+    /// From the layer's root, without a leading slash. `%` and bytes that are not printable ASCII are percent-encoded.
     pub(crate) path: String,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mode: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceRecord>,
-    /// Names of xattrs that could not be set, encoded as the path.
+    /// Names of xattrs that could not be set, encoded like the path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) xattrs: Vec<String>,
 }
@@ -54,7 +55,7 @@ pub(crate) struct DeviceRecord {
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
     pub(crate) notes: BTreeMap<Vec<u8>, Note>,
-    /// Some record may be of a device; of most layers none is.
+    /// Whether a record may be of a device. Most layers have no devices.
     has_devices: bool,
     claim: MemoryReservation,
 }
@@ -64,7 +65,7 @@ pub(crate) struct Note {
     pub(crate) whiteout: bool,
     pub(crate) opacity: Opacity,
     pub(crate) implicit: bool,
-    /// Applied at the end: writes below the directory would change its times.
+    /// Applied at the end, because writes below the directory change its times.
     pub(crate) directory: Option<Box<DirectoryMeta>>,
     pub(crate) record: Option<Box<OwnershipRecord>>,
 }
@@ -110,7 +111,7 @@ impl DeferredMetadata {
         Ok(())
     }
 
-    /// Removes the record of a device because something else replaces it.
+    /// Removes the record of a device that is replaced.
     pub(crate) fn forget_device(&mut self, path: &[u8]) {
         if self.has_devices
             && let Some(note) = self.notes.get_mut(path)
@@ -119,7 +120,8 @@ impl DeferredMetadata {
         }
     }
 
-    /// Removes the notes of a path and all below it. Their memory stays counted, which only tightens the bound.
+    /// Removes the notes of a path and of all paths below it. Their memory stays counted, which only tightens the
+    /// bound.
     pub(crate) fn forget(&mut self, path: &[u8]) {
         self.notes.remove(path);
         let below = |end: u8| [path, &[end]].concat();

@@ -22,7 +22,7 @@ use crate::unpack::{
 };
 
 impl Writer<'_> {
-    /// By OCI rules the entry's own metadata is ignored: writers repeat the target's.
+    /// By OCI rules the metadata of a hard link's entry is ignored: writers repeat the target's metadata.
     pub(super) fn hard_link(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let target = name::clean(&entry.link, "hard link target", &self.gauge.limits)?;
         let missing = || {
@@ -67,13 +67,13 @@ impl Writer<'_> {
         };
         match made {
             Ok(()) => {}
-            // The target was inside the replaced tree.
+            // The target was inside the replaced directory.
             Err(Errno::NOENT) => return missing(),
             Err(errno) => return Err(Fault::io("make the hard link")(errno)),
         }
         if self.options.rules == EntryRules::Containerd {
-            // The owner is set even when it is the same: that clears set-id bits and capabilities, and the entry restores
-            // those that stay.
+            // The owner is set even if it is unchanged: that clears set-id bits and capabilities, and the entry sets
+            // its own again.
             let owner = (Uid::from_raw(entry.metadata.uid), Gid::from_raw(entry.metadata.gid));
             let owner = (self.options.ownership == Ownership::Apply).then_some(owner);
             self.set_metadata_at(place, entry, FileType::from_raw_mode(stat.st_mode), owner)?;

@@ -1,7 +1,7 @@
 //! Records each path while it is written, so that a later check need not trust the disk.
 //!
-//! A record holds the disk's state right after the entry was finished, not the archive's. The digest of a file's
-//! content is computed from the written bytes in the same pass, and never covers a hole.
+//! A record describes the disk right after the entry was finished, not the archive. The digest of a file's content is
+//! computed from the written bytes in the same pass, and never covers a hole.
 
 use std::{
     io,
@@ -41,7 +41,7 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
-    /// Digest of the extended attributes; `None` without any that layers may set.
+    /// Digest of the extended attributes; `None`: the path has none that layers may set.
     pub(crate) xattrs: Option<Sum>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum FileEntryKind {
         major: u32,
         minor: u32,
     },
-    /// A socket, which no archive can hold.
+    /// A socket; archives cannot contain sockets.
     Socket,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
 }
 
 pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
-    // No system call takes a directory and a name here; `/proc/self/fd` leads to the open directory.
+    // No system call lists attributes by directory and name; `/proc/self/fd` leads to the open directory.
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     xattrs_by(
@@ -155,7 +155,7 @@ fn xattrs_by(
     Ok(Some(hasher.finish_128()))
 }
 
-/// Attributes of layers, and overlayfs' marks. Labels of the host's security module do not belong to the layer.
+/// Whether an attribute is a layer's, or overlayfs' mark. Labels of the host's security module are not the layer's.
 fn counts(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name.starts_with(b"trusted.")
@@ -165,7 +165,7 @@ fn counts(name: &[u8]) -> bool {
 
 pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
-    /// The root has attributes, which new entries may inherit: each entry must be checked.
+    /// The root has attributes that new entries may inherit, so each entry must be checked.
     inherits: bool,
     content: Content,
 }
@@ -173,7 +173,7 @@ pub(crate) struct ManifestWriter<'a> {
 /// The data of the current file.
 struct Content {
     expected: u64,
-    /// Of small files, whose data comes in one piece: several times faster than piece by piece.
+    /// The digest of a small file, whose data comes in one piece: several times faster than piece by piece.
     at_once: Option<Sum>,
     hasher: Option<Hasher>,
 }

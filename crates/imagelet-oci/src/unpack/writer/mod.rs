@@ -39,10 +39,10 @@ use super::{
 use crate::scarce::patiently;
 
 const DIRECTORY_OPEN: u32 = 0o700;
-/// The kernel's limits of device numbers; it truncates larger ones, even to 0:0.
+/// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
 const MAJOR_MAX: i64 = 0xfff;
 const MINOR_MAX: i64 = 0xf_ffff;
-/// The last second that containerd sets, in 2262: its nanoseconds have 63 bits.
+/// The last second that containerd sets, in 2262: nanoseconds fit in 63 bits.
 const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 
 pub(super) struct Writer<'a> {
@@ -76,7 +76,7 @@ impl<'a> Writer<'a> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
-            // In a set-gid directory, new files would get the directory's group instead of the process's.
+            // In a set-gid directory, new files would get the directory's group, not the process's.
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
@@ -182,7 +182,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Returns the names of attributes that could not be set. Writes and owner changes clear set-id bits and
-    /// capabilities, so the mode is set after the owner, and attributes after both.
+    /// capabilities. So the mode is set after the owner, and attributes after both.
     fn set_metadata(
         &self,
         file: impl AsFd,
@@ -201,7 +201,7 @@ impl<'a> Writer<'a> {
         Ok(left_out)
     }
 
-    /// `offset`: where, in a sparse file.
+    /// `offset`: the position in a sparse file.
     fn copy(
         &mut self,
         mut file: &File,
@@ -230,7 +230,7 @@ impl<'a> Writer<'a> {
 
     fn directory(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let make = || {
-            // New entries below would inherit set-group-id; it is set at the end with the other bits.
+            // New entries below would inherit set-group-id, so that bit is set at the end with the other bits.
             let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777 | DIRECTORY_OPEN);
             rustix::fs::mkdirat(&place.parent, place.name.as_slice(), mode)
         };
@@ -275,7 +275,7 @@ impl<'a> Writer<'a> {
         };
         let record = DeviceRecord { block: kind == FileType::BlockDevice, major, minor };
         let in_range = (0..=MAJOR_MAX).contains(&major) && (0..=MINOR_MAX).contains(&minor);
-        // Character device 0:0 would be a whiteout.
+        // A character device 0:0 would be a whiteout.
         let whiteout = (major, minor) == (0, 0) && kind == FileType::CharacterDevice;
         if self.options.ownership == Ownership::Apply && in_range && !whiteout {
             let part = |number| u32::try_from(number).expect("is in range");
@@ -289,7 +289,7 @@ impl<'a> Writer<'a> {
     }
 
     fn leave_out(&mut self, place: &Place, record: OwnershipRecord) -> Result<(), Fault> {
-        // A whiteout stays: the layer hides lower layers here, even without its own node.
+        // A whiteout stays: the layer hides lower layers here, even without the device.
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
@@ -304,7 +304,7 @@ impl<'a> Writer<'a> {
     }
 
     fn finish_special(&mut self, place: &Place, entry: &TarEntry, kind: FileType) -> Result<(), Fault> {
-        // Links, devices and pipes have none of the attributes that layers may set.
+        // Links, devices and pipes cannot have the attributes that layers may set.
         self.set_metadata_at(place, entry, kind, self.owner(&entry.metadata))?;
         self.manifest.special(&place.path, (place.parent.as_fd(), &place.name), &entry.link, false)?;
         self.record(place, entry, &[])
@@ -329,7 +329,7 @@ impl<'a> Writer<'a> {
             xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.options)?;
         }
         if kind != FileType::Symlink {
-            // `chmod` would follow a link; the node is not a link, and no other process writes to the directory.
+            // `chmod` would follow a link, but this node is not a link, and no other process writes to the directory.
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(metadata.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
@@ -337,7 +337,7 @@ impl<'a> Writer<'a> {
             .map_err(Fault::io("set the times of"))
     }
 
-    /// Hides a name of lower layers, unless this layer has its own.
+    /// Hides a name of lower layers, unless this layer has the name.
     fn hide(&mut self, place: &Place) -> Result<(), Fault> {
         if let Some(own) = look(place.parent.as_fd(), &place.name)? {
             return match FileType::from_raw_mode(own.st_mode) {
@@ -383,7 +383,7 @@ impl<'a> Writer<'a> {
         self.manifest.record(&place.path, FileRecord::Removed)
     }
 
-    /// The owner to set, if it differs from the process's own.
+    /// The owner to set; `None` if it equals the process's owner.
     fn owner(&self, metadata: &TarMetadata) -> Option<(Uid, Gid)> {
         let (uid, gid) = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
         (self.options.ownership == Ownership::Apply && (uid, gid) != self.process).then_some((uid, gid))

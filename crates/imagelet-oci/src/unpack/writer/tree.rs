@@ -1,4 +1,4 @@
-//! Directories of the layer: finds, makes, replaces them without ever leaving the root.
+//! Directories of the layer: finds, creates and replaces them, always below the root.
 //!
 //! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
 //! descriptor with `O_NOFOLLOW`. Links are resolved here as in a container: `/` is the layer's root, and `..` of the
@@ -29,20 +29,20 @@ use crate::unpack::{
     name,
 };
 
-/// Directories that one layer keeps open; all layers together have a bound, too.
+/// Directories that one layer keeps open. The total of all layers has a limit too.
 const OPEN_MAX: usize = 32;
 const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 const REMOVE: &str = "remove the directory replaced by";
 const IMPLICIT_MODE: u32 = 0o755;
-/// The cost of the name of a directory that a removal has not come to.
+/// The cost of the name of a directory that still has to be removed.
 const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
 pub(crate) struct Directory {
     fd: OwnedFd,
-    /// The real path, all links resolved. Empty for the root.
+    /// The real path with all links resolved; empty for the root.
     pub(crate) path: Vec<u8>,
 }
 
@@ -81,11 +81,11 @@ pub(crate) struct Freed {
 pub(crate) struct Tree<'a> {
     options: &'a UnpackOptions,
     root: Rc<Directory>,
-    /// By path as in entries, links included. Cleared when any directory or link is removed.
+    /// By path as in entries, with links unresolved. Cleared when any directory or link is removed.
     open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
     pub(crate) deferred: DeferredMetadata,
     removal: MemoryReservation,
-    /// Disk bytes of directories without an entry that the writer has not counted yet.
+    /// Disk usage of directories without an entry that the writer has not counted yet.
     pub(crate) made_bytes: u64,
 }
 
@@ -102,8 +102,8 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Opens the directory of a clean path. Links are followed inside the layer; `None` where something is missing
-    /// and `missing` permits that.
+    /// Opens the directory of a clean path, and follows links inside the layer. `None`: a component is missing, and
+    /// `missing` permits that.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
         let steps = STEPS_MAX + self.options.limits.depth_max;
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps })
@@ -195,7 +195,7 @@ impl<'a> Tree<'a> {
     }
 
     fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
-        // Names are bounded, but links let short names reach ever deeper.
+        // Names are bounded, but links let short names reach deeper and deeper.
         let path = name::join(&here.path, name);
         let limits = &self.options.limits;
         if path.len() > limits.path_max || path.split(|&byte| byte == b'/').count() > limits.depth_max {
@@ -216,7 +216,7 @@ impl<'a> Tree<'a> {
         Ok(directory)
     }
 
-    /// Replaces a whiteout by a directory that hides those of lower layers.
+    /// Replaces a whiteout with a directory that hides the directories of lower layers.
     fn enter_whiteout(
         &mut self,
         here: &Directory,
@@ -273,7 +273,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno>
     patiently(|| rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()))
 }
 
-/// Removes a directory and all below it, with two descriptors at any depth and one scan of each directory.
+/// Removes a directory and everything below it, with two descriptors at any depth and one scan of each directory.
 fn remove_tree(
     parent: BorrowedFd<'_>,
     name: &[u8],
@@ -283,7 +283,7 @@ fn remove_tree(
 ) -> Result<(), Fault> {
     let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(REMOVE));
     let mut here = open(parent, name)?;
-    // For each directory on the way here, its subdirectories not removed yet; the last one is the current one.
+    // For each directory on the way here, the subdirectories not removed yet. The last item is the current directory.
     let mut below = vec![remove_files(here.as_fd(), memory, freed)?];
     while let Some(left) = below.last() {
         if cancelled.load(Ordering::Relaxed) {
@@ -337,13 +337,13 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
     if stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let size = stat.st_size.cast_unsigned();
         freed.bytes += size;
-        // A file just written may have no blocks yet; a sparse file has fewer than its size requires.
+        // A new file may have no blocks yet, and a sparse file has fewer than its size needs, so the size is counted.
         freed.disk_bytes += crate::unpack::disk_size(size);
     }
     Ok(())
 }
 
-/// The process's umask, read without changing it; all bits if unreadable, which costs a `chmod` per entry.
+/// The process's umask, read without changing it. All bits if unreadable, which costs a `chmod` for each entry.
 pub(crate) fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -1,4 +1,4 @@
-//! Whiteouts in the forms of images and of overlayfs.
+//! Whiteouts in the forms of OCI and of overlayfs.
 
 use rustix::{
     fd::{AsFd, BorrowedFd},
@@ -20,23 +20,23 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 pub(crate) enum Mark<'a> {
     Plain,
     Whiteout(&'a [u8]),
-    /// Hides all that lower layers have in its directory.
+    /// Hides everything that lower layers have in this directory.
     Opaque,
-    /// Bookkeeping of AUFS, of no meaning here.
+    /// A file of AUFS, without meaning here.
     Ignored,
 }
 
-/// How a directory treats the layers below, as its xattr says.
+/// How a directory treats the layers below, according to its xattr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Opacity {
     #[default]
     Merged,
-    /// Merges with them, and has whiteouts in the xattr form.
+    /// Merges with the layers below, and contains whiteouts in xattr form.
     Xattrs,
     Opaque,
 }
 
-/// Reads the whiteout convention from a clean path, given as parent and name.
+/// Reads the whiteout convention from a clean path, split into parent and name.
 pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault> {
     for component in parent.split(|&byte| byte == b'/') {
         if component.starts_with(META_PREFIX) {
@@ -49,7 +49,7 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
     if name == OPAQUE {
         return Ok(Mark::Opaque);
     }
-    // `.wh...` is the whiteout of `..`; of the names that start with `.wh.`, only those of AUFS have a meaning.
+    // `.wh...` is the whiteout of `..`. Of the names that start with `.wh.`, only AUFS names have a meaning.
     match name.strip_prefix(PREFIX) {
         Some(b"" | b"." | b"..") => Err(Fault::refused("it is a whiteout of nothing")),
         Some(hidden) if hidden.starts_with(PREFIX) => Ok(Mark::Ignored),
@@ -59,7 +59,7 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
 }
 
 impl Ownership {
-    /// Makes a whiteout at an absent name; returns the opacity that the directory needs.
+    /// Creates a whiteout at an absent name. Returns the opacity that the directory needs.
     pub(crate) fn hide(self, parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> {
         match (rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0), self) {
             (Ok(()), _) => Ok(Opacity::Merged),

@@ -1,4 +1,4 @@
-//! Extended attributes: which ones a layer may set, and how.
+//! Extended attributes: which of them a layer may set, and how.
 
 use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
 
@@ -7,12 +7,12 @@ use crate::unpack::{
     error::{Fault, shown},
 };
 
-/// The kernel's limit of a value.
+/// The kernel's limit of an attribute's value.
 pub(crate) const VALUE_MAX: usize = 64 << 10;
 /// The kernel's limit of an inode's list of names, each with a final NUL.
 pub(crate) const NAMES_MAX: usize = 64 << 10;
 
-/// Whether an attribute is kept. A layer must not set overlayfs' own attributes, which are ours, nor `trusted.*`,
+/// Whether an attribute is kept. A layer must not set overlayfs' attributes, which imagelet sets, nor `trusted.*`,
 /// which belongs to programs of the host.
 pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     if rules == EntryRules::Containerd {
@@ -24,8 +24,8 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
-/// Returns the names of those that the kernel forbids or does not support, where owners are recorded. By containerd's rules an
-/// unsupported one is skipped; any other failure fails the entry.
+/// With [`Ownership::Record`], returns the names of attributes that the kernel forbids or does not support. By
+/// containerd's rules an unsupported attribute is skipped. Any other failure fails the entry.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
@@ -38,7 +38,7 @@ pub(crate) fn set(
             (Ok(()), _) => {}
             (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Ownership::Record) => left_out.push(name.clone()),
             (Err(Errno::NOTSUP), Ownership::Apply) if options.rules == EntryRules::Containerd => {}
-            // The archive's fault, not the disk's: the value is invalid or too large.
+            // The cause is the archive, not the disk: the value is invalid or too large.
             (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => {
                 return Err(not_taken(name, value, errno));
             }
@@ -54,9 +54,9 @@ fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
     Fault::refused(format!("the file system does not take its extended attribute `{name}` of {length} bytes ({errno})"))
 }
 
-/// Whether `ENOSPC` cannot mean a full disk: ext4 returns it for a value larger than its block, too.
+/// Whether `ENOSPC` cannot mean a full disk. ext4 also returns it for a value larger than its block.
 fn has_space(on: impl AsFd, value: &[u8]) -> bool {
-    /// Blocks of a value besides its own, with a margin.
+    /// Spare blocks, in addition to those of the value.
     const SPARE: u64 = 1 << 20;
     rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
 }

@@ -1,4 +1,4 @@
-//! `controller`: runs the controller of prefetch until it is stopped.
+//! `controller`: runs the prefetch controller until it is stopped.
 
 use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
@@ -23,7 +23,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let listener = address.as_deref().map(|address| http::bind(address, policy.has_token()));
     let listener = OptionFuture::from(listener).await.transpose()?;
     let for_probes = OptionFuture::from(health.map(http::bind_all)).await.transpose()?;
-    // A wrong kubeconfig ends the command, and not only a line in its log.
+    // An invalid kubeconfig must end the command, not only appear in its log.
     access.connect().await?;
     let identity = identity.unwrap_or_else(own_identity);
     tracing::info!(identity, namespace, http = address, "the controller of prefetch waits for its lease");
@@ -36,7 +36,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of the host and a random number: two controllers on one host that had one identity would both hold the lease.
+/// The host name and a random number: two controllers on one host with one identity would both have the lease.
 fn own_identity() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{host}_{:016x}", random())

@@ -1,4 +1,4 @@
-//! Commands that talk to the API server of a cluster, and to no node.
+//! Commands that use the API server of a cluster, and no node.
 
 mod controller;
 mod prefetch;
@@ -9,7 +9,7 @@ pub(super) use self::{controller::run as run_controller, prefetch::run as run_pr
 use crate::cli::ClusterAccess;
 use imagelet_node::{config::Environment, failure::Failure};
 
-/// The way to the API server: a kubeconfig, the service account of this pod, or the user's kubeconfig.
+/// The access to the API server: the given kubeconfig, this pod's service account, or the user's kubeconfig.
 fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess, Failure> {
     if let Some(path) = &given.kubeconfig {
         return Ok(ApiAccess::Kubeconfig(std::path::absolute(path)?));

@@ -1,4 +1,4 @@
-//! `prefetch`: sets of images from the command line, in the words of the objects.
+//! `prefetch`: manages image sets from the command line.
 
 use std::{path::Path, process::ExitCode};
 
@@ -15,7 +15,7 @@ use crate::{
     output::{Format, Table, exit_code, or_dash, print, print_failure},
 };
 
-/// The longest file of sets.
+/// The longest file of image sets.
 const FILE_LENGTH_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(

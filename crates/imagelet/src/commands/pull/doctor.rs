@@ -1,4 +1,4 @@
-//! `doctor`: walks the path of a pull, and names the first step that fails.
+//! `doctor`: runs the steps of a pull one by one, and reports the first step that fails.
 
 use std::{
     path::{Path, PathBuf},
@@ -35,10 +35,10 @@ use crate::{
 struct Diagnosis {
     image: String,
     healthy: bool,
-    /// Whether any host serves the image.
+    /// Whether at least one host serves the image.
     served: bool,
     steps: Vec<DiagnosisStep>,
-    /// The failure that decides what becomes of a pull.
+    /// The failure that decides the result of a pull.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
 }
@@ -79,10 +79,10 @@ pub(crate) async fn doctor(
     Ok(ExitCode::FAILURE)
 }
 
-/// Takes the steps in order, and adds each to `steps`. Returns whether a host serves the image.
+/// Runs the steps in order and adds each to `steps`. Returns whether a host serves the image.
 ///
 /// # Errors
-/// A step that others build on failed; it is returned, and ends the walk.
+/// A failed step that later steps depend on. No further step runs.
 async fn walk(
     arguments: &DoctorArgs,
     global: &Global,
@@ -142,8 +142,8 @@ async fn walk(
     Ok(is_served)
 }
 
-/// The credential of the node that a pull tries first, the number of all of them, and why a source of them failed, which does
-/// not stop the others.
+/// The node's credential that a pull tries first, the number of all credentials, and the first failure of a source. A
+/// failed source does not affect other sources.
 async fn node_credential(settings: &Settings, repository: &str) -> (Option<Credential>, usize, Option<Failure>) {
     let failed = |problem: &String| Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider);
     match node_credentials(settings, repository).await {
@@ -155,8 +155,8 @@ async fn node_credential(settings: &Settings, repository: &str) -> (Option<Crede
     }
 }
 
-/// The first credential of the node for each host beside the registry. A source that fails is a step of the host, unless it
-/// has failed the same way before.
+/// The first credential of the node for each host other than the registry. A failed source becomes a step of the host,
+/// unless the same failure was already added.
 async fn host_credentials(
     settings: &Settings,
     reference: &Reference,
@@ -176,10 +176,10 @@ async fn host_credentials(
     found
 }
 
-/// The directory that a pull fills, and the free space of its disk; `None`: the disk is not visible.
+/// The directory that a pull fills, and the free space of its disk. `None`: the disk is not visible.
 type ImageDisk = (PathBuf, Option<ByteSize>);
 
-/// The disk that a pull fills: of the store, or as the daemon or runtime reports it.
+/// The disk that a pull fills: the store's, or the disk that the daemon or runtime reports.
 async fn image_disk(global: &Global, environment: &Environment, settings: &Settings) -> Result<ImageDisk, Failure> {
     let silent = |failure: Failure| failure.at(ErrorClass::RuntimeUnavailable, Stage::Runtime);
     let target = find_target(global, environment).await;
@@ -190,11 +190,11 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
             return Ok((disk.mountpoint.into(), (disk.capacity > 0).then_some(ByteSize(disk.available))));
         }
         Ok(Target::Here(found)) => found,
-        // A diagnosis needs no daemon.
+        // A diagnosis works without a daemon.
         Err(_) => settings,
     };
     let directory = match &settings.images.backend {
-        // The store may not exist yet: then its first folder that does.
+        // If the store does not exist yet, its first existing parent folder is used.
         Backend::Embedded(store) => {
             let existing = store.engine.place.root.ancestors().find(|path| path.exists());
             existing.unwrap_or(Path::new("/")).to_owned()
@@ -215,7 +215,7 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
     Ok((directory, Some(disk.available)))
 }
 
-/// Whether a disk has space for the compressed layers at least.
+/// Whether a disk has space for at least the compressed layers.
 fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, Failure> {
     let shown = directory.display();
     let Some(available) = available else {
@@ -254,15 +254,16 @@ impl DiagnosisStep {
     }
 }
 
-/// The step that decides, and whether it is the first that fails: the first one, but where no host serves the image and
-/// hosts alone fail, that of the last host that answered. A host that is away says nothing of the image.
+/// The step that decides, and whether it is the first failed step. It is the first failed step, with one exception: if
+/// no host serves the image and the first failure is a host's, it is the failed step of the last host that answered. An
+/// unreachable host proves nothing about the image.
 fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bool)> {
     let first = steps.iter().find(|step| !step.ok)?;
     let has_answered = |step: &&DiagnosisStep| {
         let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
         let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
         let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
-        // The credential for a host is the node's own.
+        // The credential for a host comes from the node, not from the host.
         let is_of_host = !step.ok && !step.host.is_empty() && step.step != "credentials";
         is_of_host && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
     };
@@ -271,7 +272,7 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
     Some((step, std::ptr::eq(step, first)))
 }
 
-/// The failure of a step, with step and host before its causes.
+/// The failure of a step, with the step and the host as the message.
 fn explained(step: &DiagnosisStep, is_first: bool) -> Failure {
     let mut failure = step.failure.clone().unwrap_or_default();
     let place = if step.host.is_empty() { String::new() } else { format!(" at `{}`", step.host) };

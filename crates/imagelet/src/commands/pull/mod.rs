@@ -1,4 +1,4 @@
-//! `pull`: ensures images, with progress on stderr and their ids on stdout.
+//! `pull`: ensures images, with progress on stderr and the images' ids on stdout.
 
 mod doctor;
 mod registry_login;
@@ -35,7 +35,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Images of one command requested at once; the node has its own limits.
+/// Limit of images that one command requests concurrently. The node has its own limits.
 const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
@@ -57,7 +57,7 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-/// The text of a manifest, or of standard input.
+/// The text of a manifest from a file or from stdin.
 pub(super) fn read_manifest(path: &Path, length_max: usize) -> Result<String, Failure> {
     let no_text = || Failure::new("Failed", format!("`{}` is neither UTF-8 nor UTF-16", path.display()));
     decode(read_bytes(path, length_max)?).ok_or_else(no_text)
@@ -102,7 +102,7 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
     secret_of(|text| std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', text))
 }
 
-/// A secret without the line end that people and tools write.
+/// A secret without the line end that editors and tools append.
 fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::io::Result<Secret> {
     let mut text = zeroize::Zeroizing::new(Vec::new());
     read(&mut text)?;
@@ -112,7 +112,7 @@ fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::
     Ok(Secret::from_bytes(std::mem::take(&mut *text)))
 }
 
-/// Requests all images; a failed one does not stop the others.
+/// Requests all images. A failed image does not stop the others.
 pub(super) async fn run(
     node: &Node,
     requests: Vec<PullRequest>,
@@ -137,7 +137,7 @@ pub(super) async fn run(
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Returns the image, what was removed for it, also where it failed, and the outcome.
+/// Returns the image, the images removed for it (even after a failure), and the outcome.
 async fn pull(
     node: &Node,
     request: PullRequest,

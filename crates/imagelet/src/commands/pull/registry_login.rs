@@ -1,4 +1,4 @@
-//! `login` and `logout`: logins in the docker configuration that pulls read.
+//! `login` and `logout`: manage logins in the docker configuration that pulls read.
 
 use std::{
     io::{BufRead, IsTerminal as _, Read as _, Write as _},
@@ -95,7 +95,7 @@ pub(crate) async fn log_out(
     })?)
 }
 
-/// The file that a pull of a command reads.
+/// The docker configuration that a command's pull reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     let path = settings.docker_config_of_command().ok_or_else(|| {
         Failure::new("InvalidArgument", "no docker configuration is known to keep the login in")
@@ -104,7 +104,7 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
-/// The thread that reads ends with the process.
+/// Reads in a separate thread, which may block until the process ends.
 async fn from_stdin(
     read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
 ) -> Result<Secret, Failure> {
@@ -133,7 +133,7 @@ async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     Ok(answer)
 }
 
-/// A terminal that does not show what is typed, until this is dropped.
+/// Hides typed input on the terminal until it is dropped.
 struct HiddenInput(Termios);
 
 impl HiddenInput {
@@ -148,7 +148,7 @@ impl HiddenInput {
 
 impl Drop for HiddenInput {
     fn drop(&mut self) {
-        // The terminal may have gone; nothing is left to restore then.
+        // Fails if the terminal is gone; then nothing has to be restored.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
     }
 }
