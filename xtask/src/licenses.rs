@@ -89,7 +89,8 @@ fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The licence and notice files of a crate: in its top folder, and in the folder directly below it with a C library.
+/// The licence and notice files of a crate: in its top folder and in the folders directly below, such as a bundled C
+/// library.
 fn files(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let mut folders = entries(folder)?;

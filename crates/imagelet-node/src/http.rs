@@ -46,7 +46,8 @@ const PROGRESS_MS: u64 = 1000;
 #[derive(Clone, Debug)]
 struct PermissionEnd(CancellationToken);
 
-/// Headers of every answer. Scripts, styles and connections come only from this server, and no page may embed another.
+/// Headers of every answer. Scripts, styles and connections come only from this server, and no page may embed its
+/// pages.
 static HEADERS: [(header::HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -115,7 +116,8 @@ fn api(daemon: &Daemon, limits: Limits) -> Router<Daemon> {
     routes::routes().route(&format!("{}/events", routes::ROOT), get(events))
 }
 
-/// Adds the probes. Reasons of failed checks may contain paths and endpoints, so only clients that may read get them.
+/// Adds the probes. Reasons of failed checks may contain paths and endpoints, so only clients with read access get
+/// them.
 fn with_probes<S, F>(
     router: Router<S>,
     access: Option<HttpAccess>,

@@ -83,7 +83,7 @@ impl OverlayFolder {
     /// because a process still has open files in it.
     ///
     /// The kernel rejects a second overlay with `index=on` over an upper folder in use. So a detached overlay is
-    /// mounted and dropped at once. If such a mount is impossible for another reason, that is the error.
+    /// mounted and dropped at once. If this mount fails for another reason, its error is returned.
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
         // Two concurrent probes would each find the other's mount.
         static PROBE: Mutex<()> = Mutex::new(());

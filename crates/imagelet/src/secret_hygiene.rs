@@ -22,8 +22,8 @@ use crate::cli::{Cli, LoginArgs};
 /// Capacity of a pipe that is not read.
 const PIPE_HOLDS: usize = 64 << 10;
 
-/// Disables core files, because credentials are in memory. Child processes inherit the limit, but it has no effect if
-/// the system pipes cores to a program; then the dumpable flag has effect.
+/// Disables core files, because credentials are in memory. Child processes inherit the limit. It has no effect if the
+/// system pipes cores to a program; the dumpable flag also has effect then.
 pub(crate) fn forbid_core_dumps() {
     let limited = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     let flagged = set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -94,8 +94,7 @@ impl Disk {
         ]
     }
 
-    /// The time at which the disk reaches the high threshold, rounded to its accuracy. `None`: the disk usage is not
-    /// recorded here.
+    /// A rough forecast of when the disk reaches the high threshold. `None`: the disk usage is not recorded here.
     pub(crate) fn forecast(&self) -> Option<String> {
         let high = self.high_percent;
         Some(match (self.hours_to_high, self.growth_per_hour) {

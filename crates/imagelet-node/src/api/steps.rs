@@ -76,21 +76,21 @@ pub enum Step {
     Committing,
     /// An image was removed, because the disk had no space for the pull.
     Removed(RemovedForPull),
-    /// The next request to a host is sent later.
+    /// The next request to a host is delayed.
     Retry(PullRetry),
-    /// Something that the caller should know.
+    /// A warning for the user of the command.
     Warning { text: String },
-    /// A host has not begun its answer for a while; `over`: it has, or is not waited for any more.
+    /// A host has not started its answer for a while. `over`: the answer started, or the wait ended.
     Waiting { host: String, over: bool },
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
-    /// Why nothing happens for a while: the daemon has sent nothing, or the command waits. Created here, never sent.
+    /// The reason for a silence: the daemon sent nothing, or the command waits. Created by the client, never sent.
     Notice { note: String },
-    /// The ensure of an image of a pod starts; `image` is its index in the request.
+    /// The ensure of a pod's image starts; `image` is its index in the request.
     Asked { image: usize },
-    /// A step of an image of a pod.
+    /// A step of a pod's image.
     Image { image: usize, of: Box<Step> },
-    /// The result of an image of a pod.
+    /// The result of a pod's image.
     Settled { image: usize, row: Box<PodImageRow> },
 }
 

@@ -163,7 +163,7 @@ pub struct NodeSettings {
     /// Limit of the images in the Node's status; `None`: all.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
-    /// Timeout of all calls to the runtime but pulls.
+    /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
     /// The cluster of the node; `None`: no API server is contacted.
     pub kubernetes: Option<KubernetesSettings>,

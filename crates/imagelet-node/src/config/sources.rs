@@ -236,7 +236,7 @@ fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result
 
 struct Reader<'a> {
     path: &'a Path,
-    /// Whether the file is imagelet's. Then a number is accepted as a text, such as 0 for a duration, and an unknown
+    /// Whether the file is imagelet's. If so, a number is accepted as a text, such as 0 for a duration, and an unknown
     /// key is rejected. A kubelet rejects such a number, and its file has other keys.
     is_own: bool,
     given: BTreeMap<String, Given>,

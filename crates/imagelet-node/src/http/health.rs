@@ -10,7 +10,7 @@ use crate::node::{Images, LocalNode};
 
 /// A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
-/// After this many missed passes over the images, the inventory counts as outdated.
+/// Limit of missed passes over the images. Beyond it, the inventory is reported as outdated.
 const PASSES_MISSED_MAX: u32 = 3;
 /// The smallest unit that a disk allocates; a write of this size fails on a full disk.
 const BLOCK: [u8; 4096] = [0; 4096];

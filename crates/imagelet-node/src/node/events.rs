@@ -28,8 +28,8 @@ pub(crate) fn follower() -> Result<SemaphorePermit<'static>, Failure> {
 /// Sends events until the reader disconnects or reads nothing for 30 s. Without `follow`, sends only the recorded
 /// events.
 ///
-/// For a slow reader, the recorded events are buffered. Beyond that the oldest events are lost, and a message has their
-/// count.
+/// A slow reader gets at most the events that are still recorded. Older events are lost, and a message has their
+/// number.
 pub(crate) async fn send_events(
     pulls: &Pulls,
     asked: &EventsRequest,

@@ -1,7 +1,7 @@
 //! Traces of requests for images and of their pulls, exported by OTLP.
 //!
 //! ```text
-//! ensure                     a request, below the caller's span where its call carries a trace (W3C)
+//! ensure                     a request, below the caller's span if its call carries a trace (W3C)
 //!   queue                    until the pull begins: records, credentials, a slot, the rate
 //!   pull                     one pull, in the trace of each request that shares it
 //!     resolve                the manifest

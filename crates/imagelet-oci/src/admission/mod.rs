@@ -72,8 +72,8 @@ impl Amount {
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
     }
 
-    /// `self` is missing space. Returns whether even the minimum is missing; a shortage of only the estimate rejects no
-    /// pull.
+    /// For an amount of missing space: whether even the minimum is missing. If only the estimate is missing, the pull
+    /// is not rejected.
     pub(crate) fn is_refusal(&self) -> bool {
         self.bytes_min > 0 || self.inodes_min > 0
     }
@@ -223,8 +223,8 @@ pub(crate) enum Fit {
     Part,
 }
 
-/// Returns the bytes that a pull may write before its next request, or the space that is missing for all and for the
-/// next step.
+/// Returns the bytes that a pull may write before its next request, or the space that is missing for the whole pull and
+/// for its next step.
 pub(crate) fn grant(
     admission: Admission,
     fit: Fit,

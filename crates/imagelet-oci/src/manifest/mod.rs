@@ -44,7 +44,7 @@ const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
 ///
-/// Annotations are ignored except the file names of artifacts; `urls` (alternative locations) are ignored.
+/// Ignored are `urls` (alternative locations) and all annotations but an artifact's file name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {

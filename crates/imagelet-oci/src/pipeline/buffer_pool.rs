@@ -44,7 +44,7 @@ impl Allowance {
     }
 }
 
-/// The bytes to which a layer may still expand. On drop, an unfinished layer returns its part of the image's allowance.
+/// How many bytes a layer may still expand to. On drop, an unfinished layer returns its part of the image's allowance.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     own: u64,

@@ -181,8 +181,7 @@ impl LayerJob {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
                     let is_archive = self.session.archive().is_some();
                     self.on_thread(move |job| {
-                        // A blob of the archive was not read from the store, so the failure is no proof against a kept
-                        // blob.
+                        // A kept blob that was not read may be correct, so it is not discarded.
                         if job.blob.trusts_kept && !is_archive {
                             job.staging.store.discard_blob(&job.descriptor.digest);
                         }

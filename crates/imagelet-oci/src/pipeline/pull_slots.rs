@@ -6,8 +6,8 @@
 //! with the fewest places.
 //!
 //! A layer with a slow registry gives its place to a waiting layer. Once a layer has waited for ten seconds, the
-//! slowest layer gives its place too, at any rate. A layer that gave its place resumes by `Range` when a place is free
-//! again.
+//! slowest layer gives its place too, whatever its rate. A layer that gave its place resumes by `Range` when a place is
+//! free again.
 
 use std::{
     collections::{BTreeMap, HashMap},

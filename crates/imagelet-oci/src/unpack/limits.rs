@@ -106,7 +106,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// The missing space, as a text, if the floors must stay free after `wanted` more bytes.
+/// A text about the missing space. `None`: the floors stay free after `wanted` more bytes.
 fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;

@@ -90,7 +90,8 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.extend(reload(is_live));
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
-        // This also starts the socket. A running daemon has the old configuration or the old program.
+        // This also starts the socket. A running daemon has the old configuration or the old program, so it is
+        // restarted.
         let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
         steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);

@@ -123,7 +123,7 @@ pub(crate) fn fitted_to_stderr(text: &str) -> String {
     }
 }
 
-/// Wraps a line: it keeps its indentation, and continuation lines are indented deeper.
+/// Wraps a line between words. The first line keeps its indentation; further lines are indented deeper.
 fn wrapped_line(line: &str, width: usize) -> String {
     let words = line.trim_start_matches(' ');
     let indent = line.len() - words.len();

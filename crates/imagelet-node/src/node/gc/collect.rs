@@ -153,7 +153,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let collection = self.0.upgrade()?;
         let images = &collection.images;
-        // In shadow mode no space is freed, so none is promised to a pull.
+        // In shadow mode no space is freed, so the pull gets no promise of space.
         if !images.settings().collection.for_pulls || !images.place.uses_known || collection.is_shadow() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! The disk usage of the last day, and the forecast when it reaches the high threshold.
+//! The disk usage of the last day, and the forecast of when it reaches the high threshold.
 
 use std::{
     collections::VecDeque,

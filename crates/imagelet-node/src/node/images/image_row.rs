@@ -80,8 +80,7 @@ pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     }
 }
 
-/// The time since which the image is present. A pull ends before a pass first lists its image, so the earlier time is
-/// used.
+/// The time at which the image arrived. A pull ends before a pass first lists its image, so the earlier time is used.
 pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
     let pulled = entry.usage.pulled.filter(|_| entry.usage.origin == ImageOrigin::Pulled);
     pulled.map_or(entry.first_seen(), |pulled| pulled.at.min(entry.first_seen()))

@@ -99,7 +99,7 @@ impl FolderWatch {
     }
 }
 
-/// The result of an import for the archive, in order of severity.
+/// The result of an import for the archive, from the most to the least final result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Imported,

@@ -173,7 +173,7 @@ pub(crate) struct ManifestWriter<'a> {
 /// The data of the current file.
 struct Content {
     expected: u64,
-    /// The digest of a small file, whose data comes in one piece: several times faster than piece by piece.
+    /// The digest of a small file, whose data comes in one piece. Hashing in one piece is several times faster.
     at_once: Option<Sum>,
     hasher: Option<Hasher>,
 }
