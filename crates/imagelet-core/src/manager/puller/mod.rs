@@ -186,6 +186,7 @@ impl Puller {
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
             if self.policy.pulls.prioritized_queue
+                && let Ok(_permit) = self.estimates.acquire().await
                 && let Some(estimate) = self.estimate(work).await
             {
                 place.set_size(estimate.bytes_missing);
@@ -201,7 +202,6 @@ impl Puller {
 
     /// Estimates the bytes to fetch. `None`: the store has no estimate, or the first credential is rejected.
     pub(crate) async fn estimate(&self, work: &Work) -> Option<PullEstimate> {
-        let _permit = self.estimates.acquire().await.ok()?;
         let estimate = self.runtime.estimate(&work.attempt(0)).await;
         let estimate = estimate.inspect_err(|error| {
             tracing::debug!(image = work.request.image(), error = error.chain(), "the size of a pull is not known");

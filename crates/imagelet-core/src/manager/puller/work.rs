@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// The request. The image has its default tag. The request's own credential is also in `credentials`.
+    /// Of the request: its pull with the default tag, its caller and its priority. Its pull secrets would wait with it.
     pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
