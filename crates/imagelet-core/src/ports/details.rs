@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
@@ -41,28 +41,37 @@ pub struct ImageDetails {
     pub info: BTreeMap<String, String>,
 }
 
-/// The manifest by which an image was pulled.
+/// The manifest that an image was pulled by. The names of all fields are those of `image.json` in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledManifest {
+    #[serde(rename = "manifest")]
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
-    /// The type of an artifact. `None`: the content is an image.
+    /// `None`: it is an image, and its id is the digest of its configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub artifact_type: Option<String>,
-    /// The layers, lowest first.
+    pub artifact: Option<PulledArtifact>,
+    /// Lowest first.
     pub layers: Vec<PulledLayer>,
     /// Time of the pull, in seconds since 1970.
+    #[serde(rename = "pulled_at")]
     pub at: u64,
+}
+
+/// What an artifact has besides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PulledArtifact {
+    /// Its type, as it calls itself.
+    pub kind: String,
+    /// Digest of its configuration.
+    pub config: Digest,
 }
 
 /// A layer in the manifest of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct PulledLayer {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer. In JSON, an unknown digest is an empty
-    /// text.
-    #[serde(serialize_with = "text_of", deserialize_with = "digest_of")]
+    /// Digest of a compressed blob that was fetched and unpacked to this layer.
+    #[serde(default, deserialize_with = "digest_if_known", skip_serializing_if = "Option::is_none")]
     pub blob: Option<Digest>,
     /// Size of that blob.
     pub size: u64,
@@ -73,12 +82,8 @@ pub struct PulledLayer {
     pub media_type: String,
 }
 
-#[expect(clippy::ref_option, reason = "serde passes the field")]
-fn text_of<S: Serializer>(digest: &Option<Digest>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(digest.as_ref().map_or("", Digest::as_str))
-}
-
-fn digest_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
+/// An unknown digest is an empty text or absent.
+fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
     Ok(String::deserialize(deserializer)?.parse().ok())
 }
 

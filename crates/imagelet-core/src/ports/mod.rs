@@ -19,7 +19,9 @@ pub use containers::{
     CombinedContainers, Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage,
     default_sandbox_image,
 };
-pub use details::{ImageDetails, JsonText, LayerDetails, Members, PulledLayer, PulledManifest, chain_ids};
+pub use details::{
+    ImageDetails, JsonText, LayerDetails, Members, PulledArtifact, PulledLayer, PulledManifest, chain_ids,
+};
 pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;

@@ -128,7 +128,7 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     let image = Arc::unwrap_or_clone(image);
     let bytes =
         store.image_file(id, "config.json").map_err(could_not("read the configuration of", Path::new(id.as_str())))?;
-    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.pulled.artifact_type) {
+    let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.pulled.artifact) {
         (Some(config), None) => ImageDetails::of_config(image, config),
         (config, Some(_)) => ImageDetails { config, ..ImageDetails::bare(image) },
         (None, None) => ImageDetails::bare(image),

@@ -110,9 +110,15 @@ pub(crate) enum RaceOutcome<F, P, T> {
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
+    ended: u64,
 }
 
 impl<T> FetchGuard<T> {
+    /// Whether another fetch of the layer has ended since this one began.
+    pub(crate) fn is_late(&self) -> bool {
+        self.slot.lock().ended != self.ended
+    }
+
     /// Other pulls share the layer from now on.
     fn publish(self, staged: &Arc<T>) {
         self.slot.lock().staged = Arc::downgrade(staged);
@@ -183,7 +189,7 @@ impl<T> LayerSlot<T> {
             );
         }
         state.fetches.push(LayerFetch { number, caller: Arc::clone(caller), pace });
-        Some(FetchGuard { slot: Arc::clone(self), number })
+        Some(FetchGuard { slot: Arc::clone(self), number, ended })
     }
 }
 

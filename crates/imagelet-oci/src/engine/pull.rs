@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, ImageId, ImageUser, counted},
-    ports::{Progress, PullEvent, PullRequest, PulledLayer, PulledManifest},
+    ports::{Progress, PullEvent, PullRequest, PulledArtifact, PulledLayer, PulledManifest},
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -317,12 +317,11 @@ fn new_image(
     let kind = manifest.artifact_kind();
     let record = ImageRecord {
         id: manifest.id(&chosen.digest).clone(),
-        config: manifest.config.digest.clone(),
         index: index.map(|index| index.digest.clone()),
         pulled: PulledManifest {
             digest: chosen.digest.clone(),
             platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.os, config.architecture) },
-            artifact_type: kind.map(printable),
+            artifact: kind.map(|kind| PulledArtifact { kind: printable(kind), config: manifest.config.digest.clone() }),
             layers,
             at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         },

@@ -1,12 +1,12 @@
 //! The files of an archive by name, each a span of a tar file or a file of a folder.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     io::{self, BufReader, Read as _, Seek as _, SeekFrom},
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
@@ -27,7 +27,9 @@ const NAME_BYTES_MAX: usize = 1024;
 /// Links that are followed for one name.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
-/// The hint for an archive with an unsupported compression.
+/// How often images that fail may read the files of an archive: a whole one more often than a good archive needs.
+const FAILED_READS_MAX: u64 = 8;
+/// What to do with an archive that is packed otherwise.
 const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
@@ -35,6 +37,16 @@ const READ_AHEAD: usize = 64 << 10;
 pub(crate) struct ArchiveFiles {
     pub(super) place: String,
     source: FileSource,
+    opened: Mutex<OpenedFiles>,
+}
+
+/// What was opened, and so can have been read.
+#[derive(Debug, Default)]
+struct OpenedFiles {
+    files: HashSet<FileId>,
+    /// The bytes of each file once, and as often as it was opened.
+    distinct: u64,
+    in_all: u64,
 }
 
 /// Identifies a file under all its names: its span in the tar file, or its device and inode.
@@ -69,7 +81,7 @@ impl ArchiveFiles {
         let place = path.display().to_string();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(folder) => Ok(Self { place, source: FileSource::Folder(File::from(folder)) }),
+            Ok(folder) => Ok(Self::new(place, FileSource::Folder(File::from(folder)))),
             Err(error) => Err(unopened(&place, error.into())),
         }
     }
@@ -77,7 +89,11 @@ impl ArchiveFiles {
     /// Reads the headers of a plain tar file, and skips its data.
     pub(crate) fn of_tar(file: File, path: &Path, memory: &Arc<LayerMemory>) -> Result<Self, RuntimeError> {
         let files = index(&file, memory)?;
-        Ok(Self { place: path.display().to_string(), source: FileSource::Tar { file, files } })
+        Ok(Self::new(path.display().to_string(), FileSource::Tar { file, files }))
+    }
+
+    fn new(place: String, source: FileSource) -> Self {
+        Self { place, source, opened: Mutex::default() }
     }
 
     /// `None`: the archive has no such file.
@@ -90,8 +106,30 @@ impl ArchiveFiles {
         found.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
     }
 
+    /// Finds a file, all bytes of which are to be read.
+    pub(super) fn open(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
+        Ok(self.find(name)?.inspect(|found| self.count(found)))
+    }
+
+    pub(super) fn count(&self, found: &FoundFile) {
+        let mut opened = self.opened();
+        opened.in_all += found.size;
+        opened.distinct += if opened.files.insert(found.id) { found.size } else { 0 };
+    }
+
+    /// The bytes that were read, and how many of them images that fail may read: they may all lead to the largest file of
+    /// the archive.
+    pub(super) fn reads(&self) -> (u64, u64) {
+        let opened = self.opened();
+        (opened.in_all, opened.distinct.saturating_mul(FAILED_READS_MAX))
+    }
+
+    fn opened(&self) -> MutexGuard<'_, OpenedFiles> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {
-        self.find(name)?.map(|found| read_small(found, name, limit)).transpose()
+        self.open(name)?.map(|found| read_small(found, name, limit)).transpose()
     }
 }
 

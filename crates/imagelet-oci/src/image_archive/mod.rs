@@ -88,6 +88,11 @@ impl ImageArchive {
 }
 
 impl ArchiveBlobs {
+    /// The bytes that were read, and how many of them images that fail may read.
+    pub(crate) fn reads(&self) -> (u64, u64) {
+        self.files.reads()
+    }
+
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.made.contains_key(digest) || matches!(self.files.find(&self.name_of(digest)), Ok(Some(_)))
     }
@@ -100,7 +105,7 @@ impl ArchiveBlobs {
     pub(crate) fn open(&self, descriptor: &Descriptor) -> Result<File, RuntimeError> {
         let (digest, place) = (&descriptor.digest, &self.files.place);
         let name = self.name_of(digest);
-        let Some(FoundFile { file, size, .. }) = self.files.find(&name)? else {
+        let Some(FoundFile { file, size, .. }) = self.files.open(&name)? else {
             return Err(corrupt(format!("the archive `{place}` lacks blob `{digest}`, at `{}`", printable(&name))));
         };
         if size != descriptor.size {

@@ -18,6 +18,9 @@ use crate::{
 /// A power of two: the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 const BUFFER: usize = 256 << 10;
+/// A tar header says what it is at this place; the first bytes that are read reach beyond it.
+const USTAR_AT: usize = 257;
+const MAGIC_BYTES: u64 = 262;
 /// The free space is measured again after this many bytes.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
@@ -30,14 +33,29 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    pub(super) fn of(file: &mut File) -> io::Result<Self> {
+    /// Refuses a file that is packed in another way.
+    pub(super) fn of(what: &str, file: impl Read) -> Result<Self, RuntimeError> {
         let mut magic = Vec::new();
-        file.take(4).read_to_end(&mut magic)?;
-        Ok(match magic[..] {
-            [0x1f, 0x8b, ..] => Self::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd] => Self::Zstd,
-            _ => Self::Plain,
-        })
+        let read = file.take(MAGIC_BYTES).read_to_end(&mut magic);
+        read.map_err(|error| storage_error(format!("could not read {what}"), error))?;
+        let (name, command) = match &magic[..] {
+            [0x1f, 0x8b, ..] => return Ok(Self::Gzip),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Ok(Self::Zstd),
+            // A tar file begins with a name, which may be any.
+            _ if magic.get(USTAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) => return Ok(Self::Plain),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("xz", "xz -d"),
+            [b'B', b'Z', b'h', b'1'..=b'9', b'1' | 0x17, ..] => ("bzip2", "bzip2 -d"),
+            [0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..] => ("lz4", "lz4 -d"),
+            [0x5d, 0, 0, _, _, ..] => ("lzma", "xz -d"),
+            [b'L', b'Z', b'I', b'P', 0 | 1, ..] => ("lzip", "lzip -d"),
+            [0x89, b'L', b'Z', b'O', 0, ..] => ("lzop", "lzop -d"),
+            [0x1f, 0x9d, ..] => ("compress", "uncompress"),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => ("zip", "unzip"),
+            [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => ("7z", "7z x"),
+            _ => return Ok(Self::Plain),
+        };
+        Err(unacceptable(format!("{what} is packed by `{name}`; a plain tar file, gzip and zstd are taken"))
+            .with_hint(format!("unpack it first: {command}")))
     }
 }
 
@@ -50,7 +68,7 @@ pub(crate) fn plain(
 ) -> Result<File, RuntimeError> {
     let unread = |error| storage_error("could not read the archive", error);
     let size = file.metadata().map_err(unread)?.len();
-    let packing = Packing::of(&mut file).map_err(unread)?;
+    let packing = Packing::of("it", &file)?;
     file.rewind().map_err(unread)?;
     let source = BufReader::with_capacity(BUFFER, file);
     let mut inflated: Box<dyn Read> = match packing {

@@ -86,13 +86,12 @@ fn record(name: &str, layers: &[&str]) -> ImageRecord {
     };
     let id: Digest = image_id(name).as_str().parse().unwrap();
     ImageRecord {
-        config: id.clone(),
         id,
         index: None,
         pulled: PulledManifest {
             digest: Digest::of(name.as_bytes()),
             platform: "linux/amd64".into(),
-            artifact_type: None,
+            artifact: None,
             layers: layers.iter().map(entry).collect(),
             at: 7,
         },

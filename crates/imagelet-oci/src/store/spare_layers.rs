@@ -316,7 +316,7 @@ mod tests {
         let sum = crate::store::write_implicit(staging.path(), implicit).unwrap();
         let diff_id = Digest::of(name.as_bytes());
         let record = serde_json::json!({
-            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "end": "Sink",
+            "diff_id": diff_id, "entries": 1, "disk_bytes": 4096, "for_sink": true,
             "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum },
         });
         let blob = Descriptor::new("", diff_id.clone(), 1);

@@ -59,7 +59,7 @@ async fn an_artifact_is_pulled_as_files_and_identified_by_its_manifest() {
 
     let details = engine.details(&ImageSpec::new(&name)).await.expect("it answers").expect("it is present");
     let pulled = details.pulled.expect("the store records it");
-    assert_eq!(pulled.artifact_type.as_deref(), Some("application/vnd.example.model"));
+    assert_eq!(pulled.artifact.as_ref().map(|artifact| artifact.kind.as_str()), Some("application/vnd.example.model"));
     assert_eq!((pulled.platform.as_str(), pulled.layers.len()), ("", 4));
     assert!(details.image.size.0 > 0, "its files count");
     assert_eq!(findings(&engine).await, "");

@@ -99,6 +99,16 @@ async fn a_sink_that_cannot_say_what_another_import_brought_ends_the_import() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_fails_ends_an_import_whose_many_others_wait_for_it() {
+    let bed = Bed::new(|_| {}).await;
+    let layer = |number: u8| Layer::new().file("file", &vec![number; if number == 31 { 100_000 } else { 1 }]).plain();
+    bed.registry.image("a", "v1", &(0..32).map(layer).collect::<Vec<_>>());
+    bed.sink.fail("take 0");
+    let error = bed.import("a:v1").await.expect_err("a layer fails");
+    assert!(error.cause.chain().contains("take 0"), "{}", error.cause.chain());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_import_whose_base_is_gone_begins_once_more_with_the_layers_that_it_has() {
     let bed = Bed::new(|_| {}).await;
     let flat = [Layer::new().file("base", b"b").gzip(), Layer::new().file("top", b"t").gzip()];

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::SystemTime};
 
 use imagelet_core::{
     disks::FsStats,
-    image::{Image, ImageId},
+    image::{Digest, Image, ImageId},
     inventory::{ImageEntry, ImageOrigin},
-    ports::{ImageDetails, LayerShare, PulledLayer},
+    ports::{ImageDetails, LayerShare},
     text::file_time,
 };
 use serde::Serialize;
@@ -49,19 +49,35 @@ struct StoredDetails<'a> {
     platform: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     artifact_type: Option<&'a str>,
-    layers: &'a [PulledLayer],
+    layers: Vec<StoredLayer<'a>>,
     pulled_at: Option<String>,
     config: &'a RawValue,
 }
 
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredLayer<'a> {
+    /// Empty: unknown.
+    blob: &'a str,
+    size: u64,
+    diff_id: &'a str,
+    media_type: &'a str,
+}
+
 pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
     let pulled = details.pulled.as_ref()?;
+    let layers = pulled.layers.iter().map(|layer| StoredLayer {
+        blob: layer.blob.as_ref().map_or("", Digest::as_str),
+        size: layer.size,
+        diff_id: layer.diff_id.as_str(),
+        media_type: &layer.media_type,
+    });
     let details = StoredDetails {
         id: details.image.id.as_str(),
         manifest: pulled.digest.as_str(),
         platform: &pulled.platform,
-        artifact_type: pulled.artifact_type.as_deref(),
-        layers: &pulled.layers,
+        artifact_type: pulled.artifact.as_ref().map(|artifact| artifact.kind.as_str()),
+        layers: layers.collect(),
         pulled_at: file_time(pulled.at).and_then(moment),
         config: serde_json::from_str(details.config.as_ref()?.as_str()).ok()?,
     };

@@ -58,11 +58,11 @@ impl Engine {
         let gone = || RuntimeError::new(RuntimeErrorKind::NotFound, "the image was removed meanwhile");
         let (record, names) = self.store.image(&id).ok_or_else(gone)?;
         let (root, chosen, manifest) = self.recorded(&record, None).await?;
-        let config = self.kept(&id, CONFIG, &record.config).await.ok_or_else(|| lost(CONFIG))?;
+        let config = self.kept(&id, CONFIG, record.config()).await.ok_or_else(|| lost(CONFIG))?;
         let documents = [&root, &chosen].map(|document| (document.digest.clone(), document.bytes.clone()));
         let read = move || documents.into_iter().map(|(digest, bytes)| Ok((digest, bytes.read()?))).collect();
         let mut documents: BTreeMap<Digest, Bytes> = blocking(read).await?;
-        documents.insert(record.config.clone(), config.into());
+        documents.insert(record.config().clone(), config.into());
         Ok(Source { id, names, root, documents, manifest })
     }
 

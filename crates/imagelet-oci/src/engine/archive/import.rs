@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     hold::HoldMeter,
-    image::{ImageId, Platform, Reference, counted},
+    image::{ByteSize, ImageId, Platform, Reference, counted},
     ports::{ArchivePlace, ImportOutcome, ImportRequest, Patience, Progress},
 };
 use tokio::time::Instant;
@@ -30,9 +30,6 @@ use crate::{
     store::DocumentBytes,
 };
 
-/// Each damaged image may have the largest file of an archive read, however many images it lists.
-const CORRUPT_IMAGES_MAX: usize = 8;
-
 impl Engine {
     pub(in crate::engine) async fn imported(
         &self,
@@ -52,13 +49,16 @@ impl Engine {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
                 .with_hint("leave out `--name`: each image gets its own names"));
         }
-        let (mut imported, mut corrupt_images) = (Vec::new(), 0);
+        let (mut imported, mut failed_bytes) = (Vec::new(), 0);
         for image in archive.images {
+            let (read_before, failed_max) = archive.blobs.reads();
             let found = references(&image.names, request.name.as_ref());
             let names = found.iter().flatten().map(ToString::to_string).collect();
             let outcome = match found {
-                Ok(_) if corrupt_images >= CORRUPT_IMAGES_MAX => Err(unacceptable(format!(
-                    "not tried after {CORRUPT_IMAGES_MAX} images of the archive that are damaged"
+                Ok(_) if failed_bytes > failed_max => Err(unacceptable(format!(
+                    "images that failed read {} of the archive; the limit is {}",
+                    ByteSize(failed_bytes),
+                    ByteSize(failed_max)
                 ))),
                 Ok(references) => self
                     .import_one(&archive.blobs, image, &references, request, progress)
@@ -66,7 +66,9 @@ impl Engine {
                     .map_err(|error| error.about(format!("could not import `{}`", references[0]))),
                 Err(error) => Err(error),
             };
-            corrupt_images += usize::from(matches!(&outcome, Err(error) if error.kind() == RuntimeErrorKind::Corrupt));
+            if outcome.is_err() {
+                failed_bytes += archive.blobs.reads().0 - read_before;
+            }
             imported.push(ImportOutcome { names, outcome });
         }
         Ok(imported)

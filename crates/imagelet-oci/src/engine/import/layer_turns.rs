@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use imagelet_core::image::Digest;
@@ -22,35 +22,58 @@ pub(crate) struct LayerTurns {
     /// One entry per wanted layer; the import that passes it to the sink holds the lock.
     wanted: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
     /// Unsynced layers that the sink has, with the imports that will sync them and the views that receive their errors.
-    unsynced: Mutex<HashMap<Digest, Vec<UnsyncedView>>>,
+    unsynced: Mutex<UnsyncedViews>,
 }
 
-type UnsyncedView = (Weak<()>, Arc<SyncView>);
+type UnsyncedViews = HashMap<Digest, Vec<(Arc<()>, Arc<SyncView>)>>;
+
+/// The mark of an import on the layers that it has not synced; its end forgets them.
+pub(crate) struct UnsyncedLayers<'a> {
+    turns: &'a LayerTurns,
+    import: Arc<()>,
+}
 
 impl LayerTurns {
-    pub(crate) async fn turn(&self, chain: &Digest) -> OwnedMutexGuard<()> {
+    /// The turn, and whether another import may have added the layer since this one checked.
+    pub(crate) async fn turn(&self, chain: &Digest) -> (OwnedMutexGuard<()>, bool) {
         let wanted = {
             let mut turns = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
             turns.retain(|_, wanted| Arc::strong_count(wanted) > 1);
             Arc::clone(turns.entry(chain.clone()).or_default())
         };
-        wanted.lock_owned().await
+        match Arc::clone(&wanted).try_lock_owned() {
+            Ok(turn) => (turn, !self.views(chain).is_empty()),
+            Err(_) => (wanted.lock_owned().await, true),
+        }
     }
 
     /// The views of a layer that the sink has and its imports have not synced.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
-        let mut unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
-        unsynced.retain(|_, views| {
-            views.retain(|(import, _)| import.strong_count() > 0);
-            !views.is_empty()
-        });
-        unsynced.get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
+        self.lock().get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }
 
-    /// Adds a layer that the sink has; this view will sync its files before the end of the import drops its mark.
-    pub(crate) fn add(&self, import: &Arc<()>, chain: &Digest, view: &Arc<SyncView>) {
-        let mut unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
-        unsynced.entry(chain.clone()).or_default().push((Arc::downgrade(import), Arc::clone(view)));
+    pub(crate) fn unsynced(&self) -> UnsyncedLayers<'_> {
+        UnsyncedLayers { turns: self, import: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnsyncedViews> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnsyncedLayers<'_> {
+    /// Adds a layer that the sink has; this view will sync its files.
+    pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
+        self.turns.lock().entry(chain.clone()).or_default().push((Arc::clone(&self.import), Arc::clone(view)));
+    }
+}
+
+impl Drop for UnsyncedLayers<'_> {
+    fn drop(&mut self) {
+        self.turns.lock().retain(|_, views| {
+            views.retain(|(import, _)| !Arc::ptr_eq(import, &self.import));
+            !views.is_empty()
+        });
     }
 }
 
@@ -61,15 +84,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_layer_is_brought_by_one_import_and_the_next_one_waits() {
+    async fn a_layer_is_brought_by_one_import_and_the_next_one_looks_again() {
         let (turns, chain) = (LayerTurns::default(), Digest::of(b"chain"));
         let first = turns.turn(&chain).await;
-        drop(turns.turn(&Digest::of(b"other")).await);
+        assert!(!first.1);
+        assert!(!turns.turn(&Digest::of(b"other")).await.1);
         let mut second = Box::pin(turns.turn(&chain));
         assert!(second.as_mut().now_or_never().is_none(), "it waits");
         drop(first);
-        drop(second.await);
-        drop(turns.turn(&chain).await);
+        assert!(second.await.1);
+        assert!(!turns.turn(&chain).await.1, "no import has unsynced it");
         assert_eq!(turns.wanted.lock().unwrap().len(), 1, "what is not wanted any more is forgotten");
     }
 
@@ -77,12 +101,14 @@ mod tests {
     async fn what_an_import_brought_is_known_until_its_end() {
         let (turns, chain, folder) = (LayerTurns::default(), Digest::of(b"chain"), tempfile::tempdir().unwrap());
         let view = Arc::new(SyncView::open(folder.path()).unwrap());
-        let (first, second) = (Arc::new(()), Arc::new(()));
-        turns.add(&first, &chain, &view);
-        turns.add(&second, &chain, &view);
+        let (first, second) = (turns.unsynced(), turns.unsynced());
+        first.add(&chain, &view);
+        second.add(&chain, &view);
         drop(first);
         assert_eq!(turns.views(&chain).len(), 1);
+        assert!(turns.turn(&chain).await.1);
         drop(second);
-        assert!(turns.views(&chain).is_empty() && turns.unsynced.lock().unwrap().is_empty());
+        assert!(turns.views(&chain).is_empty() && turns.lock().is_empty());
+        assert_eq!(Arc::strong_count(&view), 1, "nothing keeps it open");
     }
 }

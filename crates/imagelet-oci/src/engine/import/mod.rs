@@ -8,12 +8,22 @@
 
 pub(super) mod layer_turns;
 
+use self::layer_turns::UnsyncedLayers;
+
 use crate::layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };
-use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use futures_util::future::try_join_all;
+use futures_util::{TryStreamExt as _, stream::FuturesUnordered};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
@@ -72,8 +82,7 @@ struct Attempt<'a> {
     window: Semaphore,
     /// Which layers the sink has.
     taken: watch::Sender<Vec<bool>>,
-    /// The mark of this import on the layers that it has not synced.
-    unsynced: &'a Arc<()>,
+    unsynced: &'a UnsyncedLayers<'a>,
 }
 
 impl Engine {
@@ -190,7 +199,7 @@ impl EngineImporter {
         failpoint!("import.begun");
         let imported = async {
             // Dropped after the sync: until then other imports may build on these layers.
-            let unsynced = Arc::new(());
+            let unsynced = self.engine.turns.unsynced();
             let views = self.bring(described, &import, &unsynced, progress).await?;
             progress(PullEvent::Committing);
             if !views.is_empty() {
@@ -216,7 +225,7 @@ impl EngineImporter {
         &self,
         described: &Described,
         import: &Arc<dyn LayerImport>,
-        unsynced: &Arc<()>,
+        unsynced: &UnsyncedLayers<'_>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let Described { resolved, image, chains, tenant } = described;
@@ -227,6 +236,9 @@ impl EngineImporter {
         if present == layers.len() {
             return Ok(views);
         }
+        let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
+        // No room is made of the spares that this import takes.
+        let _lease = engine.store.lease(&diff_ids);
         let has_spare = |index: &usize| {
             engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
         };
@@ -245,7 +257,9 @@ impl EngineImporter {
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
-        let brings = try_join_all(fetch_order(layers, present).into_iter().map(|index| attempt.bring(index)));
+        // A failing layer ends all others at once: those above wait for it.
+        let brings = fetch_order(layers, present).into_iter().map(|index| attempt.bring(index));
+        let brings = brings.collect::<FuturesUnordered<_>>().try_collect::<Vec<_>>();
         let brought = engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings);
         views.extend(brought.await?.into_iter().flatten());
         views.push(Arc::clone(&fetches.view));
@@ -268,15 +282,15 @@ impl Attempt<'_> {
             let mut taken = self.taken.subscribe();
             taken.wait_for(|taken| taken[..index].iter().all(|is| *is)).await.expect("this attempt has the sender");
         }
-        let turn = turns.turn(chain).await;
-        if self.import.holds(index).await.map_err(handover)? {
+        let (turn, is_late) = turns.turn(chain).await;
+        if (is_late || guard.is_late()) && self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
         let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
         let tree = StagedTree { folder, implicit, blob };
         // As soon as the sink has the layer, other imports may build on it.
         let view = Arc::clone(layer.view());
-        turns.add(self.unsynced, chain, &view);
+        self.unsynced.add(chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
             Taken::Committed => {}
             Taken::BaseGone => return Err(Ended::BaseGone),
@@ -305,7 +319,12 @@ impl Attempt<'_> {
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        let present = async |_| Ok::<_, Ended>(self.import.holds(index).await.map_err(handover)?.then_some(()));
+        // Nothing can have changed before the first wait, unless another import builds on the layer.
+        let may_be_present = AtomicBool::new(!engine.turns.views(chain).is_empty());
+        let present = async |_| {
+            let looks = may_be_present.swap(true, Ordering::Relaxed);
+            Ok::<_, Ended>((looks && self.import.holds(index).await.map_err(handover)?).then_some(()))
+        };
         let (turns, key, window) = (&engine.turns.fetching, (chain.clone(), None), Some(&self.window));
         Ok(match engine.bring_layer(turns, key, &job, window, self.progress, present).await? {
             RaceOutcome::Present(()) => None,

@@ -44,7 +44,7 @@ impl Engine {
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
         let digest = match &target.image.record {
-            Some(record) => Some(record.config.clone()),
+            Some(record) => Some(record.config().clone()),
             None => target.id.as_str().parse::<Digest>().ok(),
         };
         let config = match &digest {

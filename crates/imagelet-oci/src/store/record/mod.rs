@@ -22,11 +22,10 @@ use self::disk_usage::DiskUsage;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
-    /// The digest of its configuration: the id, unless it is an artifact.
-    pub config: Digest,
     /// Digest of the index that its name meant, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
+    #[serde(flatten)]
     pub pulled: PulledManifest,
     /// Bytes of manifest and configuration.
     pub metadata_size: u64,
@@ -42,12 +41,25 @@ pub(crate) struct ImageRecord {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "bool", into = "bool")]
 pub(crate) enum LayerEnd {
     /// Stays in the store, with a list of its files.
     #[default]
     Store,
     /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
     Sink,
+}
+
+impl From<bool> for LayerEnd {
+    fn from(for_sink: bool) -> Self {
+        if for_sink { Self::Sink } else { Self::Store }
+    }
+}
+
+impl From<LayerEnd> for bool {
+    fn from(end: LayerEnd) -> Self {
+        end == LayerEnd::Sink
+    }
 }
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
@@ -66,7 +78,7 @@ pub(crate) struct LayerRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
     /// One for a sink stays in `tmp/` until the sink takes it.
-    #[serde(default)]
+    #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
     /// Digests of the files beside it.
     #[serde(default)]
@@ -90,10 +102,14 @@ impl ImageRecord {
         ImageId::new(self.id.as_str())
     }
 
+    pub(crate) fn config(&self) -> &Digest {
+        self.pulled.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
+    }
+
     /// The files of its documents, and their digests.
     pub(crate) fn documents(&self) -> impl Iterator<Item = (&'static str, &Digest)> {
         let index = self.index.as_ref().map(|index| ("index.json", index));
-        [("manifest.json", &self.pulled.digest), ("config.json", &self.config)].into_iter().chain(index)
+        [("manifest.json", &self.pulled.digest), ("config.json", self.config())].into_iter().chain(index)
     }
 
     pub(crate) fn diff_ids(&self) -> impl Iterator<Item = &Digest> {
@@ -148,4 +164,39 @@ pub(super) fn read_implicit(folder: &Path) -> io::Result<HashSet<Vec<u8>>> {
     };
     let texts: Vec<String> = serde_json::from_slice(&bytes)?;
     Ok(texts.iter().map(|text| percent_decode_str(text).collect()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn records_keep_the_form_of_the_first_release() {
+        let digest = Digest::of(b"");
+        let image = json!({
+            "id": digest, "manifest": digest, "layers": [
+                {"blob": digest, "size": 3538, "diff_id": digest, "media_type": "tar+gzip"},
+                {"size": 0, "diff_id": digest, "media_type": "tar"},
+            ], "metadata_size": 612, "user": "", "platform": "linux/amd64", "pulled_at": 1_795_731_710,
+            "allocated": {"bytes": 16384, "inodes": 4}, "names": ["registry.example/app:v1"],
+        });
+        let mut artifact = image.clone();
+        artifact["artifact"] = json!({"kind": "model", "config": Digest::of(b"{}")});
+        artifact["index"] = json!(digest);
+        for (written, config) in [(image, digest), (artifact, Digest::of(b"{}"))] {
+            let record: ImageRecord = checksum::open(&checksum::seal(&written)).unwrap();
+            assert_eq!((serde_json::to_value(&record).unwrap(), record.config()), (written, &config));
+        }
+        let mut layer = json!({"diff_id": Digest::of(b""), "entries": 7, "disk_bytes": 40960});
+        for (for_sink, end) in [(Value::Null, LayerEnd::Store), (true.into(), LayerEnd::Sink)] {
+            if !for_sink.is_null() {
+                layer["for_sink"] = for_sink.clone();
+            }
+            let record: LayerRecord = serde_json::from_value(layer.clone()).unwrap();
+            assert_eq!(record.end, end);
+            assert_eq!(serde_json::to_value(&record).unwrap()["for_sink"], for_sink == true);
+        }
+    }
 }
