@@ -127,7 +127,8 @@ where
     S: Clone + Send + Sync + 'static,
     F: Future<Output = Vec<health::Checked>> + Send,
 {
-    let live = |uri: Uri| async move { probe("livez", &health::live(), asks_for_details(&uri)) };
+    let has_details = access.is_some();
+    let live = move |uri: Uri| async move { probe("livez", &health::live(), has_details && asks_for_details(&uri)) };
     let ready = move |State(state): State<S>, uri: Uri, headers: HeaderMap| async move {
         let may_read =
             |access: &HttpAccess| access.policy().decide(Purpose::Read, &presented(&headers)) == Decision::Allow;

@@ -5,6 +5,7 @@ mod filesystems;
 mod images;
 mod reload;
 mod socket_guard;
+mod start;
 mod systemd_notify;
 mod wiring;
 
@@ -13,7 +14,10 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 use imagelet_core::credentials::Standalone;
 use imagelet_oci::Access;
 use imagelet_runtime::cri::{Handlers, RuntimeServer};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+};
 
 pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, runtime_filesystems};
 
@@ -28,6 +32,7 @@ use crate::{
 use images::ServedImages;
 use reload::reload;
 use socket_guard::SocketGuard;
+use start::{Start, Started};
 
 /// How long running pulls may continue after a stop; then they are cancelled. This and the next three waits limit a
 /// stop to less than two seconds: the next owner of the store may wait for its lock.
@@ -59,37 +64,44 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     let mut hangup = signal(SignalKind::hangup())?;
 
     let (handlers, runtime) = runtime_behind(&settings)?;
-    // Calls at a service manager's socket wait in its queue until the store is open.
-    let inherited = activation::taken_over()?;
-    // A stop signal ends the wait for the store. The store is locked before a socket appears, so that no client races
-    // for it, and before the HTTP address is bound, because the previous owner of the store may still use the address.
-    // Slow steps, such as calls to a runtime, come after the socket.
+    let (calls, start, limits) = (Calls::default(), Start::default(), Limits::of_socket(open_files_max()));
+    let images = Arc::new(ServedImages::new(start.clone(), state_place(&settings)));
+    let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
+    let router = start.clone().router(cri);
+    let server = |listener: UnixListener| {
+        tokio::spawn(connections::serve(listener, router.clone(), limits, calls.accepting.clone()))
+    };
+    let bind_http = async || match &settings.interfaces.http.address {
+        Some(address) => http::bind(address, access.has_token()).await.map(Some),
+        None => Ok(None),
+    };
+    // Callers at a service manager's socket may be connected already: they get an answer or a retry. All listeners are bound
+    // before one of them serves: a start that fails to bind has answered no call.
+    let early = match activation::taken_over()? {
+        Some(listener) => Some((bind_http().await?, server(listener))),
+        None => None,
+    };
+    // A stop does not wait for the store, which is locked before a socket appears, so that no client races for it, and before
+    // the address of HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket;
+    // calls to a runtime follow it.
     let node = tokio::select! {
         opened = open_node(settings.clone(), Role::Daemon, wanted) => opened?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    // All listeners are bound before one of them serves, so that a failed start has answered no call.
-    let http_listener = match &settings.interfaces.http.address {
-        Some(address) => Some(http::bind(address, access.has_token()).await?),
-        None => None,
-    };
-    let (listener, _socket) = if let Some(listener) = inherited {
-        (listener, None)
+    let daemon = Daemon { node: Arc::clone(&node), calls: calls.clone() };
+    let api = http::on_socket(&daemon, limits);
+    start.0.set(Started { daemon: daemon.clone(), api }).expect("a node opens once");
+    let (http_listener, mut server, _socket) = if let Some((http_listener, server)) = early {
+        (http_listener, server, None)
     } else {
+        let http_listener = bind_http().await?;
         let socket = &settings.interfaces.socket;
         let listener = imagelet_runtime::cri::listen(socket)
             .await
             .map_err(|error| Failure::because(format!("could not listen on `{}`", socket.display()), &error))?;
-        (listener, Some(SocketGuard::new(socket)))
+        (http_listener, server(listener), Some(SocketGuard::new(socket)))
     };
-    let calls = Calls::default();
-    let daemon = Daemon { node: Arc::clone(&node), calls: calls.clone() };
-    let images = Arc::new(ServedImages::new(daemon.clone(), state_place(&settings)));
-    let limits = Limits::of_socket(open_files_max());
-    let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
-    let router = cri.merge(http::on_socket(&daemon, limits));
-    let mut server = tokio::spawn(connections::serve(listener, router, limits, calls.accepting.clone()));
     let mut http = tokio::spawn({
         let access = access.clone();
         async move {

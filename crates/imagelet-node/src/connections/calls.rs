@@ -85,6 +85,20 @@ where
 /// A call, until the client has read its answer.
 struct RunningCall(Arc<Connection>);
 
+impl RunningCall {
+    fn begin(connection: &Arc<Connection>) -> Result<Self, Status> {
+        if connection.place.begin_call() {
+            connection.set_due(false);
+            return Ok(Self(Arc::clone(connection)));
+        }
+        Err(if connection.place.close.is_cancelled() {
+            Status::unavailable("the connection closes for another one")
+        } else {
+            Status::resource_exhausted("this process has too many calls under way")
+        })
+    }
+}
+
 impl Drop for RunningCall {
     fn drop(&mut self) {
         self.0.place.end_call();
@@ -118,13 +132,12 @@ impl Connection {
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        // A call starts with its head, so that the limit of calls also bounds the memory of bodies.
-        if !self.place.begin_call() {
-            let message = "this process has too many calls under way";
-            return refuse(StatusCode::SERVICE_UNAVAILABLE, Status::resource_exhausted(message));
-        }
-        let call = RunningCall(Arc::clone(&self));
-        self.set_due(false);
+        // At the socket a call begins with its head, so that calls bound the memory of bodies. Over HTTP a body is small, and a
+        // client that does not send the body makes room for others.
+        let early = match (!self.is_http()).then(|| RunningCall::begin(&self)).transpose() {
+            Ok(early) => early,
+            Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
+        };
         let is_reading = reads(request.method());
         let mut request = match complete(request, self.place.places.limits.body_bytes).await {
             Ok(request) => request,
@@ -133,7 +146,11 @@ impl Connection {
             }
             Err(status) => return refuse(status, Status::resource_exhausted("the request cannot be read")),
         };
-        // An action has no time limit.
+        let call = match early.map_or_else(|| RunningCall::begin(&self), Ok) {
+            Ok(call) => call,
+            Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
+        };
+        // An action is answered however long it takes.
         self.set_due(self.is_http() && is_reading);
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;

@@ -148,9 +148,13 @@ impl<L: Listener> Acceptor<L> {
             // The failure of one client does not affect the next client.
             let is_of_client =
                 matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
-            if !(is_of_client || has_no_descriptor && self.spare.pop().is_some()) {
-                tokio::time::sleep(PAUSE).await;
+            if is_of_client || has_no_descriptor && self.spare.pop().is_some() {
+                continue;
             }
+            if has_no_descriptor {
+                self.places.free_descriptor();
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 

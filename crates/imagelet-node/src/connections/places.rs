@@ -172,6 +172,15 @@ impl Places {
         open.insert(number, Open { peer, calls: 0, was_called: false, close, closed });
         Some((place, displaced))
     }
+
+    /// Closes the oldest connection without a call so far.
+    pub(super) fn free_descriptor(&self) {
+        let open = &mut self.lock().1;
+        let silent = open.iter().find(|(_, open)| !open.was_called).map(|(number, _)| *number);
+        if let Some(entry) = silent.and_then(|number| open.remove(&number)) {
+            entry.close.cancel();
+        }
+    }
 }
 
 fn listed(open: &BTreeMap<u64, Open>) -> Vec<(u64, Peer, Activity)> {

@@ -297,20 +297,21 @@ async fn a_connection_enters_when_the_other_one_has_closed_which_begins_no_call_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_begins_before_its_body() {
-    let share = Share { all: 1, each: 1 };
-    let places = Arc::new(Places::new(Limits { calls: share, ..Limits::of_socket(usize::MAX) }));
-    let mut first = connected_to(&places, PEER).await.unwrap();
-    first.write_all(b"POST /echo HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\n").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    let mut second = connected_to(&places, PEER).await.unwrap();
-    second.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
-    let mut status = [0; 12];
-    second.read_exact(&mut status).await.unwrap();
-    assert_eq!(&status, b"HTTP/1.1 503", "the call without a body holds the place");
-    first.write_all(b"it").await.unwrap();
-    first.read_exact(&mut status).await.unwrap();
-    assert_eq!(&status, b"HTTP/1.1 200");
+async fn at_the_socket_a_call_begins_before_its_body_and_over_http_after_it() {
+    let calls = Share { all: 1, each: 1 };
+    for (limits, other) in [(Limits::of_socket(usize::MAX), "503"), (http(8, 8), "200")] {
+        let places = Arc::new(Places::new(Limits { calls, ..limits }));
+        let mut first = connected_to(&places, PEER).await.unwrap();
+        first.write_all(b"POST /echo HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\n").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let mut second = connected_to(&places, PEER).await.unwrap();
+        second.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+        let (answer, _) = read_all(second).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {other} ")), "{answer}");
+        first.write_all(b"it").await.unwrap();
+        let (answer, _) = read_all(first).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("it"), "{answer}");
+    }
 }
 
 /// A client with this address.
@@ -414,6 +415,21 @@ async fn the_reserve_of_descriptors_is_refilled_when_a_connection_ends() {
     };
     assert!(tokio::join!(accepting, end).0, "the listener waits");
     assert_eq!(acceptor.spare.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_without_descriptors_a_failed_accept_closes_a_connection_and_only_one() {
+    for (errno, closed) in [(Errno::NOMEM, vec![]), (Errno::MFILE, vec![0]), (Errno::NFILE, vec![0])] {
+        let places = Arc::new(Places::new(http(4, 4)));
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            open.push(place(&places, PEER).await.unwrap());
+        }
+        let mut acceptor = Acceptor::new(Fails(vec![errno].into()), Arc::clone(&places));
+        tokio::time::timeout(PAUSE * 2, acceptor.accept()).await.unwrap_err();
+        let found: Vec<_> = (0..open.len()).filter(|index| open[*index].close.is_cancelled()).collect();
+        assert_eq!(found, closed, "{errno}");
+    }
 }
 
 #[test]

@@ -8,7 +8,10 @@ use axum::{
     routing::{get, post},
 };
 use http::{Method, StatusCode, header};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::Value;
 
 use crate::{
@@ -27,6 +30,7 @@ pub(super) const OPENAPI: &str = include_str!("openapi.json");
 pub(super) const ROOT: &str = "/api/v1";
 /// Limit of the images on a page, and of the rows of a plan.
 const ROWS_MAX: u64 = 1000;
+const FREE_BYTES_MAX: u64 = 1 << 60;
 
 pub(super) fn routes() -> Router<Daemon> {
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) };
@@ -65,6 +69,9 @@ async fn act<C: Command>(
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
+struct NoParameters {}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub(super) struct PageParameters {
@@ -86,6 +93,7 @@ async fn images(
 async fn image(
     State(Daemon { node, .. }): State<Daemon>,
     Path(image): Path<String>,
+    Arguments(NoParameters {}): Arguments<NoParameters>,
 ) -> Result<Json<Inspected>, Failure> {
     let found = InspectRequest { image: image.clone() }.run(&node.pulls.images, no_steps()).await?;
     match found.image {
@@ -94,11 +102,18 @@ async fn image(
     }
 }
 
-async fn why(State(Daemon { node, .. }): State<Daemon>, Path(image): Path<String>) -> Result<Json<Why>, Failure> {
+async fn why(
+    State(Daemon { node, .. }): State<Daemon>,
+    Path(image): Path<String>,
+    Arguments(NoParameters {}): Arguments<NoParameters>,
+) -> Result<Json<Why>, Failure> {
     WhyRequest { image }.run(&node, no_steps()).await.map(Json)
 }
 
-async fn registries(State(Daemon { node, .. }): State<Daemon>) -> Result<Json<OpenCircuits>, Failure> {
+async fn registries(
+    State(Daemon { node, .. }): State<Daemon>,
+    Arguments(NoParameters {}): Arguments<NoParameters>,
+) -> Result<Json<OpenCircuits>, Failure> {
     let queue = QueueRequest::default().run(&node.pulls, no_steps()).await?;
     Ok(Json(OpenCircuits { registries: queue.registries }))
 }
@@ -114,13 +129,23 @@ pub(super) struct PlanParameters {
     #[cfg_attr(test, schemars(range(max = 100)))]
     low: Option<u8>,
     /// Free this many bytes, whatever the thresholds are.
-    #[cfg_attr(test, schemars(range(max = 1_152_921_504_606_846_976_u64)))]
+    #[cfg_attr(test, schemars(range(max = FREE_BYTES_MAX)))]
     free: Option<u64>,
     /// Plan for all images that are neither used nor pinned.
+    #[serde(deserialize_with = "flag")]
     all_unused: bool,
     /// Most rows, images to remove first; 100 unless given.
     #[cfg_attr(test, schemars(range(max = ROWS_MAX)))]
     limit: Option<u64>,
+}
+
+/// A flag without a value is set.
+fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    match &*String::deserialize(from)? {
+        "true" | "" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(D::Error::custom("provided string was not `true` or `false`")),
+    }
 }
 
 async fn plan(
@@ -129,6 +154,7 @@ async fn plan(
 ) -> Result<Json<Collected>, Failure> {
     let PlanParameters { high, low, free, all_unused, limit } = asked;
     let limit = at_most("limit", limit.unwrap_or(100), ROWS_MAX)?;
+    at_most("free", free.unwrap_or_default(), FREE_BYTES_MAX)?;
     let request = CollectRequest { dry_run: true, high, low, free, all_unused, ..CollectRequest::default() };
     let mut plan = request.run(&node.collection, no_steps()).await?;
     plan.images.truncate(limit);
@@ -154,12 +180,14 @@ impl<S: Send + Sync, T: DeserializeOwned + Serialize + Default> FromRequest<S> f
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        if request.method() == Method::POST {
-            return document(&Bytes::from_request(request, state).await?).map(Self);
-        }
         let invalid = |error| invalid("the parameters of the request are not valid", &error);
         let pairs = Query::<Vec<(String, String)>>::try_from_uri(request.uri()).map_err(invalid)?.0;
-        check_names::<T>("there is no parameter", pairs.iter().map(|(name, _)| name))?;
+        let (refusal, names) = ("there is no parameter", pairs.iter().map(|(name, _)| name));
+        if request.method() == Method::POST {
+            check_names::<NoParameters>(refusal, names)?;
+            return document(&Bytes::from_request(request, state).await?).map(Self);
+        }
+        check_names::<T>(refusal, names)?;
         Ok(Self(Query::<T>::try_from_uri(request.uri()).map_err(invalid)?.0))
     }
 }
@@ -225,7 +253,10 @@ mod tests {
         }
         let checked = check("limit=10&free=5&allUnused=true&").await.unwrap();
         assert_eq!((checked.limit, checked.free, checked.all_unused), (Some(10), Some(5), true));
-        assert!(!check("allUnused=false").await.unwrap().all_unused);
+        for (query, all_unused) in [("allUnused", true), ("allUnused=", true), ("allUnused=false", false), ("", false)]
+        {
+            assert_eq!(check(query).await.unwrap().all_unused, all_unused, "{query}");
+        }
         for (query, words) in [
             ("limit=-1", "limit: invalid digit"),
             ("limit=", "limit: cannot parse"),
@@ -239,6 +270,17 @@ mod tests {
         }
         let refused = at_most("limit", 11, 10).unwrap_err().to_string();
         assert_eq!(refused, "`limit` is `11`; it must be a number from 0 to 10");
+    }
+
+    #[tokio::test]
+    async fn a_request_with_a_body_has_no_parameters() {
+        for (query, is_refused) in [("", false), ("?", false), ("?dryRun=true", true), ("?dryRun", true)] {
+            let request = Request::post(format!("/api/v1/gc{query}")).body(axum::body::Body::empty()).unwrap();
+            let checked: Result<Arguments<CollectRequest>, Failure> = Arguments::from_request(request, &()).await;
+            let refused = checked.err().map(|failure| failure.to_string());
+            let wanted = is_refused.then(|| "there is no parameter `dryRun`".to_owned());
+            assert_eq!(refused, wanted, "{query}");
+        }
     }
 
     #[test]

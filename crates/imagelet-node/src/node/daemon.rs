@@ -29,7 +29,10 @@ impl Calls {
         action: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
         let stop = self.accepting.clone();
-        let task = self.actions.spawn(async move { unless_stopped(&stop, action).await });
+        let task = self.actions.spawn(async move {
+            let stopping = || Failure::new("Unavailable", "the daemon is stopping");
+            stop.run_until_cancelled(action).await.unwrap_or_else(|| Err(stopping()))
+        });
         task.await.unwrap_or_else(|error| Err(Failure::of(&error)))
     }
 
@@ -44,7 +47,7 @@ pub(crate) async fn unless_stopped<T>(
     stop: &CancellationToken,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let stopping = || Failure::new("Unavailable", "the daemon is stopping and gave the command up");
+    let stopping = || Failure::new("Cancelled", "the daemon is stopping and gave the command up");
     stop.run_until_cancelled(work).await.unwrap_or_else(|| Err(stopping()))
 }
 

@@ -14,7 +14,9 @@ use tokio::time::Instant;
 
 /// Timeout of the runtime. After it, the last answer is returned, because a kubelet does not start without an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The longest time for which the last answer is returned: a kubelet must not decide on older values.
+/// An answer is cached for this long: kubelets call with each round of statistics, and each store counts anew.
+const FRESH: Duration = Duration::from_secs(1);
+/// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -27,13 +29,18 @@ pub(super) struct FilesystemAnswers {
 #[derive(Debug, Default)]
 struct Answered {
     last: Option<ImageFilesystems>,
-    /// Time of the first unanswered call since the last answered call.
+    fresh_until: Option<Instant>,
+    /// Time of the first unanswered call since the last answered one.
     silent_since: Option<Instant>,
 }
 
 impl FilesystemAnswers {
     pub(super) fn new(place: PathBuf) -> Self {
         Self { state: Mutex::default(), place }
+    }
+
+    pub(super) fn invalidate(&self) {
+        self.state().fresh_until = None;
     }
 
     /// The last answer, or file systems without images.
@@ -45,7 +52,7 @@ impl FilesystemAnswers {
         })
     }
 
-    /// Answers a call; `ask` requests the answer from the runtime.
+    /// The answer to a call. `ask` calls the runtime, and runs only when the cached answer has expired.
     ///
     /// # Errors
     /// `Unavailable`, if the runtime has not answered for longer than [`SILENCE_MAX`].
@@ -53,10 +60,19 @@ impl FilesystemAnswers {
         &self,
         ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,
     ) -> Result<ImageFilesystems, RuntimeError> {
-        let asked_at = Instant::now();
+        let now = Instant::now();
+        {
+            let state = self.state();
+            if let (Some(last), Some(until)) = (&state.last, state.fresh_until)
+                && now < until
+            {
+                return Ok(last.clone());
+            }
+        }
         let error = match tokio::time::timeout(ANSWER_MAX, ask).await {
             Ok(Ok(answer)) if !answer.images.is_empty() => {
-                *self.state() = Answered { last: Some(answer.clone()), silent_since: None };
+                *self.state() =
+                    Answered { last: Some(answer.clone()), fresh_until: Some(now + FRESH), silent_since: None };
                 return Ok(answer);
             }
             Ok(Ok(_)) => RuntimeError::other("the runtime reports no file system of images"),
@@ -66,7 +82,7 @@ impl FilesystemAnswers {
                 format!("the runtime did not answer within {} s", ANSWER_MAX.as_secs()),
             ),
         };
-        let silence = self.state().silent_since.get_or_insert(asked_at).elapsed();
+        let silence = self.state().silent_since.get_or_insert(now).elapsed();
         if silence > SILENCE_MAX {
             let message = format!(
                 "the runtime has not reported its file systems for {} s; an older answer is repeated for {} s",
@@ -101,6 +117,17 @@ mod tests {
 
     fn used(answer: Result<ImageFilesystems, RuntimeError>) -> u64 {
         answer.expect("an answer").images[0].used.0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_repeated_for_a_moment_and_not_after_a_change() {
+        let answers = FilesystemAnswers::new("/store".into());
+        assert_eq!(used(answers.answer(ready(Ok(usage(1)))).await), 1);
+        assert_eq!(used(answers.answer(ready(Ok(usage(2)))).await), 1, "fresh");
+        answers.invalidate();
+        assert_eq!(used(answers.answer(ready(Ok(usage(3)))).await), 3, "changed");
+        tokio::time::advance(FRESH).await;
+        assert_eq!(used(answers.answer(ready(Ok(usage(4)))).await), 4, "old");
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use imagelet_core::{
     ports::{ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, unwatched},
 };
 
-use super::filesystems::FilesystemAnswers;
+use super::{filesystems::FilesystemAnswers, start::Start};
 use crate::{
     config::CriCallers,
     node::{Daemon, Images, Pulls, act_now},
@@ -29,13 +29,13 @@ const NAMES_MAX: usize = 10;
 
 #[derive(Debug)]
 pub(super) struct ServedImages {
-    daemon: Daemon,
+    start: Start,
     filesystems: FilesystemAnswers,
 }
 
 impl ServedImages {
-    pub(super) fn new(daemon: Daemon, place: PathBuf) -> Self {
-        Self { daemon, filesystems: FilesystemAnswers::new(place) }
+    pub(super) fn new(start: Start, place: PathBuf) -> Self {
+        Self { start, filesystems: FilesystemAnswers::new(place) }
     }
 
     /// The request to the manager. The registry is always contacted, even for a digest, because it may have revoked a
@@ -74,13 +74,13 @@ impl ServedImages {
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
+        let Images { runtime, inventory, .. } = &self.start.daemon().await?.node.pulls.images;
         Ok(inventory.mark_all_pinned(runtime.list(filter).await?))
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
-        // A client that sees the image may start a container from it, so the image gets a lease.
+        let Images { runtime, inventory, .. } = &self.start.daemon().await?.node.pulls.images;
+        // A caller that sees the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let mut image = inventory.leased("", SystemTime::now(), || runtime.usable(spec), key).await?;
         if let Some(image) = &mut image {
@@ -90,7 +90,7 @@ impl ImageService for ServedImages {
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        let Images { runtime, inventory, .. } = &self.daemon.node.pulls.images;
+        let Images { runtime, inventory, .. } = &self.start.daemon().await?.node.pulls.images;
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let mut details = inventory.leased("", SystemTime::now(), || runtime.usable_details(spec), key).await?;
         if let Some(details) = &mut details {
@@ -100,21 +100,22 @@ impl ImageService for ServedImages {
     }
 
     async fn pull(&self, asked: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
-        let node = &self.daemon.node;
+        let Daemon { node, calls } = self.start.daemon().await?;
         let Pulls { images, manager, tracer, .. } = &node.pulls;
         let request = Self::request(asked, images.local().is_some(), images.settings().interfaces.callers);
         let ensure = |watcher| manager.ensure(&request, watcher);
         let ensure = tracer.ensure(request.image(), unwatched(), ensure);
-        let Some(ensured) = self.daemon.calls.working.run_until_cancelled(Box::pin(ensure)).await else {
+        let Some(ensured) = calls.working.run_until_cancelled(Box::pin(ensure)).await else {
             let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
             return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
         };
         let ensured = ensured.map_err(imagelet_core::manager::EnsureError::into_runtime_error)?;
+        self.filesystems.invalidate();
         Ok(ensured.id)
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let node = &self.daemon.node;
+        let node = &self.start.daemon().await?.node;
         let images = &node.pulls.images;
         let used = if images.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Later requests for the image wait until the removal has ended.
@@ -123,6 +124,7 @@ impl ImageService for ServedImages {
             return Self::remove_unlisted(images, spec).await;
         };
         let pins = images.inventory.pins_of(&image);
+        self.filesystems.invalidate();
         images.log.act(act_now(ActCode::RemovedOnRequest, &[image.key()], image.names(), "CRI"));
         // A kubelet removes by id, so the event names the image.
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
@@ -139,7 +141,9 @@ impl ImageService for ServedImages {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        self.filesystems.answer(self.daemon.node.pulls.images.runtime.filesystem()).await
+        // A kubelet does not start without an answer; a store that is still opening has one soon.
+        let Some(started) = self.start.0.get() else { return Ok(self.filesystems.last()) };
+        self.filesystems.answer(started.daemon.node.pulls.images.runtime.filesystem()).await
     }
 }
 
@@ -148,6 +152,16 @@ mod tests {
     use imagelet_core::ports::Patience;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn during_the_start_file_systems_are_answered_at_once_and_all_else_is_unavailable() {
+        let images = ServedImages::new(Start::default(), "/store".into());
+        let begun = tokio::time::Instant::now();
+        let answer = images.filesystem().await.unwrap();
+        assert!(!answer.images.is_empty() && !answer.containers.is_empty() && begun.elapsed().is_zero());
+        let refused = images.list(None).await.unwrap_err();
+        assert_eq!(refused.kind(), RuntimeErrorKind::Unavailable);
+    }
 
     #[test]
     fn an_embedded_store_gets_the_canonical_name_and_none_of_the_pods_annotations() {

@@ -6,7 +6,11 @@ use std::{
     process::ExitCode,
 };
 
-use imagelet_core::{image::ByteSize, ports::ArchivePlace, printable::printable};
+use imagelet_core::{
+    image::{ByteSize, shown_name},
+    ports::ArchivePlace,
+    printable::printable,
+};
 use imagelet_node::{
     api::{
         ExportRequest, ImportRequest, MountRequest, PinRequest, PinsRequest, RemoveRequest, UnmountRequest,
@@ -72,6 +76,12 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     // A misspelt pin matches nothing, so a warning is printed.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
+        if changed.pattern.starts_with("sha256:")
+            && changed.pattern.len() < "sha256:".len() + 12
+            && !changed.pattern.contains('*')
+        {
+            note("hint: fewer than 12 digits behind `sha256:` are a tag of a repository of that name, and no digest");
+        }
     }
     Ok(print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?)
 }
@@ -164,11 +174,32 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
         return Err(Failure::new("InvalidArgument", format!("`{text}` names no archive"))
             .or_hint("give a file, or `oci:DIR` for a folder"));
     }
+    if let Some((scheme, hint)) = foreign_scheme(text).filter(|_| !is_folder && !Path::new(text).exists()) {
+        let message = format!("`{scheme}` is a scheme of other tools");
+        return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+    }
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
 }
 
-/// Makes a path absolute and real: the daemon has another working directory, and the store records mounts by their real
-/// path.
+/// The scheme before an archive as other tools write it, and what to write instead.
+fn foreign_scheme(text: &str) -> Option<(&str, String)> {
+    let (scheme, rest) = text.split_once(':')?;
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    let hint = match scheme {
+        "docker" => format!("imagelet pull {}", shown_name(rest)),
+        "http" | "https" | "ftp" => "download the file, and give its path".into(),
+        // Other tools write the name of the image behind that of the file.
+        "file" | "docker-archive" | "oci-archive" => {
+            format!("give the file alone: {}", rest.split(':').next().unwrap_or_default())
+        }
+        "dir" => "copy it into an OCI layout, and give `oci:DIR`".into(),
+        "docker-daemon" | "containers-storage" => "write it to a file with `docker save` or `podman save`".into(),
+        _ => return None,
+    };
+    Some((&text[..text.len() - rest.len()], hint))
+}
+
+/// The daemon has another working directory, and the store records mounts by their real path.
 fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
@@ -190,6 +221,24 @@ mod tests {
         ] {
             let found = archive_place(text).ok().map(|place| (place.path, place.is_folder));
             assert_eq!(found, expected.map(|(path, is_folder)| (PathBuf::from(path), is_folder)), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_archive_with_a_scheme_of_other_tools_is_refused_by_that_scheme_and_not_as_a_missing_file() {
+        for (text, scheme, hint) in [
+            ("docker-archive:/tmp/app.tar", "docker-archive:", "/tmp/app.tar"),
+            ("oci-archive:app.tar:v1", "oci-archive:", "app.tar"),
+            ("dir:/srv/copied", "dir:", "`oci:DIR`"),
+            ("docker-daemon:nginx:1.25", "docker-daemon:", "docker save"),
+            ("containers-storage:nginx", "containers-storage:", "save"),
+            ("docker://nginx:1.25", "docker://", "imagelet pull"),
+            ("https://files.example/app.tar", "https://", "download"),
+            ("file:///tmp/app.tar", "file://", "/tmp/app.tar"),
+        ] {
+            let refused = archive_place(text).expect_err(text);
+            assert!(refused.message.contains(&format!("`{scheme}`")), "{text}: {}", refused.message);
+            assert!(refused.hint.as_deref().is_some_and(|it| it.contains(hint)), "{text}: {:?}", refused.hint);
         }
     }
 }

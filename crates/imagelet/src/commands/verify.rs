@@ -36,7 +36,7 @@ pub(super) async fn verify(
     let request = VerifyRequest { images: arguments.images, repair };
     let mut verified = ask_shown(node, &screen, SHOWN, request.clone()).await?;
     if verified.damaged && !repair && matches!(node, Node::Local(_)) {
-        verified = confirm(again, &screen, request).await?;
+        verified = confirm(again, &screen, request, verified).await?;
     }
     print(format, &verified, |out| {
         table(&verified, format).write(out)?;
@@ -53,12 +53,13 @@ pub(super) async fn verify(
     Ok(exit_code(verified.damaged))
 }
 
-/// Checks again as the owner of the store, so that no image is removed meanwhile and damage is recorded. If another
-/// process owns the store, a part that is absent by now is not reported as damaged, and damage is not recorded.
+/// Checks damage again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where another process owns
+/// the store, a part that is removed by now was not damaged, and damage is not marked.
 async fn confirm(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     screen: &Screen,
     request: VerifyRequest,
+    mut found: Verified,
 ) -> Result<Verified, Failure> {
     let node = match again(Intent::Changes).await {
         Err(failure) => {
@@ -68,11 +69,28 @@ async fn confirm(
         }
         owned => owned?,
     };
-    let verified = ask_shown(&node, screen, SHOWN, request).await?;
+    if found.store.result == "damaged" {
+        found = ask_shown(&node, screen, SHOWN, request).await?;
+    } else {
+        for image in std::mem::take(&mut found.images) {
+            if image.result != "damaged" {
+                found.images.push(image);
+                continue;
+            }
+            let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
+            match ask_shown(&node, screen, SHOWN, request).await {
+                Ok(again) => found.images.extend(again.images),
+                // Removed since the first check.
+                Err(failure) if failure.reason == "NotFound" => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        found.damaged = found.images.iter().any(|image| image.result == "damaged");
+    }
     if let Node::Local(node) = &node {
         node.close().await;
     }
-    Ok(verified)
+    Ok(found)
 }
 
 fn table(verified: &Verified, format: Format) -> Table {

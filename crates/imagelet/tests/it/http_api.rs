@@ -291,6 +291,8 @@ fn a_token_opens_reading_and_with_the_setting_and_a_header_also_actions() {
         let wrong = request(&address, "POST", "/api/v1/gc", &format!("{}{action}", bearer()), body);
         assert_eq!(wrong.status, 400, "{}", wrong.body);
     }
+    let wrong = request(&address, "POST", "/api/v1/gc?dryRun=true", &format!("{}{action}", bearer()), "");
+    assert_eq!(wrong.status, 400, "{}", wrong.body);
 
     // A stream ends with the token that opened it.
     let mut stream = TcpStream::connect(&address).unwrap();

@@ -140,7 +140,8 @@ impl Puller {
         let news = if version == 0 { 0 } else { ended.version.saturating_sub(version) };
         let known = ended.last.len().saturating_sub(usize::try_from(news).unwrap_or(usize::MAX));
         let ended_since = ended.last.iter().skip(known).cloned();
-        (ended.version, ended_since.chain(open).collect())
+        // A pull that ends between the two reads is in both; its end is the last word.
+        (ended.version, open.into_iter().chain(ended_since).collect())
     }
 
     fn record(&self, work: &Work, outcome: &Outcome) {

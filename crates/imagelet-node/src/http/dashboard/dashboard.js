@@ -4,6 +4,8 @@
 const REFRESH_MS = 15000;
 const DONE_MS = 5000;
 const UNSEEN_MS = 5000;
+// The running pulls are reported at once when the stream opens.
+const FIRST_MS = 1000;
 
 function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
@@ -112,7 +114,11 @@ function follow() {
   const status = document.getElementById("live");
   let openSince = 0;
   events.addEventListener("progress", (message) => showPull(JSON.parse(message.data)));
-  events.addEventListener("open", () => { status.textContent = "live"; openSince = Date.now(); });
+  events.addEventListener("open", () => {
+    status.textContent = "live";
+    openSince = Date.now();
+    setTimeout(showTable, FIRST_MS);
+  });
   events.addEventListener("error", () => { status.textContent = "reconnecting"; openSince = 0; });
   setInterval(() => removeUnseen(openSince), 1000);
 }

@@ -143,10 +143,10 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-/// The section of pulls; the script adds the rows.
+/// The script makes the rows. Until it follows the pulls nothing is claimed.
 fn pulls() -> Markup {
     html! {
-        p .empty #no-pulls { "No pull is running." }
+        p .empty #no-pulls hidden { "No pull is running." }
         table #pull-rows hidden {
             thead { tr { th { "Image" } th { "Progress" } th .number { "Rate" } th .number { "Left" } th { "Pod" } } }
             tbody {}
@@ -284,6 +284,9 @@ mod tests {
         for words in ["not visible", "There are no images", "Nothing is recorded", "Nothing waits", "all are asked"] {
             assert!(text.contains(words), "{words} is missing");
             assert!(!unknown.contains(words), "{words} is not known");
+        }
+        for text in [&text, &unknown] {
+            assert!(text.contains("hidden>No pull is running."), "the script shows it: {text}");
         }
         assert!(!text.contains("Log out") && text.contains("id=\"problems\""), "{text}");
     }

@@ -90,7 +90,11 @@ impl Command for RemoveRequest {
         })?;
         let after = images.store_bytes().await?;
         let names = image.names().to_vec();
-        tracing::info!(image = %image.id, ?names, ?held_until, ?pinned_by, ?awaited_by, "removed an image on request");
+        if held_until.is_none() && pinned_by.is_empty() && awaited_by.is_empty() {
+            tracing::info!(image = %image.id, ?names, "removed an image on request");
+        } else {
+            tracing::warn!(image = %image.id, ?names, ?held_until, ?pinned_by, ?awaited_by, "removed an image on request");
+        }
         let freed = freed(before.store_bytes, after).or_else(|| before.freed_by(&image.id));
         let mut act = act_now(ActCode::RemovedOnRequest, &[image.key()], &names, "command");
         act.details.bytes = freed;

@@ -66,7 +66,7 @@ fn directory_names(registry: &str) -> Vec<String> {
 
 /// `hosts.toml`, or the table of one host in it.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "a table")]
 struct Settings {
     server: String,
     host: IndexMap<String, Settings>,

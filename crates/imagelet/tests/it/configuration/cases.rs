@@ -246,7 +246,7 @@ fn out_of_range() -> Vec<Case> {
             "an import now and then",
             "runtimeImport: sometimes\n",
             1,
-            &["runtimeImport `sometimes`", "require"],
+            &["runtimeImport: unknown variant `sometimes`", "require"],
         ),
         own(Range, "a lease for a month", "gc: {leaseFor: 720h}\n", 1, &["between 0s and 168h0m0s"]),
         own(Range, "a log for one decision", "gc:\n  decisions:\n    maxBytes: 1Ki\n", 3, &["`1Ki`", "64Ki"]),
