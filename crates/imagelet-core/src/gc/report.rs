@@ -24,7 +24,7 @@ pub struct GcReport {
     /// The disk at the end. `None` without removals or without a measurement.
     pub disk_after: Option<DiskUse>,
     pub sizes: GcSizes,
-    /// One decision per image: planned removals in order, then the others by key.
+    /// One decision per image: planned removals in order, then the other images by key.
     pub decisions: Vec<GcDecision>,
     pub failures: Vec<GcError>,
     pub events: Vec<GcEvent>,

@@ -58,7 +58,8 @@ impl PullSecrets {
         found
     }
 
-    /// The secret names of the pod. If it has none, those of its service account, as the API server does at admission.
+    /// The pod's secret names. A pod without secret names gets those of its service account, as at the API server's
+    /// admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();

@@ -221,9 +221,9 @@ pub struct PullCost {
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
     Pulled,
-    /// The image was present in the first pass, or was added without imagelet.
+    /// Another manager pulled the image, and a pull record or an operator transferred it.
     Adopted,
-    /// Present at the first pass, or added without imagelet.
+    /// The image was present in the first pass, or was added without imagelet.
     #[default]
     Found,
 }
@@ -246,9 +246,9 @@ pub struct UseHistory {
     /// use.
     pub uses: u64,
     pub returns: u32,
-    /// A newer image of the same repository was used, and this image was not used after that one appeared.
+    /// Mean seconds between uses with a pause. The latest have more weight. Zero: never used again.
     pub interval: u64,
-    /// A newer image of the same repository was used since.
+    /// A newer image of the same repository was used, and this image was not used after that one appeared.
     pub superseded: bool,
 }
 
