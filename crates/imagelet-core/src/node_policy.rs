@@ -48,7 +48,7 @@ pub struct AccessRules {
     pub keeps_doubtful_intents: bool,
     /// An intent applies to its image under any name. Off: only under the requested spelling.
     pub intents_guard_images: bool,
-    /// The intents of pulls into the embedded store that a restart interrupted are resolved.
+    /// After a restart, the intents of interrupted pulls into the embedded store are resolved.
     pub resolves_interrupted_pulls: bool,
 }
 

@@ -1,5 +1,6 @@
-//! Rejects files that other users can change. Files that decide about credentials, programs and trust must come from
-//! the administrator or from this process' user.
+//! Rejects files that other users can change.
+//!
+//! Files that decide about credentials, programs and trust must come from the administrator or from this process' user.
 //!
 //! The check covers the open file (not its path), its real folder, and the folder of its path. The folders differ if
 //! the path is a symlink (as in a Kubernetes `ConfigMap` mount).

@@ -1,5 +1,6 @@
-//! The report of a collection, for its callers and for the audit log: decisions, totals, failures and the kubelet's
-//! event texts.
+//! The report of a collection: decisions, totals, failures and the kubelet's event texts.
+//!
+//! Callers and the audit log use the report.
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -1,5 +1,6 @@
-//! One collection: refresh, plan, check again and remove, refresh. If a check prevents a removal, a new plan follows.
-//! At the end, the pull records of absent images are pruned.
+//! One collection: refresh, plan, check again and remove, refresh, prune the pull records of absent images.
+//!
+//! If a check prevents a removal, a new plan follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,4 @@
-//! The watch of one collection of objects. It wraps `kube`'s watch and adds one log line per failure, and a health
-//! state.
+//! The watch of one collection of objects: `kube`'s watch with one log line per failure, and a health state.
 //!
 //! The API server is the only source. While it is unreachable, the last known objects stay, so no lease or pin is
 //! released.
