@@ -66,7 +66,6 @@ impl DiskStats {
     }
 }
 
-/// The first file system of images.
 pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&FilesystemUsage, PlainError> {
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }

@@ -1,5 +1,4 @@
-//! Shared resources between tenants: when a holder releases a resource to a waiter, and when a pull waits for another's
-//! fetch.
+//! Shared resources between tenants: when a holder releases a resource, and when a pull waits for another's fetch.
 //!
 //! One rule covers every resource that one pull has and another waits for: unpack memory, the fetch of a layer, a disk
 //! reservation, a fetch slot, the running prefetch. A holder with a waiter keeps the resource only while its rate since
@@ -207,7 +206,7 @@ impl HoldPolicy {
         expected(left, rate) <= own_expected(size, own_rate.unwrap_or(rate.max(RATE_ASSUMED)))
     }
 
-    /// The same for a fetch that has all its bytes since `whole_for`: the cause of its delay is not its registry.
+    /// The same for a fetch that got its last byte `whole_for` ago: the cause of its delay is not its registry.
     #[must_use]
     pub fn waits_for_whole(&self, whole_for: Duration, size: u64, own_rate: Option<u64>) -> bool {
         self.rate_min == 0 || whole_for <= own_expected(size, own_rate.unwrap_or(RATE_ASSUMED))

@@ -46,9 +46,9 @@ pub struct AccessRules {
     pub intent_after_backoff: bool,
     /// The intent of a pull with an unknown result stays until a check for the image. Off: it is removed.
     pub keeps_doubtful_intents: bool,
-    /// An intent protects its image under any name. Off: only under the requested spelling.
+    /// An intent applies to its image under any name. Off: only under the requested spelling.
     pub intents_guard_images: bool,
-    /// The intents of pulls into the embedded store that a restart interrupted are resolved.
+    /// After a restart, the intents of interrupted pulls into the embedded store are resolved.
     pub resolves_interrupted_pulls: bool,
 }
 

@@ -66,7 +66,7 @@ fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return character == ' ' || character.is_ascii_graphic();
     }
-    // Rust's escape keeps printable characters; all other spaces and format characters are not printable.
+    // Rust's escape leaves printable characters unchanged. Other spaces and format characters are not printable.
     !character.is_whitespace() && character.escape_debug().len() == 1
 }
 

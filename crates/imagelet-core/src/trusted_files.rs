@@ -1,5 +1,6 @@
-//! Rejects files that other users can change. Files that decide about credentials, programs and trust must come from
-//! the administrator or from this process' user.
+//! Rejects files that other users can change.
+//!
+//! Files that decide about credentials, programs and trust must come from the administrator or from this process' user.
 //!
 //! The check covers the open file (not its path), its real folder, and the folder of its path. The folders differ if
 //! the path is a symlink (as in a Kubernetes `ConfigMap` mount).
@@ -40,7 +41,7 @@ enum Part {
     Link,
     /// The folder of one named file.
     Folder,
-    /// A folder of which every entry is used, so that a new entry is a change, too.
+    /// A folder whose entries are all used. A new entry is a change, too.
     Collection,
 }
 
@@ -145,7 +146,7 @@ pub(crate) fn check_program(path: &Path) -> io::Result<()> {
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Rejects a folder of which every entry is used, if other users can change it or add entries.
+/// Rejects a folder whose entries are all used, if other users can change it or add entries.
 pub fn check_folder(path: &Path) -> io::Result<()> {
     judge_folder(Part::Collection, path)
 }

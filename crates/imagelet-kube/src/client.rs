@@ -1,5 +1,6 @@
-//! The client of the API server. It wraps `kube`'s client, connects with the first request, reconnects with the
-//! credentials that are then in the files, and limits answers in time and length.
+//! The client of the API server: it wraps `kube`'s client and limits answers in time and length.
+//!
+//! It connects with the first request. It reconnects with the credentials that are then in the files.
 
 use std::{
     collections::HashMap,

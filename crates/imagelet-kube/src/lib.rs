@@ -1,5 +1,4 @@
-//! The Kubernetes side of the image manager: the images that pods of the node wait for, and the images that nodes
-//! prefetch.
+//! The Kubernetes side of the image manager: the images that pods wait for, and the images that nodes prefetch.
 //!
 //! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches these
 //! images before the kubelet does, and sends warnings about the node as events. A second agent prefetches the images of

@@ -1,5 +1,4 @@
-//! The files of the log: lines are appended to the youngest file, whole old files are removed, all files are read in
-//! order.
+//! The files of the log: lines are appended to the youngest file, and whole old files are removed.
 
 use std::{
     collections::VecDeque,

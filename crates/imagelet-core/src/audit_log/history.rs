@@ -19,7 +19,6 @@ const DIGITS_MIN: usize = 4;
 /// Limit of reported acts per image.
 const ACTS_MAX: usize = 100;
 
-/// The recorded acts on the matching images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// By key. Several images if a name moved or an id prefix is ambiguous.

@@ -1,12 +1,12 @@
 //! The records of the audit log: its JSON lines.
 //!
 //! ```text
-//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal, or a refusal of one
-//! {"lost":{"at":…,"count":3}}                                  so much could not be written
+//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      an act, a removal or the refusal of a removal
+//! {"lost":{"at":…,"count":3}}                                  the number of records that were not written
 //! ```
 //!
-//! A line is one JSON document without a line end in it, so a reader that finds damage continues with the next line. A
-//! newer version adds fields; readers ignore those they do not know.
+//! A line is one JSON document without a line end in it, so after a damaged line a reader continues with the next line.
+//! A newer version may add fields. Readers ignore unknown fields.
 
 use std::{collections::BTreeMap, time::SystemTime};
 

@@ -74,7 +74,7 @@ impl GcMarks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
     pub idle_min: Duration,
-    /// Disk usage in percent from which images that are not idle are removed, too.
+    /// At this disk usage in percent or above, images that are not idle are removed, too.
     pub critical: Percent,
 }
 

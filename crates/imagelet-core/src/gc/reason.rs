@@ -27,7 +27,7 @@ pub enum Reason {
     /// Stays: requested, and its container may start until this time, in whole seconds. `None`: another caller is about
     /// to remove the image.
     Awaited(Option<SystemTime>),
-    /// Stays: in use until recently. One list without its last user may be incomplete.
+    /// Stays: in use until recently. A list without its last user may be incomplete.
     Released,
     JustUsed,
     /// Stays: no space was needed, or earlier removals free enough space.

@@ -1,5 +1,4 @@
-//! Images that were still present after their removal. Later collections skip them until their names change or they are
-//! used.
+//! Images still present after their removal. Later collections skip them until their names change or they are used.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,6 @@
-//! The report of a collection, for its callers and for the audit log: decisions, totals, failures and the kubelet's
-//! event texts.
+//! The report of a collection: decisions, totals, failures and the kubelet's event texts.
+//!
+//! Callers and the audit log use the report.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -24,7 +25,7 @@ pub struct GcReport {
     /// The disk at the end. `None` without removals or without a measurement.
     pub disk_after: Option<DiskUse>,
     pub sizes: GcSizes,
-    /// One decision per image: planned removals in order, then the others by key.
+    /// One decision per image: planned removals in order, then the other images by key.
     pub decisions: Vec<GcDecision>,
     pub failures: Vec<GcError>,
     pub events: Vec<GcEvent>,

@@ -1,5 +1,6 @@
-//! One collection: refresh, plan, check again and remove, refresh. If a check prevents a removal, a new plan follows.
-//! At the end, the pull records of absent images are pruned.
+//! One collection: refresh, plan, check again and remove, refresh, prune the pull records of absent images.
+//!
+//! If a check prevents a removal, a new plan follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -112,8 +113,8 @@ impl ImageGc {
         let images = disks::image_filesystem(&filesystems)?.clone();
         let measured = tokio::task::spawn_blocking(move || disks::image_disk(&images, &*probe));
         let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
-        // Reservations are read before the disk. A layer committed between both reads is counted twice and never zero
-        // times.
+        // Reservations are read before the disk. A layer committed between both reads is then counted twice instead
+        // of not at all.
         Ok(DiskUse { reserved, ..disk })
     }
 }
@@ -127,7 +128,7 @@ struct Run<'a> {
     began: Instant,
     containers: usize,
     containers_vanished: bool,
-    /// Its decisions are only the attempted removals until the end.
+    /// Until the end of the run, its decisions are only the attempted removals.
     report: GcReport,
     /// The wanted amount of the first plan with a known disk.
     wanted: Option<Freed>,
@@ -514,10 +515,10 @@ impl<'a> Run<'a> {
         self.report.failures.push(error);
     }
 
-    /// One decision per image: planned removals in order, then the others.
+    /// One decision per image: planned removals in order, then the other images.
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.report.decisions);
-        // In the order of keys, like the entries.
+        // Sorted by key, like the entries.
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
         let mut tried = tried.into_iter().peekable();
         let Some((snapshot, plan)) = &self.last else { return decisions };

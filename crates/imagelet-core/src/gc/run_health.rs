@@ -1,5 +1,4 @@
-//! The health of periodic runs: the first failure is logged, a second failure in a row is an event (`docs/spec/gc.md
-//! §9`).
+//! The health of periodic runs: a first failure is logged, a second in a row is an event (`docs/spec/gc.md §9`).
 
 use tracing::Level;
 

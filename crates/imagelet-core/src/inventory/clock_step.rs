@@ -1,5 +1,7 @@
-//! Steps of the wall clock. A forward step ends no lease and no wait of this process. A clock that is behind at a start
-//! changes no recorded time.
+//! Steps of the wall clock.
+//!
+//! A forward step ends no lease and no wait of this process. A clock that is behind at a start changes no recorded
+//! time.
 
 #![expect(
     clippy::disallowed_types,

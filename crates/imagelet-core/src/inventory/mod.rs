@@ -349,7 +349,7 @@ impl Inventory {
     }
 }
 
-/// Splits ids into those with a known value and those without.
+/// Splits ids: the known values, and the ids without a known value.
 fn split_known<'a, T: Clone>(
     ids: impl Iterator<Item = &'a String>,
     known: &BTreeMap<String, T>,

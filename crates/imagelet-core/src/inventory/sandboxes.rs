@@ -1,5 +1,6 @@
-//! The images of sandboxes. No container names them. Images of running sandboxes are in use, and images of new
-//! sandboxes are pinned.
+//! The images of sandboxes, which no container names.
+//!
+//! Images of running sandboxes are in use, and images of new sandboxes are pinned.
 
 use std::collections::BTreeMap;
 

@@ -58,7 +58,8 @@ impl PullSecrets {
         found
     }
 
-    /// The secret names of the pod. If it has none, those of its service account, as the API server does at admission.
+    /// The pod's secret names. A pod without secret names gets those of its service account, as at the API server's
+    /// admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();
@@ -74,14 +75,14 @@ impl PullSecrets {
     }
 }
 
-/// The names of the pull secrets of an account, in its namespace.
+/// The names of a service account's pull secrets. The secrets are in the account's namespace.
 fn secrets_of_account(json: &[u8]) -> Result<Vec<Arc<str>>, ApiError> {
     let account: ServiceAccount = serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
     let names = account.image_pull_secrets.into_iter().flatten().map(|it| it.name);
     Ok(names.filter(|name| is_name(name, NAME_LENGTH_MAX)).take(SECRETS_MAX).map(Arc::from).collect())
 }
 
-/// Reads the pull secret of a set from its namespace. The error is for people, and shows nothing of the secret.
+/// Reads the pull secret of a set from its namespace. The error is for users and contains nothing of the secret.
 pub(crate) async fn read_set_secret(client: &Client, namespace: &str, name: &str) -> Result<PullSecret, String> {
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
     let answer = secret_api::get(client, &object.path("secrets")).await;

@@ -1,5 +1,6 @@
-//! The start latency of the node's pods, without pulls and init containers. It is the kubelet's metric, measured from
-//! the watch. The pull time is measured, too (`docs/spec/pull.md §9.4`).
+//! The start latency of the node's pods, without pulls and init containers (`docs/spec/pull.md §9.4`).
+//!
+//! It is the kubelet's metric, measured from the watch. The pull time is measured, too.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,4 @@
-//! The watch of one collection of objects. It wraps `kube`'s watch and adds one log line per failure, and a health
-//! state.
+//! The watch of one collection of objects: `kube`'s watch with one log line per failure, and a health state.
 //!
 //! The API server is the only source. While it is unreachable, the last known objects stay, so no lease or pin is
 //! released.
@@ -33,7 +32,7 @@ const LIFE_MAX: Duration = Duration::from_secs(288);
 /// The first wait after a failure. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// The maximum wait if the API server does not have the kind or forbids it, which may be permanent.
+/// The maximum wait if the API server does not have or forbids the kind. That state may be permanent.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
 /// After this time without a failure, the next failure is the first in a row.
 const HEALTHY_AFTER: Duration = Duration::from_mins(2);

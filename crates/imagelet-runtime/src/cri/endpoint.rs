@@ -1,5 +1,6 @@
-//! The address of a runtime: parses `unix:///run/containerd/containerd.sock` as the kubelet does
-//! (`docs/spec/cri.md §1`).
+//! The address of a runtime: parses a URL like `unix:///run/containerd/containerd.sock` (`docs/spec/cri.md §1`).
+//!
+//! The rules are the kubelet's.
 
 use std::{
     ffi::OsString,

@@ -1,5 +1,4 @@
-//! The Container Runtime Interface `runtime.v1` as client and server, and the conversion between wire messages and core
-//! types.
+//! The Container Runtime Interface `runtime.v1`: client, server, and the conversion of wire messages to core types.
 //!
 //! **Invariant:** only `convert` knows the meaning of wire fields and parses status messages.
 

@@ -88,7 +88,7 @@ fn covers(
 
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;
 
-/// All tags by repository. The entries of one image for several handlers are one image.
+/// All tags by repository. An image with entries for several handlers is one image.
 fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
     let mut repositories = Repositories::new();
     let mut positions: HashMap<&ImageId, usize> = HashMap::with_capacity(entries.len());

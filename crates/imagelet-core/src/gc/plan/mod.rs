@@ -1,5 +1,6 @@
-//! Decides which images are removed, in which order, and why the others stay. A pure function
-//! (`docs/spec/gc.md §6-§8, §21`).
+//! Decides which images are removed, in which order, and why others stay (`docs/spec/gc.md §6-§8, §21`).
+//!
+//! A pure function.
 //!
 //! Images past the maximum age are removed first, at any disk usage. Then the plan removes no more images than the
 //! wanted space needs. If all candidates are not enough, it removes long-idle images, and more images on a nearly full

@@ -1,5 +1,4 @@
-//! Pins of `ImageSet` objects. The whole list is replaced at once, and a restart without the API server restores it
-//! from disk.
+//! Pins of `ImageSet` objects, replaced as a whole list. A restart without the API server restores them from disk.
 
 use std::io;
 

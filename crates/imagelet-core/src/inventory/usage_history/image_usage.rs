@@ -44,21 +44,21 @@ pub(crate) struct PassTimes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseTimes {
-    /// The first pass that listed the image. A present image has this time.
+    /// Time of the first pass that listed the image. A present image has this time.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub first_seen: Option<SystemTime>,
-    /// The last use or request.
+    /// Time of the last use or request.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
-    /// The first pass that found a formerly used image unused. `None` if that was long ago. A restarting runtime may
-    /// return a short list, so a second pass must confirm it.
+    /// Time of the first pass that found a formerly used image unused. `None` if that was long ago. A restarting
+    /// runtime may return a short list, so a second pass must confirm it.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<SystemTime>,
-    /// The last request by a pull or a pod.
+    /// Time of the last request by a pull or a pod.
     #[serde(skip)]
     pub(crate) requested_at: Option<SystemTime>,
 }
@@ -222,9 +222,9 @@ pub struct PullCost {
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
     Pulled,
-    /// The image was present in the first pass, or was added without imagelet.
+    /// Another manager pulled the image, and a pull record or an operator transferred it.
     Adopted,
-    /// Present at the first pass, or added without imagelet.
+    /// The image was present in the first pass, or was added without imagelet.
     #[default]
     Found,
 }
@@ -247,9 +247,9 @@ pub struct UseHistory {
     /// use.
     pub uses: u64,
     pub returns: u32,
-    /// A newer image of the same repository was used, and this image was not used after that one appeared.
+    /// Mean seconds between uses with a pause. The latest have more weight. Zero: never used again.
     pub interval: u64,
-    /// A newer image of the same repository was used since.
+    /// A newer image of the same repository was used, and this image was not used after that one appeared.
     pub superseded: bool,
 }
 

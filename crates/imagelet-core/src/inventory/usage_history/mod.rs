@@ -104,7 +104,7 @@ impl UsageHistory {
         if !is_listed && (self.pending.len() < PENDING_MAX || self.pending.contains_key(key)) {
             let first = || Pending { reported: UseReport::default(), uses: 0, at };
             let pending = self.pending.entry(key.clone()).or_insert_with(first);
-            // If the image was used, it is not a prefetch, in any order of the two reports.
+            // The image is prefetched only if no use was reported, before or after the prefetch.
             pending.reported.is_prefetch = reported.is_prefetch && pending.uses == 0;
             pending.at = pending.at.max(at);
             pending.uses += uses;

@@ -21,7 +21,7 @@ use crate::{
     watch::is_listed,
 };
 
-/// An admitted node whose report does not change for this time is stalled and does not delay other nodes.
+/// If the report of an admitted node does not change for this time, the node is stalled and does not delay other nodes.
 const STALLED_AFTER: Duration = Duration::from_mins(15);
 
 /// The caches of one term as the leader.

@@ -20,7 +20,7 @@ pub(super) enum SetAction {
         until: Option<SystemTime>,
     },
     Write(Box<SetStatus>),
-    /// Deletes the set, because its time after the end has passed.
+    /// Deletes the set: `ttl_after_finished` has passed.
     Delete,
 }
 

@@ -139,7 +139,7 @@ impl PrefetchAgent {
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
         let mut work = AgentWork { states: restored(&sets, reports), ..AgentWork::default() };
         let mut gate = ReportGate::restored(written);
-        // A write runs beside the pulls, so that a slow API server does not delay them.
+        // A write runs in parallel to the pulls, so that a slow API server does not delay them.
         let mut writing = None;
         loop {
             let (sets, node) = inputs.known(&self.node).await;

@@ -129,7 +129,6 @@ impl ImageSetSpec {
         }
     }
 
-    /// Whether a node with these labels is selected.
     pub(crate) fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }

@@ -19,7 +19,6 @@ use crate::cri::v1::AuthConfig;
 /// containerd compares the host of the address URL with the registry's host, and silently drops the credential if they
 /// differ. Therefore a bare host gets a scheme, an alias of Docker Hub becomes its host, and an empty address or a
 /// pattern becomes the image's host.
-/// becomes the image's host.
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
         host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),

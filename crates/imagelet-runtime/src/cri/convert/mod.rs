@@ -1,5 +1,6 @@
-//! Converts wire messages to the types of the core and back. An absent or out-of-range value becomes the nearest valid
-//! value.
+//! Converts wire messages to the types of the core and back.
+//!
+//! An absent or out-of-range value becomes the nearest valid value.
 
 mod auth;
 mod checks;

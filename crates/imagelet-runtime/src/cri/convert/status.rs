@@ -1,5 +1,6 @@
-//! Converts errors to gRPC statuses and back. Only this file parses a peer's error texts (`docs/spec/cri.md §3.2`,
-//! §5.10).
+//! Converts errors to gRPC statuses and back (`docs/spec/cri.md §3.2`, §5.10).
+//!
+//! Only this file parses a peer's error texts.
 
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind, kind_of_pull_text},

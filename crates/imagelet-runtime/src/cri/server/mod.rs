@@ -125,7 +125,6 @@ where
     grpc::<A, Q>().unary(service, request).await
 }
 
-/// Runs a call in its caller's trace.
 async fn traced<T>(
     rpc: &str,
     metadata: &MetadataMap,

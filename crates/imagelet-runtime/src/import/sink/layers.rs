@@ -84,8 +84,7 @@ impl ImportRun {
                     absent = middle;
                 }
             }
-            // Another client may remove the snapshot before it is added to the lease, so it is checked again after
-            // that.
+            // Another client may remove the snapshot before the lease protects it, so `hold` checks it again.
             if there == 0 || self.hold(there - 1).await? {
                 return Ok(there);
             }

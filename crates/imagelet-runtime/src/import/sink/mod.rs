@@ -1,5 +1,7 @@
-//! Imports images into an unmodified containerd. Layers are renamed into snapshots that containerd prepared. Then
-//! documents and image records are written as containerd's own pull does.
+//! Imports images into an unmodified containerd.
+//!
+//! Layers are renamed into snapshots that containerd prepared. Then documents and image records are written as
+//! containerd's own pull does.
 
 pub(crate) mod backing;
 mod content;

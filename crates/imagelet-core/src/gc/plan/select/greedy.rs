@@ -57,7 +57,7 @@ impl Rule {
 /// Moves of a problem before any removal, one per group.
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
-    /// For each group, the groups whose users include all its users (the group itself, too). Each of their moves frees
+    /// For each group, the groups whose users include all its users, itself included. The moves of these groups free
     /// it.
     wider: Vec<Vec<u32>>,
     gains: Vec<Weight>,

@@ -195,7 +195,7 @@ impl<'a> CoverState<'a> {
         }
     }
 
-    /// What this candidate frees and the other selected candidates do not.
+    /// The amount that is not freed without this candidate.
     pub(super) fn loss(&self, user: u32) -> Weight {
         let groups = self.problem.groups_of[place(user)].iter();
         groups
