@@ -26,7 +26,7 @@ use crate::{
 /// How long a pull that may not fit waits for other pulls.
 const WAIT_MAX: Duration = Duration::from_mins(1);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// The maximum of space requests while each frees space: removed images may share layers with the remaining images.
+/// Maximum number of space requests while each frees space: removed images may share layers with the remaining images.
 const ROOM_ROUNDS_MAX: usize = 3;
 /// The maximum that is removed for the first bytes of a pull. These bytes show how its layers expand.
 const PROBE_MAX: ByteSize = ByteSize(16 << 20);
@@ -236,7 +236,7 @@ impl Wanted {
 type Reserved = Result<Option<Reservation>, NoSpace>;
 
 /// Reserves space if the free space minus all reservations is enough. A pull that begins reserves for its layers. A
-/// running pull reserves what it may write until its next request.
+/// running pull reserves the bytes that it may write until its next request.
 fn reserve(
     store: &Store,
     reservations: &Arc<Reservations>,

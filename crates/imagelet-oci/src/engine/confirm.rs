@@ -20,7 +20,7 @@ use crate::{
 type Read = (ImageDocument, ManifestDocument);
 
 impl Engine {
-    /// Resolves a digest of a repository that it was pulled from before, or a tag that still names the present image,
+    /// Resolves a digest that was pulled from this repository before, or a tag that still names the present image,
     /// if the registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest,
     /// but no `HEAD`. `None`: the caller must fetch, and the answer to the fetch is more precise.
     pub(super) async fn confirmed(

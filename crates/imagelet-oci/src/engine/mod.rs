@@ -137,7 +137,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Opens the store. With write access, this process owns the store and removes what a crash left.
+    /// Opens the store. With write access, this process owns the store and removes the leftovers of a crash.
     ///
     /// # Errors
     /// Another process uses the store longer than `lock_wait`, or the disk or the registry settings cannot be used.

@@ -61,8 +61,7 @@ impl Store {
         if !self.in_background {
             // The image may share layers that an earlier process made visible before they were durable.
             self.sync_background()?;
-            // One sync for all files of all layers. The code below makes content visible, and so must run after the
-            // sync.
+            // One sync for all files of all layers. It runs before the code below, which makes content visible.
             let views = layers.iter().map(|layer| &layer.unpacked.view);
             SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
             failpoint!("commit.synced");

@@ -107,7 +107,7 @@ pub(crate) struct Store {
     mounting: Mutex<()>,
     in_background: bool,
     resume_for: Duration,
-    /// The boot id; `None` where the kernel reports none.
+    /// The boot id; `None` if the kernel reports no boot id.
     pub(crate) boot: Option<String>,
     /// `None`: the store is open only for reading.
     lock: Option<Lock>,
@@ -117,10 +117,10 @@ pub(crate) struct Store {
 pub enum Access {
     /// Reads. Nothing on the disk is changed or locked; other processes may read or write meanwhile.
     Read {
-        /// Treat a missing store as one without images.
+        /// Treat a missing store as a store without images.
         or_empty: bool,
     },
-    /// Changes. Only one process at a time may open the store so.
+    /// Reads and changes. Only one process at a time may open the store for changes.
     Write {
         /// Create a missing store.
         or_create: bool,

@@ -39,8 +39,8 @@ impl Resumption {
     }
 }
 
-/// Whether unfinished content is too old. A time in the future is from a clock that was set back since. Such content is
-/// too old if its time is further from now than the limit.
+/// Whether unfinished content is too old: its time differs from now by more than the limit. A time in the future is
+/// from a clock that was set back since.
 pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
     let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
     apart > age_max

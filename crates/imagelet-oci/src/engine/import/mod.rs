@@ -41,7 +41,7 @@ use crate::{
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
-/// The maximum of attempts of an import. An attempt ends if the runtime removes the layers below.
+/// Maximum number of attempts of an import. An attempt ends if the runtime removes the layers below.
 const BEGINS_MAX: usize = 2;
 
 /// Pulls images into a runtime's own stores without the runtime's help.

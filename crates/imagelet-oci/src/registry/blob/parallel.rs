@@ -33,7 +33,7 @@ use crate::registry::connection::Urgency;
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
-/// The maximum of connections of all blobs together, without the first connection of each blob.
+/// Maximum number of connections of all blobs together, without the first connection of each blob.
 pub(crate) const EXTRA_CONNECTIONS_MAX: usize = 12;
 
 #[derive(Clone, Debug, Default)]

@@ -20,7 +20,7 @@ use super::{
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
-/// The maximum of certificate names in a message.
+/// Maximum number of certificate names in a message.
 const NAMES_MAX: usize = 8;
 
 pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {

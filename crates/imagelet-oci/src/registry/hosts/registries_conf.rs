@@ -16,7 +16,7 @@ use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
-/// The maximum of all entries in the folder, including other files.
+/// Maximum number of all entries in the folder, including other files.
 const ENTRIES_MAX: usize = 4096;
 /// Keys about short names and about the tools that read the file: they have no effect on a pull here.
 const WITHOUT_EFFECT: [&str; 5] = [

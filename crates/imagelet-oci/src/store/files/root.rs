@@ -26,7 +26,7 @@ use rustix::{
 use crate::store::could_not;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-/// The maximum of links on the path to a store; the kernel's limit.
+/// Maximum number of links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;

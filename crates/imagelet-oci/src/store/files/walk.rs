@@ -1,5 +1,5 @@
-//! Walks a tree. The kernel gets only paths of one component, no link is followed, and more levels need no more
-//! descriptors.
+//! Walks a tree. The kernel gets only paths of one component. No link is followed. The number of open descriptors does
+//! not depend on the depth.
 
 use std::{
     io,

@@ -17,7 +17,7 @@ use crate::store::{could_not, record::checksum};
 
 /// Larger than any file that the store writes. A longer file is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
-/// The maximum of reader threads: more threads do not speed up a disk or the page cache.
+/// Maximum number of reader threads: more threads do not speed up a disk or the page cache.
 const READERS_MAX: usize = 4;
 /// Below this, starting a thread takes longer than the reads.
 const FOLDERS_PER_THREAD_MIN: usize = 256;

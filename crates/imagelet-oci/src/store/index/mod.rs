@@ -289,7 +289,7 @@ impl Index {
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
-    /// Whether a names file has the names of this process, in any notation.
+    /// Whether a names file has the names of this process, even if its bytes differ.
     pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
         // Before the sync, the file has the previous durable names.
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)

@@ -1,4 +1,4 @@
-//! The present layers of one repository, and the blobs they were unpacked from.
+//! The present layers of one repository, and the blobs that the layers were unpacked from.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,8 +36,7 @@ impl Store {
         present.filter_map(|entry| entry.blob.as_ref().filter(|blob| blobs.contains(*blob))).cloned().collect()
     }
 
-    /// The recorded entries of some layers, by diff-id: for the descriptor's blob if it is verified, else for another
-    /// blob.
+    /// The recorded entries of layers, by diff-id: for the descriptor's blob if it is verified, else for another blob.
     pub(crate) fn entries_of<'a>(
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,

@@ -1,4 +1,4 @@
-//! Verification: reads all content again, and reports content that differs from what was written.
+//! Verification: reads all content again, and reports content that differs from the written content.
 //!
 //! Documents and kept blobs are checked against their digests, the store's records against their checksums, and a
 //! layer's tree against its list. Nothing is changed here; `corruption` handles the damage.
