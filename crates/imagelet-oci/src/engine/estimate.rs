@@ -28,7 +28,7 @@ const BYTES_MAX: usize = 8 << 20;
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
-    /// The caller named the platform; otherwise it is the node's.
+    /// The caller named the platform. Otherwise the platform is the node's.
     pub(super) is_platform_given: bool,
     /// Credentials of the registry and of other hosts.
     pub(super) credentials: Vec<Credential>,

@@ -221,7 +221,7 @@ impl<T> LayerSingleFlight<T> {
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
             }
-            // After several fetches that returned no layer, the pull waits no longer.
+            // After several fetches that returned no layer, the pull no longer waits.
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
                 waits.get_or_insert_with(|| {

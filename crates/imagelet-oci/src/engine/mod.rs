@@ -116,7 +116,7 @@ pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
     config: EngineConfig,
-    /// One entry per layer being fetched: a second pull waits for the first.
+    /// One entry per layer that is being fetched: a second pull waits for the first fetch.
     fetching: LayerSingleFlight<StagedLayer>,
     turns: LayerTurns,
     places: Arc<PullSlots>,

@@ -57,7 +57,7 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// Enough for all layers that one registry sends at once, and for the additional connections of all blobs.
+/// Enough for all layers that are fetched from one registry at once, and for the additional connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
 /// A document counts only when all its bytes have arrived, so that a slow registry uses nothing of this limit.

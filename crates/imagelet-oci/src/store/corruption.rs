@@ -1,7 +1,7 @@
 //! Handles damage: a damaged image is not shown, but its names stay. A repair or a pull restores the image.
 //!
 //! A file `damaged` in the folder of a layer or image forbids the use of its content, also after a restart. A marked
-//! layer counts as absent, so that a commit replaces it. Its folder stays until then, because a mount may still show
+//! layer counts as absent, so that a commit replaces it. Its folder stays until then, because a mount may still use
 //! it. An image that lacks a layer, or is itself marked, keeps its names and its other layers.
 
 use std::{io, path::Path};

@@ -275,7 +275,7 @@ impl Store {
         self.layer_folder(diff_id).join("fs")
     }
 
-    /// Directories of a layer for which its archive has no entry, as paths below its root.
+    /// Directories of a layer that have no entry in its archive, as paths below its root.
     pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
         record::read_implicit(&self.layer_folder(diff_id))
     }

@@ -57,7 +57,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves layers, blobs and image folders into the trash that no name and no running pull needs. Returns the first
+    /// Moves layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
     /// error.
     fn discard_unneeded(&self) -> Result<(), RuntimeError> {
         let mut index = self.index();

@@ -30,7 +30,7 @@ use crate::{
     store::DocumentBytes,
 };
 
-/// Each damaged image may cause a read of the archive's largest file, for any number of listed images.
+/// Each damaged image may cause a read of the archive's largest file, and an archive may list any number of images.
 const CORRUPT_IMAGES_MAX: usize = 8;
 
 impl Engine {

@@ -1,4 +1,4 @@
-//! Overtakes a connection that is far slower than the others: a second request races it for the rest of its span.
+//! Overtakes a connection that is far slower than the others: a second request fetches the rest of its span.
 
 use std::{
     future::pending,

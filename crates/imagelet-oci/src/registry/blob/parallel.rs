@@ -215,7 +215,7 @@ impl RangedStream {
         start..self.planned
     }
 
-    /// Requests the next span. If `connection` is `None`, its bytes are read only at its turn.
+    /// Requests the next span. If `connection` is `None`, the span's bytes are read only at its turn.
     fn begin(&mut self, connection: Option<OwnedSemaphorePermit>) {
         let span = self.plan();
         let end = span.end;

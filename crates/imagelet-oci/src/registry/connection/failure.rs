@@ -82,7 +82,6 @@ pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
     unavailable(ErrorClass::ProxyFailed, Stage::Proxy, message).with_hint(PROXY_CREDENTIAL_HINT).not_an_outage()
 }
 
-/// An error and its causes.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {
         // `HttpError` and `io::Error` do not return their wrapped error from `source`.

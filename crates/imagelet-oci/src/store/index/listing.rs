@@ -120,7 +120,7 @@ impl Index {
         self.images.iter().map(image).collect()
     }
 
-    /// The present parts of an image, each once.
+    /// The present parts of an image, without duplicates.
     pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
         let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
         parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated });

@@ -24,7 +24,7 @@ pub(crate) struct ImageRecord {
     pub id: Digest,
     /// The digest of the configuration. It is the image's id, unless the image is an artifact.
     pub config: Digest,
-    /// Digest of the index that the image's name meant, if the name meant an index.
+    /// Digest of the index that the image's name referred to, if it referred to an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
     pub pulled: PulledManifest,

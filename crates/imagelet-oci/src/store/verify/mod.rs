@@ -40,7 +40,7 @@ const OTHER_RECORD: &str = "it is not the record that the store was opened with"
 
 #[derive(Clone)]
 pub(crate) struct Watch {
-    /// Once true, the check ends soon.
+    /// When set, the check ends soon.
     pub(crate) cancelled: Arc<AtomicBool>,
     /// Called after each read with its number of bytes.
     pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,

@@ -159,7 +159,7 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// Verifies a server's certificate by the system's authorities and those of the configuration.
+/// Verifies a server's certificate with the authorities of the system and of the configuration.
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
