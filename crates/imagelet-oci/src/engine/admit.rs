@@ -1,5 +1,5 @@
-//! Reserves space for a pull before its first layer byte, and gets it more as its bytes arrive: requests it, waits for other
-//! pulls, or rejects.
+//! Reserves space for a pull before its first layer byte, and more space as its bytes arrive. If space is missing, it
+//! requests space, waits for other pulls, or rejects the pull.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -23,12 +23,12 @@ use crate::{
     tenant::Tenant,
 };
 
-/// How long a pull that may not fit waits for others.
+/// How long a pull that may not fit waits for other pulls.
 const WAIT_MAX: Duration = Duration::from_mins(1);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// Space requests while each frees some: removed images may share layers with the remaining ones.
+/// Maximum number of space requests while each frees space: removed images may share layers with the remaining images.
 const ROOM_ROUNDS_MAX: usize = 3;
-/// What is removed at most for the first bytes of a pull, which say how its layers expand.
+/// The maximum that is removed for the first bytes of a pull. These bytes show how its layers expand.
 const PROBE_MAX: ByteSize = ByteSize(16 << 20);
 
 #[derive(Clone, Debug)]
@@ -44,20 +44,20 @@ pub(super) struct Wanted {
 enum SpaceFor {
     /// The layers of a pull that begins.
     Layers(Arc<[Wanted]>, Arc<Tenant>),
-    /// What a running pull still writes.
+    /// The bytes that a running pull still writes.
     Rest(u64),
 }
 
 struct NoSpace {
     missing: Amount,
-    /// Missing for the next step.
+    /// The space that is missing for the next step.
     now: Amount,
     demand: Demand,
     space: Space,
 }
 
 impl Engine {
-    /// Reserves space for the layers that no other pull brings, until the guard is dropped.
+    /// Reserves space for the layers that no other pull fetches, until the guard is dropped.
     pub(super) async fn admit(
         &self,
         wanted: &[Wanted],
@@ -68,7 +68,7 @@ impl Engine {
         Ok(reservation.expect("a pull that begins gets a reservation"))
     }
 
-    /// Fetches with more and more space; ends the fetches where the pull does not get it.
+    /// Fetches, and gets more and more space. Ends the fetches if the pull gets no more space.
     pub(super) async fn with_space<T, E>(
         &self,
         (reservation, resumption): (&Reservation, &Resumption),
@@ -96,7 +96,7 @@ impl Engine {
         let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
         let mut is_probed = false;
         loop {
-            // Created before the check, so that no release in between is missed.
+            // Created before the check, so that no release of space in between is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
@@ -154,7 +154,7 @@ impl Engine {
                 }
                 return Ok(reservation);
             }
-            // An assumed size is no reason to refuse a pull whose minimum is in reach.
+            // An assumed size is no reason to reject a pull whose minimum can be freed.
             if is_reachable && !demand.is_measured && !is_probed {
                 is_probed = true;
                 let wanted = RoomWanted { whole: least, now: least.min(PROBE_MAX) };
@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Removes what unfinished pulls left, as far as space is missing.
+    /// Removes content of unfinished pulls until the missing space is free.
     async fn free_unfinished(&self, missing: &Amount) -> Result<u64, RuntimeError> {
         let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
         if short == 0 {
@@ -190,7 +190,7 @@ impl Engine {
         self.on_disk(move |store| reserve(store, &reservations, &config, &of, fit)).await
     }
 
-    /// Whether so many bytes are free beside those that pulls write next.
+    /// Whether this many bytes are free beyond the floor and the bytes that all pulls write next.
     pub(super) fn unreserved_space(&self) -> Arc<dyn Fn(u64) -> bool + Send + Sync> {
         let (store, reservations) = (Arc::clone(&self.store), Arc::clone(&self.reservations));
         let floor = self.config.limits.free_bytes_floor;
@@ -213,7 +213,8 @@ impl Engine {
         Some(made)
     }
 
-    /// Space as a collection counts it, estimated and certain: inodes converted to the bytes they use here on average.
+    /// The missing space in bytes, as a collection counts it: the estimate and the certain part. Inodes are converted
+    /// to the bytes that an inode uses here on average.
     fn in_bytes(&self, missing: &Amount) -> (ByteSize, ByteSize) {
         let whole = self.store.takes();
         let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));
@@ -234,8 +235,8 @@ impl Wanted {
 /// The reservation of a pull that begins.
 type Reserved = Result<Option<Reservation>, NoSpace>;
 
-/// Reserves what has to fit if the free space less all reservations suffices: for a pull that begins its layers, for a
-/// running one what it may write before it asks again.
+/// Reserves space if the free space minus all reservations is enough. A pull that begins reserves for its layers. A
+/// running pull reserves the bytes that it may write until its next request.
 fn reserve(
     store: &Store,
     reservations: &Arc<Reservations>,
@@ -270,13 +271,13 @@ fn reserve(
         SpaceFor::Rest(pull) => match page.running(*pull, config.keep_blobs) {
             Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), Some(*pull)),
             _ => {
-                // Nothing more is expected of it. What it writes all the same is bounded by the floors.
+                // The pull expects no more bytes. If it writes more anyway, the floors bound it.
                 page.grant(*pull, u64::MAX);
                 return Ok(Ok(None));
             }
         },
     };
-    // Reservations are read first, then free space: bytes written in between count twice rather than not at all.
+    // Reservations are read first, then free space: bytes written in between count twice, but are never missed.
     let seen = page.seen(&tenant, running);
     let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
     let LayerLimits { free_bytes_floor, free_inodes_floor, .. } = config.limits;
@@ -284,7 +285,7 @@ fn reserve(
     let others = seen.others(free.share_max());
     let beside = |own: Amount| Space { reserved: own.plus(others), others, pulls: seen.pulls, ..free };
     let now = beside(seen.steps);
-    // A pull that is admitted does not wait for what later ones have reserved.
+    // An admitted pull does not wait for the reservations of later pulls.
     let space = if running.is_some() { now } else { beside(seen.rests) };
     Ok(match (grant(config.admission, fit, (&demand, &space), (step, &now)), running) {
         (Err((missing, now)), _) => Err(NoSpace { missing, now, demand, space }),
@@ -299,8 +300,8 @@ fn reserve(
     })
 }
 
-/// By media type alone: the first bytes, which decide, are not fetched yet. The files of an artifact are stored as they
-/// are, also those with the type of an archive.
+/// Depends only on the media type: the first bytes, which decide, are not fetched yet. The files of an artifact are
+/// stored unchanged, even a file with the type of an archive.
 pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
     if is_artifact {
         return Compression::Stored;

@@ -1,5 +1,5 @@
-//! The documents of present images: read from the disk, and used for a digest or tag that the registry grants to the
-//! credentials.
+//! The documents of present images. They are read from the disk, and used for a digest or tag that the registry grants
+//! to the credentials.
 
 use std::{path::Path, sync::Arc};
 
@@ -20,9 +20,9 @@ use crate::{
 type Read = (ImageDocument, ManifestDocument);
 
 impl Engine {
-    /// Resolves a digest of a repository it was pulled from before, or a tag that still names the present image, once the
-    /// registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest and no
-    /// `HEAD`. `None`: the caller has to fetch, and the answer to the fetch is more precise.
+    /// Resolves a digest that was pulled from this repository before, or a tag that still names the present image,
+    /// if the registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest,
+    /// but no `HEAD`. `None`: the caller must fetch, and the answer to the fetch is more precise.
     pub(super) async fn confirmed(
         &self,
         target: &PullTarget,
@@ -33,13 +33,13 @@ impl Engine {
         match session.confirm(&target.reference, &digest).await {
             Ok(true) => Ok(Some(resolved)),
             Ok(false) => Ok(None),
-            // A token service answers both in the same words.
+            // A token service answers a fetch with the same error.
             Err(error) if error.is_outage() || error.fault().stage == Stage::Token => Err(error),
             Err(_) => Ok(None),
         }
     }
 
-    /// The digest of a reference: its own, or that of the image that has its tag here.
+    /// The digest of a reference: the digest in it, or the digest of the present image with its tag.
     fn digest_here(&self, target: &PullTarget) -> Option<Digest> {
         if let Some(digest) = target.reference.digest() {
             return Some(digest.clone());
@@ -49,8 +49,8 @@ impl Engine {
         Some(record.index.as_ref().unwrap_or(&record.pulled.digest).clone())
     }
 
-    /// The documents from a digest to the image for the platform, if the disk has them all, and whether an index names the
-    /// platform.
+    /// The documents from a digest to the image for the platform, and whether an index names the platform. `None`: the
+    /// disk does not have all documents.
     async fn resolved_here(&self, target: &PullTarget, session: &PullSession, digest: &Digest) -> Option<Resolved> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
@@ -70,7 +70,8 @@ impl Engine {
         resolved(root, self.document_here(&id, "manifest.json", &entry.digest).await?, is_named)
     }
 
-    /// The documents of an image, as recorded. One that the disk has lost comes from the session's registry.
+    /// The documents of an image, as recorded. A document that the disk has lost is fetched from the session's
+    /// registry.
     pub(super) async fn recorded(
         &self,
         record: &ImageRecord,

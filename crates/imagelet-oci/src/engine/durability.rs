@@ -1,4 +1,4 @@
-//! Durability of pulls: early write-back so that their end is short, and the sync after a background pull.
+//! Durability of pulls: early write-back, which makes the end of a pull short, and the sync after a background pull.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,19 +7,19 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
 
-/// Delay of the sync after a background pull returns: other durable writes of that pull would wait behind the image.
-/// Pulls that end meanwhile share one sync.
+/// The delay of the sync after a background pull returns: other durable writes of that pull would wait for the image's
+/// sync. Pulls that end meanwhile share one sync.
 const SYNC_DELAY: Duration = Duration::from_millis(500);
 
-/// The first early sync comes before the end of a small image: it saves a 6 MB pull an eighth of its time, and costs a
-/// large one nothing.
+/// The first early sync starts before the end of a small image: it saves an eighth of the time of a 6 MB pull, and
+/// costs a large pull nothing.
 const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
 
-/// Period of later ones. A quarter of it slowed large images and sped up none.
+/// The period of later early syncs. A quarter of this period slowed large images and sped up no image.
 const WRITE_BACK_PERIOD: Duration = Duration::from_millis(600);
 
 impl Engine {
-    /// Starts a background sync. A concurrent call waits for it and finds nothing to do.
+    /// Starts a background sync. A concurrent call waits for this sync and finds nothing to do.
     pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {
             return;
@@ -35,9 +35,9 @@ impl Engine {
         });
     }
 
-    /// Writes back early, in parallel with the processor's work; ends on drop. Errors arrive through the pulls' views.
+    /// Writes back early, in parallel with the processor's work. Ends on drop. The pulls' views receive the errors.
     pub(crate) fn write_back(&self) -> Option<AbortOnDropHandle<()>> {
-        // Not the store itself: its close must not wait for this.
+        // The task has only the path: closing the store must not wait for the task.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
         let task = async move {
             let _alone = alone.lock().await;

@@ -1,4 +1,4 @@
-//! The estimate of a pull, and its resolved manifest kept for the pull right after.
+//! The estimate of a pull, and the cache of its resolved manifest for the pull that follows.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -20,17 +20,17 @@ use crate::{admission::expected, manifest::Descriptor, registry::Resolved};
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
 const KEPT_MAX: usize = 64;
-/// Maximum bytes of kept documents; a larger one is fetched again.
+/// Maximum bytes of cached documents. A larger document is fetched again.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The key of a resolution: no request is served what another credential has opened.
+/// The key of a resolution. A request never gets a resolution that another credential has opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
-    /// The caller named the platform; otherwise it is the node's.
+    /// The caller named the platform. Otherwise the platform is the node's.
     pub(super) is_platform_given: bool,
-    /// Of the registry and of other hosts.
+    /// Credentials of the registry and of other hosts.
     pub(super) credentials: Vec<Credential>,
     pub(super) patience: Patience,
 }
@@ -47,7 +47,7 @@ impl PullTarget {
     }
 }
 
-/// Manifests resolved a moment ago, each for one pull with the same credential.
+/// Recently resolved manifests. Each is for one pull with the same credential.
 #[derive(Default)]
 pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
@@ -64,7 +64,7 @@ impl CachedResolution {
 }
 
 impl Resolutions {
-    /// Keeps one; a newer one replaces an older one of the same key, and the oldest are dropped above the limits.
+    /// Caches a resolution. Drops an older resolution of the same key, and the oldest resolutions above the limits.
     pub(super) fn keep(&self, target: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| old.target != target && now.saturating_duration_since(old.at) <= AGE_MAX);
@@ -88,7 +88,7 @@ impl Engine {
         target: &PullTarget,
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
-        // One session for both ways: a token serves both, and a refused credential is presented once.
+        // One session for both ways: a token is used for both, and a rejected credential is sent once.
         let session = self.registry.session(&target.reference, &target.credentials, target.patience).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
@@ -118,7 +118,8 @@ impl Engine {
         Ok(estimate)
     }
 
-    /// Without the configuration, a layer is known by its blob: one compressed differently counts as missing.
+    /// Without the configuration, a layer is identified by its blob. A layer whose blob is compressed differently is
+    /// missing.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = resolved.image_id();
         let reference = resolved.session.reference();

@@ -1,7 +1,8 @@
-//! Single flight of layers: one fetch serves all pulls that want the layer, unless it is too slow for another tenant.
+//! Single flight of layers: one fetch serves all pulls of the layer, unless the fetch is too slow for another tenant.
 //!
-//! A pull waits for the fetch of its own tenant, and for that of another one while it ends soon
-//! ([`imagelet_core::hold`]). Else it makes its own attempt beside it, and the first whole layer ends the others.
+//! A pull waits for the fetch of its own tenant. It also waits for another tenant's fetch if that fetch ends soon
+//! ([`imagelet_core::hold`]). Otherwise it starts its own fetch in parallel, and the first whole layer ends the other
+//! fetches.
 
 use std::{
     collections::HashMap,
@@ -29,14 +30,14 @@ use crate::{
     tenant::Tenant,
 };
 
-/// After so many fetches of other tenants that brought nothing a pull waits for none.
+/// After this many fetches of other tenants that returned no layer, a pull waits for no such fetch.
 const FAILED_MAX: u32 = 2;
 
-/// The layers that are being fetched, or staged by a pull and not in the store yet. It knows
-/// neither registry nor store, so that its tests need none.
+/// The layers that are being fetched, or that a pull has staged and not committed. The type uses neither registry nor
+/// store, so that its tests need neither.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
-/// A layer, and the repository whose pulls may share it; `None`: all.
+/// A layer, and the repository whose pulls may share it. `None`: all pulls may share it.
 type LayerKey = (Digest, Option<String>);
 
 struct LayerSlot<T> {
@@ -61,10 +62,10 @@ pub(crate) struct LayerCaller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) repository: String,
     pub(crate) reference: String,
-    /// The layer's compressed bytes by the pull's own manifest.
+    /// The layer's compressed bytes in the pull's own manifest.
     pub(crate) size: u64,
     pub(crate) hold: HoldPolicy,
-    /// Bytes per second of the pull's own registry, where it is known.
+    /// Bytes per second of the pull's own registry, if known.
     pub(crate) rate: Box<dyn Fn() -> Option<u64> + Send + Sync>,
     pub(crate) layer: Digest,
     pub(crate) progress: Progress,
@@ -85,7 +86,7 @@ impl LayerCaller {
         })
     }
 
-    /// Whether a fetch is worth waiting for; `may_wait`: also one of another tenant.
+    /// Whether the pull should wait for a fetch. `may_wait`: also for a fetch of another tenant.
     fn waits_for(&self, fetch: &LayerFetch, may_wait: bool, now: Instant) -> bool {
         let LayerFetch { caller: other, pace, .. } = fetch;
         if self.tenant == other.tenant && self.repository == other.repository {
@@ -99,14 +100,14 @@ impl LayerCaller {
     }
 }
 
-/// What became of a pull that wanted a layer.
+/// The result for a pull that wants a layer.
 pub(crate) enum RaceOutcome<F, P, T> {
-    /// It is where it should be, or another pull has brought it.
+    /// The layer is at its destination, or another pull has fetched it.
     Present(P),
     Own(F, FetchGuard<T>),
 }
 
-/// A fetch under way. Dropped, the fetch is over, and those that wait look again.
+/// A running fetch. If it is dropped, the fetch is over, and waiting pulls check again.
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
@@ -145,10 +146,10 @@ impl<T> LayerSlot<T> {
         self.lock().staged.upgrade()
     }
 
-    /// Waits until more fetches have ended than these.
+    /// Waits until a fetch has ended: their number is no longer `seen`.
     async fn ended_since(&self, seen: u64) {
         loop {
-            // Made before the check: it sees every later notification.
+            // Created before the check, so that it receives every later notification.
             let ended = self.ended.notified();
             if self.lock().ended != seen {
                 return;
@@ -157,7 +158,7 @@ impl<T> LayerSlot<T> {
         }
     }
 
-    /// The pull whose fetch is worth waiting for.
+    /// The reference of the pull whose fetch the caller should wait for.
     fn awaited(&self, caller: &LayerCaller, may_wait: bool) -> Option<String> {
         let now = Instant::now();
         let state = self.lock();
@@ -165,7 +166,7 @@ impl<T> LayerSlot<T> {
         fetch.map(|fetch| fetch.caller.reference.clone())
     }
 
-    /// Begins a fetch, unless another one is worth waiting for or has ended since the last look.
+    /// Starts a fetch. `None`: the caller should wait for another fetch, or a fetch has ended since the last check.
     fn begin(
         self: &Arc<Self>,
         caller: &Arc<LayerCaller>,
@@ -200,10 +201,11 @@ impl<T> Default for LayerSingleFlight<T> {
 }
 
 impl<T> LayerSingleFlight<T> {
-    /// Waits for other fetches that are worth it; else enters, and fetches beside them until the first one is whole.
+    /// Waits for other fetches if they are fast enough. Otherwise enters, and fetches in parallel until the first fetch
+    /// is whole.
     ///
-    /// `present` looks whether the layer is where it should be, or takes the one that another pull has staged. `enter`
-    /// waits for the right to fetch.
+    /// `present` checks whether the layer is at its destination, or takes the layer that another pull has staged.
+    /// `enter` waits for the right to fetch.
     pub(crate) async fn race<E, P, S, F, Present, Enter, Fetch>(
         &self,
         key: LayerKey,
@@ -218,14 +220,14 @@ impl<T> LayerSingleFlight<T> {
         Fetch: Future<Output = Result<F, E>>,
     {
         let slot = self.slot(key);
-        // Reports the wait, and its end also where it is dropped.
+        // Reports the wait, and the end of the wait even if this future is dropped.
         let mut waits = None;
         let (mut seen, mut failed) = (slot.lock().ended, 0);
         let (entered, guard) = loop {
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
             }
-            // A row of fetches that bring nothing is no reason to wait on.
+            // After several fetches that returned no layer, the pull no longer waits.
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
                 waits.get_or_insert_with(|| {
@@ -236,7 +238,7 @@ impl<T> LayerSingleFlight<T> {
                 seen = slot.lock().ended;
                 continue;
             }
-            // A place in the line is kept while others end.
+            // The wait for a slot continues while other fetches end.
             let mut entering = pin!(enter());
             let (entered, pace) = loop {
                 let entered = tokio::select! {
@@ -273,7 +275,7 @@ impl<T> LayerSingleFlight<T> {
         }
     }
 
-    /// The slot of a layer. Those that no pull has and whose layer is gone are dropped.
+    /// The slot of a layer. Slots that have no pull and no staged layer are removed.
     fn slot(&self, key: LayerKey) -> Arc<LayerSlot<T>> {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().staged.strong_count() > 0);
@@ -291,7 +293,7 @@ impl Engine {
         &self.confinement
     }
 
-    /// Fetches a layer, or shares a present one or one of another pull. `None`: it is in the store.
+    /// Fetches a layer, or shares a present layer or another pull's layer. `None`: the layer is in the store.
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
@@ -341,7 +343,7 @@ impl Engine {
             (window, self.places.place(job.claim.clone(), &job.descriptor, progress).await)
         };
         let enter = async || {
-            // A spare needs no place.
+            // A spare needs no slot.
             if self.has_spare(&wanted) {
                 return (None, Arc::clone(&spare_pace));
             }
@@ -371,7 +373,7 @@ impl Engine {
         Box::pin(flight.race(key, &caller, present, enter, fetch)).await
     }
 
-    /// Whether an unfinished pull left a layer. It has no blob, so it is of no use where blobs are kept.
+    /// Whether an unfinished pull left a layer. Such a layer has no blob, so it is not used if blobs are kept.
     pub(super) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
         !self.config.keep_blobs && self.store.has_spare(wanted)
     }

@@ -1,4 +1,4 @@
-//! The engine: what it is made of, and the store behind the one seam.
+//! The engine: its parts, and the services that it implements for its store.
 
 mod admit;
 mod archive;
@@ -56,7 +56,7 @@ pub use trust::check_signature_policy;
 pub(crate) use archive::choose as choose_archived;
 
 const HEALTH_FILE: &str = "registry-health.json";
-/// How often a store in use is tried again, and how long a wait for it is not reported.
+/// How often a store in use is tried again, and the time after which the wait is reported.
 const LOCK_RETRY_PERIOD: Duration = Duration::from_millis(50);
 const LOCK_WAIT_QUIET: Duration = Duration::from_secs(1);
 
@@ -66,15 +66,15 @@ pub struct EngineConfig {
     pub registry: RegistryConfig,
     pub durability: Durability,
     pub keep_blobs: bool,
-    /// How long the content of an unfinished pull stays for the next one; zero: it is removed at once.
+    /// How long the content of an unfinished pull stays for the next pull. Zero: the content is removed at once.
     pub resume_for: Duration,
     pub limits: LayerLimits,
-    /// When a pull gives up what others wait for.
+    /// When a pull gives up a resource that other pulls wait for.
     pub hold: HoldPolicy,
     pub admission: Admission,
 }
 
-/// Where a store is, and how it is opened.
+/// The path of a store, and how it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePlace {
     pub root: PathBuf,
@@ -89,7 +89,7 @@ impl EngineConfig {
             place: StorePlace {
                 root: root.into(),
                 access: Access::Write { or_create: true },
-                // A cleanup thread of a pull may still hold a store that this process has just closed.
+                // A cleanup thread of a pull may still use a store that this process has just closed.
                 lock_wait: Duration::from_secs(2),
             },
             registry: RegistryConfig::default(),
@@ -116,14 +116,14 @@ pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
     config: EngineConfig,
-    /// One entry per layer being fetched: a second pull waits for the first.
+    /// One entry per layer that is being fetched: a second pull waits for the first fetch.
     fetching: LayerSingleFlight<StagedLayer>,
     turns: LayerTurns,
     places: Arc<PullSlots>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
     pulls: AtomicU64,
-    /// One pull's early syncs serve all.
+    /// Only one pull runs the early syncs, for all pulls.
     writing_back: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
@@ -137,15 +137,15 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Opens the store. With write access, this process owns it and removes what a crash left.
+    /// Opens the store. With write access, this process owns the store and removes the leftovers of a crash.
     ///
     /// # Errors
-    /// When another process keeps the store beyond `lock_wait`, or the disk or the registry settings refuse.
+    /// Another process uses the store longer than `lock_wait`, or the disk or the registry settings cannot be used.
     pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
         Self::open_telling(config, &|_| {}).await
     }
 
-    /// As [`Engine::open`]; reports once what a longer wait is for.
+    /// As [`Engine::open`]. Reports the reason for a longer wait once.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -175,7 +175,7 @@ impl Engine {
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
-        // The first caller wants the list: it is built during the rest of the start.
+        // The first caller needs the list, so it is built during the rest of the start.
         tokio::task::spawn_blocking({
             let store = Arc::clone(&store);
             move || drop(store.listed())
@@ -192,12 +192,12 @@ impl Engine {
         self.store.root()
     }
 
-    /// Sets what frees space before a pull is rejected; only the first call has an effect.
+    /// Sets the service that frees space before a pull is rejected. Only the first call has an effect.
     pub fn ask_for_room(&self, room: Arc<dyn MakeRoom>) {
         let _ = self.room.set(room);
     }
 
-    /// Rejects a store that was opened for reading, or is on a read-only file system.
+    /// Fails if the store was opened for reading, or is on a read-only file system.
     ///
     /// # Errors
     /// With the reason.
@@ -219,13 +219,13 @@ impl Engine {
         blocking(move || work(&store)).await
     }
 
-    /// What running pulls write next, which a collection leaves to them.
+    /// The space that running pulls write next; a collection does not count it as free.
     fn reserved(&self) -> Freed {
         let amount = self.reservations.open().steps();
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
-    /// The image of a name or id that has to be here.
+    /// The image with a name or id. The image must be present.
     fn present(&self, image: &str) -> Result<ImageId, RuntimeError> {
         self.store.resolve(image)?.ok_or_else(|| {
             RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{image}` is not present"))
@@ -238,7 +238,7 @@ impl Engine {
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
 
-    /// Records what a pull fetches for processes that wait for the store, too.
+    /// Also records the progress of a pull for processes that wait for the store.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);
         Arc::new(move |event| {
@@ -327,7 +327,7 @@ impl LocalStore for Engine {
             if let Some((id, names)) = image
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
             {
-                // The last name removes the image.
+                // Removal of the last name removes the image.
                 refuse_if_mounted(store, &id, &name)?;
             }
             store.remove_name(&name)?;
@@ -423,7 +423,7 @@ impl LocalStore for Engine {
     }
 }
 
-/// Opens the store, and waits for another process that changes it; `report` is called once with the reason of a wait.
+/// Opens the store. Waits for another process that changes it; `report` is called once with the reason of the wait.
 async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.place.lock_wait, false);
     let mut wait = LockWait::new(wait_max, begun);
@@ -457,7 +457,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await?
 }
 
-/// Ends the threads of some work whose caller has dropped it.
+/// Ends the threads of some work when its caller drops it.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -479,7 +479,7 @@ fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
     })
 }
 
-/// The caller holds the store's mount lock, so that the image is not mounted meanwhile.
+/// The caller has locked mounting in the store, so that the image is not mounted meanwhile.
 fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
     let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
         return Ok(());

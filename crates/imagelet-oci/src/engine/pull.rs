@@ -33,7 +33,7 @@ pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
     /// Opened before the first byte of a layer is written.
     pub(super) view: Arc<SyncView>,
-    /// Ends with an error that leaves nothing of the pull.
+    /// Ends at an error after which no content of the pull stays.
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
     claim: SlotRequest,
@@ -45,14 +45,14 @@ impl Engine {
         let (target, resolved) = self.resolved(request, progress).await?;
         let session = resolved.session.clone();
         let failed = format!("could not fetch and unpack `{}`", target.reference);
-        // The registry has resolved the name: after a failure from here on, the present image is no substitute.
+        // The registry has resolved the name. If a later step fails, the present image is no substitute.
         let fetched = self.fetch(target, resolved, tenant(request), progress).await;
         progress(PullEvent::Hosts(session.senders()));
         fetched.map_err(|error| error.about(&failed).not_an_outage())
     }
 
-    /// The request's target and its resolution, which the signature policy accepts: from the estimate right before, or from
-    /// the registry now.
+    /// The request's target and its resolution, from the preceding estimate or from the registry. The signature policy
+    /// has accepted the resolution.
     pub(super) async fn resolved(
         &self,
         request: &PullRequest,
@@ -83,7 +83,7 @@ impl Engine {
         let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         announce(&resolved, progress)?;
-        // In another repository a digest in a manifest proves nothing: the registry has to send the configuration.
+        // A digest in a manifest of another repository proves nothing: the registry must send the configuration.
         if self.store.is_named_in(&id, resolved.session.reference().repository()) {
             self.check_present(&resolved, &target)?;
             if self.already_here(&resolved, &names, progress).await? {
@@ -115,7 +115,7 @@ impl Engine {
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<LayerFetches, RuntimeError> {
-        // Held until the image is committed or its leftovers are on their way to the trash.
+        // Reserved until the image is committed, or its leftovers are on their way to the trash.
         let reservation = self.admit(wanted, Arc::clone(&tenant), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
         let claim = SlotRequest {
@@ -133,7 +133,7 @@ impl Engine {
         Resumption::new(self.config.resume_for > Duration::ZERO)
     }
 
-    /// A layer to fetch; `reserved` is the key of its reservation.
+    /// A layer to fetch. `reserved`: the key of its reservation.
     pub(super) fn layer_job(
         &self,
         fetches: &LayerFetches,
@@ -199,7 +199,7 @@ impl Engine {
             .zip(&config.diff_ids)
             .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
         let mut jobs: Vec<LayerJob> = jobs.collect();
-        // The largest layer determines the duration of a pull; it must not start last.
+        // The largest layer determines the duration of a pull, so it must not start last.
         jobs.sort_by_key(|job| Reverse(job.descriptor.size));
         let LayerFetches { reservation, resumption, .. } = &fetches;
         let staging = stream::iter(jobs)
@@ -225,7 +225,7 @@ impl Engine {
         let committed = self.on_disk(move |store| {
             let committed = store.commit(new, &staged, &view).inspect_err(|error| resumption.heed(error));
             drop(lease);
-            // Layers that were in place when the commit failed have no image.
+            // Layers that were placed before the commit failed belong to no image.
             if committed.is_err()
                 && let Err(error) = store.sweep()
             {
@@ -241,11 +241,11 @@ impl Engine {
         committed
     }
 
-    /// Applies the limits to a present image too: the outcome must not depend on what is present.
+    /// Applies the limits to a present image, too: the result must not depend on present content.
     fn check_present(&self, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
         let Some((record, _)) = self.store.image(&resolved.image_id()) else { return Ok(()) };
         let (os, architecture) = record.pulled.platform.split_once('/').unwrap_or_default();
-        // The record has no variant; an image accepted once is accepted again.
+        // The record has no variant. An image that was accepted once is accepted again.
         let variant = target.platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
@@ -272,8 +272,8 @@ pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
     Arc::new(Tenant { namespace: request.pod.namespace.to_string(), credential: request.credential.clone() })
 }
 
-/// Reports the resolution after checking that all layers can be unpacked: an unsupported layer type is rejected before
-/// any byte of another layer is fetched.
+/// Reports the resolution, after a check that all layers can be unpacked. So an unsupported layer type is rejected
+/// before any byte of another layer is fetched.
 pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), RuntimeError> {
     resolved.manifest.check_layers()?;
     let layers = resolved.manifest.layers.iter();

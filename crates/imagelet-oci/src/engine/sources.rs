@@ -9,7 +9,7 @@ use imagelet_core::{
 
 use crate::registry::Registry;
 
-/// Tries each source with each of its credentials, until one delivers. Returns the last error.
+/// Tries each source with each of its credentials, until an attempt succeeds. Returns the last error.
 pub(super) async fn first_source<T, F>(
     names: &[String],
     credentials: &Credentials<'_>,
@@ -40,7 +40,7 @@ where
     Err(last)
 }
 
-/// Attempts that show each host each of its own credentials, and none to a host that has none.
+/// The credentials of each attempt. Each host gets each of its own credentials; a host without credentials gets none.
 fn in_turn(by_host: &[Vec<Credential>]) -> Vec<Vec<Credential>> {
     let count = by_host.iter().map(Vec::len).max().unwrap_or_default().max(1);
     let of_attempt = |attempt| {
@@ -50,7 +50,7 @@ fn in_turn(by_host: &[Vec<Credential>]) -> Vec<Vec<Credential>> {
     (0..count).map(of_attempt).collect()
 }
 
-/// The sources of an image: each repository once, by digest where a name has one.
+/// The sources of an image: each repository once, by digest if a name has a digest.
 fn sources(names: &[String]) -> Vec<Reference> {
     let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
     parsed.sort_by_key(|reference| reference.digest().is_none());

@@ -1,4 +1,4 @@
-//! Trust in an image: what the signature policy requires is checked before the first byte of a layer
+//! Trust in an image: the requirements of the signature policy are checked before the first byte of a layer
 //! (`docs/spec/pull.md §13.9`).
 
 use std::{io::Read as _, path::Path};
@@ -22,7 +22,7 @@ use crate::{
 const KEY_BYTES_MAX: u64 = 64 << 10;
 
 impl Engine {
-    /// Checks an image against the policy file, which is read for each pull: a change counts at once.
+    /// Checks an image against the policy file. Each pull reads the file, so that a change applies at once.
     pub(in crate::engine) async fn check_signatures(&self, resolved: &Resolved) -> Result<(), RuntimeError> {
         let Some(path) = self.config.registry.signature_policy.clone() else { return Ok(()) };
         let reference = resolved.session.reference().clone();
@@ -49,8 +49,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks an archive, at a path without links, against the policy file, before any of its images. An archive has no signatures that are read: it
-    /// is accepted or refused as a whole.
+    /// Checks an archive, at a path without links, against the policy file, before its images. The signatures of an
+    /// archive are not read: the whole archive is accepted or rejected.
     pub(in crate::engine) async fn check_archive(
         &self,
         place: &ArchivePlace,
@@ -74,7 +74,7 @@ impl Engine {
         Err(refusal(format!("the archive `{path}` is refused by the signature policy, rule `{rule}`: {why}")))
     }
 
-    /// Those of the index count as those of the manifest that it lists.
+    /// The signatures of the image. Signatures of an index are valid for the manifest that the index lists.
     async fn attached(&self, resolved: &Resolved) -> Result<Vec<AttachedSignature>, RuntimeError> {
         let mut attached = resolved.session.signatures(&resolved.root.digest).await?;
         if resolved.chosen.digest != resolved.root.digest {
@@ -84,11 +84,11 @@ impl Engine {
     }
 }
 
-/// What a policy file says of an image before its registry is asked: the rule that counts, and what it requires. Blocks on
-/// the disk.
+/// The rule of a policy file for an image, and the rule's requirements, before a request to the registry. Blocks on the
+/// disk.
 ///
 /// # Errors
-/// The policy cannot be used, or refuses the image whatever signatures it has.
+/// The policy cannot be used, or rejects the image even with signatures.
 pub fn check_signature_policy(policy: &Path, reference: &Reference) -> Result<String, RuntimeError> {
     let (place, requirements) = load(policy, |policy| policy.rule(reference))?;
     if let Some(why) = requirements.iter().find_map(|requirement| requirement.as_ref().err()) {
@@ -103,10 +103,10 @@ fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
     refusal(format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}"))
 }
 
-/// The keys of a requirement, or why it refuses every image. One that accepts every image is none.
+/// The keys of a requirement, or why it rejects every image. A requirement that accepts every image is left out.
 type Loaded = Result<(PublicKeys, signature::Identity), String>;
 
-/// Its place in the policy, and its requirements.
+/// The rule's place in the policy, and its requirements.
 type LoadedRule = (String, Vec<Loaded>);
 
 fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Result<LoadedRule, RuntimeError> {
@@ -134,7 +134,7 @@ fn public_keys(sources: &[KeySource]) -> Result<PublicKeys, String> {
     PublicKeys::parse(&sources.iter().map(text).collect::<Result<Vec<_>, String>>()?)
 }
 
-/// A file that other users may change is refused.
+/// Reads a file. Rejects a file that other users may change.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let file = trusted_files::open(path).map_err(|error| error.to_string())?;

@@ -23,7 +23,7 @@ use super::{
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// A wait is shortened by a random share, at most this one.
+/// The maximum of the random share by which a wait is shortened.
 const JITTER: f64 = 0.25;
 /// The expected cost of an attempt at a host in bad health.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
@@ -133,7 +133,7 @@ impl Attempts {
         candidate.is_redirected = failure.error.fault().party == Party::RedirectTarget;
         candidate.error = Some(failure.error);
         candidate.is_out = wait.is_none();
-        // After `Again`, `due` stays empty: `next` does not take the failure for a temporary one.
+        // After `Again`, `due` stays empty: `next` does not count the failure as temporary.
         candidate.due = wait.filter(|_| !matches!(failure.retry, Retry::Again { .. })).map(|wait| now + wait);
         candidate.due
     }
@@ -201,8 +201,7 @@ impl RetryBudget {
         if is_redirected { &self.redirects_served } else { &self.hosts_served }
     }
 
-    /// The bound on the time of all retries. It is less than the total while nothing was served: a new pull would lose
-    /// nothing.
+    /// The maximum time of all retries. It is less than the total until data was served: a new pull loses nothing.
     pub(crate) fn allowed(&self, next: &Next) -> Duration {
         let Patience { retries_max, requested_max, .. } = self.patience;
         match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {

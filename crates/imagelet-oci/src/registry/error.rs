@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 use regex_lite::{Captures, Regex};
 
-/// The maximum of bytes of a registry's error text in a message.
+/// Maximum number of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
 /// A request that must wait longer fails.

@@ -1,5 +1,5 @@
-//! The health of registry hosts, shared by all pulls of the process and saved for the next process (`docs/spec/pull.md
-//! §13.4`).
+//! The health of registry hosts, shared by all pulls of the process and saved for the next process
+//! (`docs/spec/pull.md §13.4`).
 //!
 //! A host in bad health is tried last: for one repository, or for all after failures of two repositories or of the host
 //! itself. After a delay, which grows with each failure, a probe outside of the pulls asks the host. If the host

@@ -57,7 +57,7 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// Enough for all layers that one registry sends at once, and for the additional connections of all blobs.
+/// Enough for all layers that are fetched from one registry at once, and for the additional connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
 /// A document counts only when all its bytes have arrived, so that a slow registry uses nothing of this limit.
@@ -81,7 +81,7 @@ pub struct RegistryConfig {
     pub progress_timeout: Duration,
     /// Time without a byte over all connections and retries after which a pull fails. `None`: no limit.
     pub silence_max: Option<Duration>,
-    /// The maximum of requests to one host at once, over all pulls, and of connections to the host with the same TLS
+    /// Maximum number of requests to one host at once, over all pulls, and of connections to the host with the same TLS
     /// settings and proxy.
     pub connections_per_host: NonZeroUsize,
     /// The rate at which blobs are received, over all pulls and all engines that share it by a clone.

@@ -81,7 +81,7 @@ impl Resolved {
 #[derive(Clone, Debug)]
 pub struct ImageDocument {
     pub digest: Digest,
-    /// From the document itself or from the registry.
+    /// The media type in the document, or in the registry's answer.
     pub media_type: String,
     pub bytes: DocumentBytes,
 }

@@ -17,7 +17,7 @@ use crate::{
 
 const PAYLOAD_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// The maximum of signatures that are read for one image, and of bytes of a signed text.
+/// Maximum number of signatures that are read for one image, and of bytes of a signed text.
 const SIGNATURES_MAX: usize = 64;
 const PAYLOAD_BYTES_MAX: u64 = 1 << 20;
 

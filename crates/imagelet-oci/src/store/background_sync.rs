@@ -1,9 +1,9 @@
-//! Background durability: content that a pull shows before the disk has it, and the sync that makes it durable.
+//! Background durability: content that is visible before it is durable, and the sync that makes it durable.
 //!
-//! A layer that a pull shows before it is durable carries the boot id in its record; only that boot may use it. Names
-//! go to `names.unsettled.json`, unsynced, with the same mark and a higher generation than `names.json`.
-//! `sync_background` syncs the file system, removes the marks, syncs again and replaces `names.json`. After kill -9 the
-//! next owner continues from its own boot's marks; after a power cut, marked content is dropped as a whole.
+//! A layer that is visible before it is durable has the boot id in its record; only that boot may use it. Names are
+//! written to `names.unsettled.json`, unsynced, with the same mark and a higher generation than `names.json`.
+//! `sync_background` syncs the file system, removes the marks, syncs again and replaces `names.json`. After kill -9,
+//! the next owner continues with the marks of its boot. After a power cut, all marked content is dropped.
 
 use std::{
     fs, io,
@@ -19,11 +19,11 @@ use super::{
     record::{LayerEnd, LayerRecord, checksum},
 };
 
-/// After this many rounds that met new pulls, the next round blocks commits until it is done.
+/// After this many rounds in which new pulls arrived, the next round blocks commits until it is done.
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
-    /// The boot mark of a new layer; `None` where the commit makes the layer durable before it is visible.
+    /// The boot mark of a new layer. `None` if the commit makes the layer durable before it is visible.
     pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
@@ -46,7 +46,7 @@ impl Store {
             let mut index = locked.unwrap_or_else(|| self.index());
             if let Err(error) = synced {
                 self.drop_unsettled_content(&mut index);
-                // Unlinking takes long, and a full disk may be why the sync failed.
+                // Without the lock, because unlinking takes long. A full disk may be the reason for the failed sync.
                 drop(index);
                 self.try_empty_trash();
                 return Err(failed(error));
@@ -79,11 +79,11 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs through the views of all pulls shown since the last sync, and drops the views that reported.
+    /// Syncs through the views of all pulls since the last sync, and drops these views.
     fn sync_shown(&self) -> io::Result<()> {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
-        // One view stays, for content that the next sync finds without a pull of its own.
+        // One view stays, for content that the next sync finds without a pull's view.
         let reported = &views[1..];
         self.views().retain(|view| !reported.iter().any(|other| Arc::ptr_eq(view, other)));
         Ok(())
@@ -100,8 +100,8 @@ impl Store {
         self.views.lock().expect("no thread panics while it holds the lock")
     }
 
-    /// Writes the names of a new store before its first image. Where the file is missing, a start rebuilds the names from
-    /// the image records; after a power cut these would name images whose layers were not durable.
+    /// Writes the names of a new store before its first image. Without the file, a start rebuilds the names from the
+    /// image records. After a power cut, such names could name images whose layers were not durable.
     pub(super) fn write_first_names(&self) -> Result<(), RuntimeError> {
         let path = self.root.join("names.json");
         if !self.in_background || path.exists() {
@@ -118,11 +118,11 @@ impl Store {
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         self.replace_names(index)?;
         index.names_unsettled = false;
-        // The file's generation is outdated, so it is harmless if the removal is lost.
+        // The file's generation is outdated, so a lost removal is harmless.
         remove_tree(&self.root.join(NAMES_UNSETTLED))
     }
 
-    /// Writes the names so that they survive the end of this process; a later sync makes them durable.
+    /// Writes the names unsynced, so that they survive the end of this process. A later sync makes them durable.
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
         replace_file_unsynced(&path, &path.with_extension("new"), &index.names_file(self.boot.as_deref()))?;
@@ -144,7 +144,7 @@ impl Store {
                 );
             }
         }
-        // The error was reported and its content dropped: the next sync needs a view without it.
+        // The view has reported its error, and the content is dropped. The next sync needs a view without the error.
         match SyncView::open(&self.root) {
             Ok(view) => *self.views() = vec![Arc::new(view)],
             Err(error) => tracing::error!(%error, "could not open the store's file system again"),

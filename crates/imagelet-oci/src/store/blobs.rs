@@ -1,10 +1,11 @@
-//! Compressed blobs: kept whole where that is configured, and the first bytes of others, for the pull that continues them.
+//! Compressed blobs: whole blobs if the configuration keeps them, and the first bytes of others for a pull that
+//! continues.
 //!
-//! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull that
-//! continues hashes them again from the first one, so that bytes that a power cut took or changed are found. One of at
-//! least [`RESUME_MIN`] stays. The commit of its image moves a blob that is kept to `blobs/ALGORITHM/HEX`.
+//! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull
+//! that continues hashes all bytes again, and so finds bytes that a power cut removed or changed. A partial blob of at
+//! least [`RESUME_MIN`] stays. The commit of an image moves its kept blobs to `blobs/ALGORITHM/HEX`.
 //!
-//! A blob that is written for a resumption alone takes only space that no pull has reserved, and gives it back on
+//! A blob that is written only for a resumption uses only space that no pull has reserved. Its space is freed on
 //! request.
 
 use std::{
@@ -32,15 +33,16 @@ use super::{
 
 /// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
-/// The space is measured each time so many bytes are written.
+/// The space is measured each time after this many written bytes.
 const MEASURE_PERIOD: u64 = 16 << 20;
 const PARTIAL_SUFFIX: &str = ".partial";
 
-/// The pulls that may continue a blob: those of its digest, from all repositories or from one.
+/// Identifies a partial download: its digest, and the repository if other repositories must not reuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// With the digest of the repository's name for a file of an artifact; else all repositories share.
+    /// Contains the digest of the repository's name for a file of an artifact. Otherwise all repositories share the
+    /// blob.
     file_name: String,
 }
 
@@ -52,12 +54,13 @@ impl PartialKey {
     }
 }
 
-/// What a blob is written for.
+/// Why a blob is written.
 #[derive(Clone)]
 pub(crate) enum BlobPurpose {
-    /// Stays with its image; a failed write fails the pull.
+    /// The blob stays with its image; a failed write fails the pull.
     Keep,
-    /// Serves a resumption alone. The function says whether so many further bytes leave what others have reserved.
+    /// Only for a resumption. The function returns whether this many more bytes leave the space that other pulls
+    /// reserved.
     Resume(Arc<dyn Fn(u64) -> bool + Send + Sync>),
 }
 
@@ -70,12 +73,12 @@ impl Store {
         self.index().blobs.keys().cloned().collect()
     }
 
-    /// A blob that is kept with an image.
+    /// Opens a blob that is kept with an image.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
 
-    /// The blob of an artifact, which the layer of its file has unchanged; `path` was checked by the manifest.
+    /// The blob of an artifact's file, which its layer stores unchanged. `path` was checked with the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
         KeptBytes::open(&self.layer_tree(layer).join(path), size..=size)
@@ -90,7 +93,7 @@ impl Store {
         self.index().blobs.contains_key(digest)
     }
 
-    /// Removes a kept blob whose digest turned out to be wrong.
+    /// Removes a kept blob that does not have its digest.
     pub(crate) fn discard_blob(&self, digest: &Digest) {
         if self.index().blobs.remove(digest).is_none() {
             return;
@@ -118,8 +121,8 @@ impl Store {
         self.index().unfinished.written.contains_key(&key.file_name)
     }
 
-    /// Starts to append to the first `known` bytes of a blob; other bytes are removed. `None`: another writer has the
-    /// blob, or those bytes are no longer there.
+    /// Starts to append after the first `known` bytes of a blob, and removes later bytes. `None`: the blob has another
+    /// writer, or the known bytes no longer exist.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         key: &PartialKey,
@@ -163,7 +166,7 @@ impl Store {
         Ok(writer.is_wanted.then_some(writer))
     }
 
-    /// Removes the partial blobs of a kind that have no writer. Returns the bytes freed.
+    /// Removes the partial blobs without a writer for which `is_removed` is true. Returns the freed bytes.
     pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -177,7 +180,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// Empties the partial blobs that running pulls write for a resumption alone. Returns the bytes freed.
+    /// Empties the partial blobs that running pulls write only for a resumption. Returns the freed bytes.
     pub(crate) fn revoke_partials(&self) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -185,7 +188,7 @@ impl Store {
         for partial in self.partials() {
             let Some(Some(revoked)) = index.unfinished.written.get(&partial.file_name) else { continue };
             revoked.store(true, Ordering::Relaxed);
-            // The writer has it open: emptied, it takes no space at once.
+            // The writer has the file open: emptying the file frees its space at once.
             let emptied = OpenOptions::new().write(true).open(&partial.path).and_then(|file| file.set_len(0));
             emptied.and_then(|()| remove_tree(&partial.path)).map_err(could_not("remove", &partial.path))?;
             freed += partial.size;
@@ -224,13 +227,14 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
-    /// At start, when nothing is written: one too short to resume and an unknown file, too.
+    /// At start no blob has a writer: a blob too short to resume and an unknown file are leftovers, too.
     pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX) || self.size < RESUME_MIN || self.is_expired(age_max)
     }
 }
 
-/// A blob being written. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
+/// A blob that is being written. If it is dropped unfinished, it stays if it is long enough to resume and not known to
+/// be wrong.
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
     key: PartialKey,
@@ -243,12 +247,12 @@ pub(crate) struct BlobWriter {
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
     is_wanted: bool,
-    /// A shorter one is not kept for a resumption.
+    /// A shorter blob is not kept for a resumption.
     length_min: u64,
 }
 
 impl BlobWriter {
-    /// Appends. An error only where the blob has to be kept; otherwise its file is removed, and the pull continues.
+    /// Appends. Fails only if the blob must be kept. Otherwise a failure removes the file, and the pull continues.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if !self.has_space() {
             self.give_up();
@@ -288,12 +292,12 @@ impl BlobWriter {
         }
     }
 
-    /// Its pull comes back for it, and its registry is slow.
+    /// The pull will continue the blob, and the registry is slow: any length is kept.
     pub(crate) fn keep_any_length(&mut self) {
         self.length_min = 1;
     }
 
-    /// Whether the pull has reserved space for it.
+    /// Whether the pull has reserved space for the blob.
     pub(crate) fn is_reserved(&self) -> bool {
         matches!(self.purpose, BlobPurpose::Keep)
     }
@@ -309,11 +313,11 @@ impl Drop for BlobWriter {
     }
 }
 
-/// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
+/// A whole blob that is not part of the store yet. If it is dropped uncommitted, it is a partial blob.
 pub(crate) struct StagedBlob(BlobWriter);
 
 impl StagedBlob {
-    /// `None`: it was written for a resumption alone, and the unpacked layer replaces it.
+    /// `None`: the blob was only for a resumption, and the unpacked layer replaces it.
     pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
         writer.file = None;
         failpoint!("blob.written");
@@ -332,7 +336,8 @@ impl StagedBlob {
         self.0.is_wanted = false;
     }
 
-    /// Moves it to its place after its bytes are durable, unless another commit has. The caller holds the index.
+    /// Moves the blob to its place, unless another commit has. Its bytes must be durable. The caller has locked the
+    /// index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
@@ -355,7 +360,7 @@ impl StagedBlob {
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
-    /// The blob is continued behind these bytes.
+    /// The download continues after these bytes.
     pub(crate) is_in_copy: bool,
 }
 
@@ -368,7 +373,7 @@ impl KeptBytes {
 }
 
 impl Index {
-    /// Kept blobs that no image has, or whose size differs from an image's record.
+    /// Kept blobs that no image has, or whose size differs from the image's record.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
         let layers = self.images.values().chain(damaged).flat_map(|image| &image.pulled.layers);

@@ -1,8 +1,8 @@
-//! The consequences of damage: the image is no longer shown and keeps its names, and a repair or a pull restores it.
+//! Handles damage: a damaged image is not shown, but its names stay. A repair or a pull restores the image.
 //!
-//! A file `damaged` in the folder of a layer or image forbids its use, across restarts. A marked layer counts as
-//! absent, so that a commit replaces it; its folder stays until then, because a mount may still show it. An image that
-//! lacks a layer, or is marked itself, keeps its names and its other layers.
+//! A file `damaged` in the folder of a layer or image forbids the use of its content, also after a restart. A marked
+//! layer counts as absent, so that a commit replaces it. Its folder stays until then, because a mount may still use
+//! it. An image that lacks a layer, or is itself marked, keeps its names and its other layers.
 
 use std::{io, path::Path};
 
@@ -86,7 +86,7 @@ impl Index {
 }
 
 impl Store {
-    /// All images, whole ones first.
+    /// All images, the undamaged images first.
     pub(crate) fn all_images(&self) -> Vec<StoredImage> {
         let index = self.index();
         let names = index.names_by_image();
@@ -106,14 +106,14 @@ impl Store {
         self.index().marked.get(layer).cloned()
     }
 
-    /// Absent layers that have a folder, which a commit moves aside.
+    /// Absent layers that have a folder. A commit moves such a folder to the trash.
     pub(crate) fn replaced_by(&self, layers: &[Digest]) -> Vec<Digest> {
         let index = self.index();
         let absent = layers.iter().filter(|layer| !index.layers.contains_key(*layer));
         absent.filter(|layer| self.layer_folder(layer).exists()).cloned().collect()
     }
 
-    /// Marks a layer as damaged; it counts as absent, and no image that needs it is shown.
+    /// Marks a layer as damaged. It counts as absent, and images that need it are not shown.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -142,14 +142,14 @@ impl Store {
 
 fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     match replace_file(&folder.join(MARK), &checksum::seal(findings)) {
-        // A missing folder is absent without a mark.
+        // A missing folder needs no mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(could_not("mark", folder)),
     }
 }
 
-/// The layers of an image whose record is lost, from the document whose digest is its id: the configuration of an image,
-/// or the manifest of an artifact.
+/// The layers of an image whose record is lost. They are read from the document whose digest is the image's id: the
+/// configuration of an image, or the manifest of an artifact.
 fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
     let Ok(wanted) = id.as_str().parse::<Digest>() else { return Vec::new() };
     let folder = root.join("images").join(super::record::hex(id));

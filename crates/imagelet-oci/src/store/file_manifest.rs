@@ -1,8 +1,8 @@
-//! The manifest of a layer's files, `files.list`: written in one pass while the layer is unpacked, and read back to check
-//! it, found by path in bounded memory, whatever its length.
+//! The manifest of a layer's files, `files.list`. It is written in one pass while the layer is unpacked, and read to
+//! check the layer. The reader finds records by path; in memory it has only offsets.
 //!
 //! ```text
-//! "imagelet files 2\n", then records: LENGTH of what follows (u32, little-endian), PATH and RECORD as postcard has them
+//! "imagelet files 2\n", then records: LENGTH of the rest (u32, little-endian), PATH and RECORD in postcard format
 //! ```
 //!
 //! A later record replaces an earlier one for the same path. The file's own SHA-256 is in `layer.json`.
@@ -75,7 +75,7 @@ fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
 /// The last record of each path, as offsets into the file.
 pub(crate) struct FileManifestReader {
     file: File,
-    /// Unknown to the manifest's author, so that two paths cannot be made to collide.
+    /// The manifest's author does not know the seed, and so cannot make two paths collide.
     seed: u64,
     slots: HashMap<u128, Slot>,
     /// Offset of the record that removed a path and everything below it.
@@ -91,7 +91,7 @@ struct Slot {
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from end to end. `InvalidData`: its digest differs.
+    /// Reads a manifest once, from start to end. `InvalidData`: it is malformed, or its digest differs.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -143,7 +143,7 @@ impl FileManifestReader {
         Ok(())
     }
 
-    /// Returns the entry expected at a path and marks the path as seen. `None`: nothing.
+    /// Returns the entry expected at a path, and marks the path as seen. `None`: the manifest has no such path.
     pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };

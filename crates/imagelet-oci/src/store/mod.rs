@@ -2,22 +2,22 @@
 //!
 //! ```text
 //! ROOT/                      0700, of one user; one process changes it at a time, any number read it
-//!   lock                     flocked by the process that changes the store; has its pid and command, and as its time that of
-//!                            the last bytes of a pull
+//!   lock                     flocked by the process that changes the store; contains its pid and command;
+//!                            its time is the time of the last bytes of a pull
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
 //!   images/ID-HEX/           image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
-//!                            one with a file `damaged` counts as absent
-//!   blobs/ALGORITHM/HEX      compressed blobs of the images, where they are kept
-//!   ingest/*.partial         blobs being written, and partial ones worth resuming
+//!                            a layer with a file `damaged` counts as absent
+//!   blobs/ALGORITHM/HEX      compressed blobs of the images, if they are kept
+//!   ingest/*.partial         blobs being written, and partial blobs to resume
 //!   mounts/KEY.json, KEY/    the mounts; links to their layers, upper and work folder
 //!   tmp/, trash/             may vanish at any time; emptied at start, except for spare layers (see `spare_layers`)
 //! ```
 //!
-//! `names.json` is the only root. A commit makes everything else durable first and replaces that file last, so a crash
-//! leaves either the whole image or unreferenced content, which the next sweep removes. A removal deletes the name
-//! first and the content after. Files unknown to this version stay untouched.
+//! `names.json` is the only root. A commit makes all other content durable first and replaces that file last. So a
+//! crash leaves either the whole image or unreferenced content, which the next sweep removes. A removal deletes the
+//! name first and the content after. Files unknown to this version stay untouched.
 
 mod background_sync;
 mod blobs;
@@ -87,27 +87,29 @@ pub enum Durability {
     /// After every file of the image is durable.
     #[default]
     Commit,
-    /// Before that. The image survives any end of the process; a power cut may lose the whole pull, never part of it.
+    /// Before the image is durable. The image survives any end of the process. A power cut may lose the whole pull,
+    /// but never a part of it.
     Background,
 }
 
-/// A store on disk; opened for writing, owned by this process until it is dropped. Its methods block on the disk.
+/// A store on disk. This process owns a store that it opened for writing, until the store is dropped. Methods block on
+/// the disk.
 pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<Index>,
     sequence: AtomicU64,
     trash: Mutex<()>,
-    /// Views that receive the write errors of all content shown before it is durable; never empty.
+    /// Views that receive the write errors of all content that is visible before it is durable. Never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// The view of the pulls under way.
+    /// The view of the running pulls.
     pull_view: Mutex<Weak<SyncView>>,
     syncing: Mutex<()>,
     mounting: Mutex<()>,
     in_background: bool,
     resume_for: Duration,
-    /// The boot id; `None` where the kernel reports none.
+    /// The boot id; `None` if the kernel reports no boot id.
     pub(crate) boot: Option<String>,
-    /// `None`: the store is only read.
+    /// `None`: the store is open only for reading.
     lock: Option<Lock>,
 }
 
@@ -115,10 +117,10 @@ pub(crate) struct Store {
 pub enum Access {
     /// Reads. Nothing on the disk is changed or locked; other processes may read or write meanwhile.
     Read {
-        /// Treat a missing store as one without images.
+        /// Treat a missing store as a store without images.
         or_empty: bool,
     },
-    /// Changes, by one process at a time.
+    /// Reads and changes. Only one process at a time may open the store for changes.
     Write {
         /// Create a missing store.
         or_create: bool,
@@ -147,7 +149,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a store. An owner also removes what an interrupted pull or removal left.
+    /// Opens a store. An owner also removes the leftovers of an interrupted pull or removal.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
         let boot = boot_id();
@@ -177,7 +179,7 @@ impl Store {
         let lock = match access {
             Access::Read { .. } => None,
             Access::Write { .. } => match place.make_folders() {
-                // Existing folders pass even on a read-only file system.
+                // If all folders exist, this succeeds even on a read-only file system.
                 Ok(()) if place.is_writable => Some(Lock::take(&place)?),
                 Err(error) if place.is_writable => return Err(could_not("create the store", root)(error)),
                 _ => None,
@@ -224,7 +226,8 @@ impl Store {
         SyncView::open(&self.root).map(Arc::new).map_err(could_not("open the store", &self.root))
     }
 
-    /// A view for the files of a pull. Pulls at one time share it: a descriptor for each would bound their number.
+    /// A view for the files of a pull. Pulls that run at the same time share it, so that their number is not bounded by
+    /// descriptors.
     pub(crate) fn pull_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
         let mut shared = self.pull_view.lock().expect("no thread panics while it holds the lock");
         if let Some(view) = shared.upgrade().filter(|view| !view.has_failed()) {
@@ -260,10 +263,10 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// Free bytes on the store's file system, and free inodes where it has an inode table.
+    /// Free bytes on the store's file system, and free inodes if the file system has an inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
-        // File systems without an inode table, such as btrfs, report zero of zero.
+        // File systems without an inode table, such as btrfs, report 0 inodes of 0.
         let inodes = (disk.f_files > 0).then_some(disk.f_favail);
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), inodes))
     }
@@ -272,7 +275,7 @@ impl Store {
         self.layer_folder(diff_id).join("fs")
     }
 
-    /// Directories that a layer has without entries of their own, as paths below its root.
+    /// Directories of a layer that have no entry in its archive, as paths below its root.
     pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
         record::read_implicit(&self.layer_folder(diff_id))
     }
@@ -281,7 +284,7 @@ impl Store {
         std::fs::read(self.image_folder(id).join(name))
     }
 
-    /// Keeps layers from being swept while the lease lives, whether they are present yet or not.
+    /// Protects layers from the sweep until the lease is dropped, even if they are not present yet.
     pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
@@ -323,7 +326,7 @@ fn boot_id() -> Option<String> {
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// The time in nanoseconds, so that no folder meets one of an earlier process with the same id.
+/// The time in nanoseconds, so that a folder's name differs from those of an earlier process with the same id.
 fn first_number() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()
@@ -364,7 +367,7 @@ pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> Run
     RuntimeError::new(kind, message).caused_by(error).with_hint(hint)
 }
 
-/// For `map_err`: the error that says "could not `what`", and on which path.
+/// For `map_err`: the error "could not `what`", with the path.
 pub(crate) fn could_not<'a, E: Into<io::Error>>(what: &'a str, path: &'a Path) -> impl Fn(E) -> RuntimeError + 'a {
     move |error| storage_error(format!("could not {what} `{}`", path.display()), error.into())
 }

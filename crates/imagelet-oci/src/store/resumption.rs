@@ -1,4 +1,4 @@
-//! Whether the unfinished content of a pull stays for the next one.
+//! Whether the unfinished content of a pull stays for the next pull.
 
 use std::{
     sync::{
@@ -10,7 +10,8 @@ use std::{
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
-/// Shared by all that a pull stages; allowed from its start until an error that a further attempt would meet again.
+/// Shared by all content that a pull stages. Allowed from the pull's start until an error that another attempt would
+/// meet again.
 #[derive(Clone, Debug)]
 pub(crate) struct Resumption(Arc<AtomicBool>);
 
@@ -23,12 +24,12 @@ impl Resumption {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Ends it where the image is refused, or its content takes the space that others need.
+    /// Ends the resumption if the image is rejected, or if its content takes space that others need.
     pub(crate) fn heed(&self, error: &RuntimeError) {
         use RuntimeErrorKind::{
             Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,
         };
-        // Others interrupt a pull: the registry, the network, the caller, the store.
+        // Other errors only interrupt a pull: errors of the registry, the network, the caller or the store.
         if matches!(
             error.kind(),
             Corrupt | Unacceptable | Unsupported | InvalidArgument | SignatureInvalid | DiskFull | Defect
@@ -38,8 +39,8 @@ impl Resumption {
     }
 }
 
-/// Whether unfinished content stayed for too long. A time in the future is from a clock that was set back since: it counts as
-/// the present, and not for longer than the limit.
+/// Whether unfinished content is too old: its time differs from now by more than the limit. A time in the future is
+/// from a clock that was set back since.
 pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
     let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
     apart > age_max

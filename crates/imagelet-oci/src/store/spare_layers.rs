@@ -1,14 +1,14 @@
-//! Whole layers that a pull has staged: one becomes part of the store, leaves it for a sink, or stays as a spare for the next
-//! pull.
+//! Whole layers that a pull has staged. Such a layer becomes part of the store, leaves it for a sink, or stays as a
+//! spare for the next pull.
 //!
 //! A spare stays in `tmp/`. Its `layer.json` is written after the diff-id is verified, and `spare.json` last, with the
-//! boot: a folder with both is whole for that boot, even after a crash of the process. After a power cut the boot
-//! differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; the commit or the import that uses
-//! a layer does.
+//! boot id. A folder with both files is whole for that boot, even after a crash of the process. After a power cut the
+//! boot id differs, and the folder is removed like all others in `tmp/`. This module syncs nothing; the commit or the
+//! import that uses a layer does.
 //!
-//! A cancelled sink may still be moving a tree. Before a layer becomes a spare, its folder is renamed, so that such a
-//! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
-//! with such folders, it cannot be a spare. (A root without an entry is set each time.)
+//! A cancelled sink may still be moving a tree. So the folder is renamed before a layer becomes a spare: the move then
+//! fails or is over. A sink also sets the metadata of implicit folders from a lower layer. So a layer with such folders
+//! cannot become a spare after a sink had it. (The metadata of a root without an entry is set each time.)
 
 use std::{
     cmp::Reverse,
@@ -34,18 +34,19 @@ use super::{
 };
 use crate::manifest::Descriptor;
 
-/// Spares for a sink are on a runtime's disk, which does not count them; an import is retried within minutes, if ever.
+/// Spares for a sink are on a runtime's disk, and the runtime does not count them. An import is retried within minutes,
+/// or not.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 
-/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed, or stays as a spare.
+/// A whole layer that is not part of the store yet. If it is dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
     pub(super) unpacked: Spare,
-    /// `Some`: it stays as a spare while that is allowed.
+    /// `Some`: a dropped layer stays as a spare if the resumption is allowed.
     resumption: Option<Resumption>,
     pub(super) blob: Option<StagedBlob>,
-    /// The folder is in the store.
+    /// The folder was moved into the store.
     pub(super) is_placed: AtomicBool,
     /// A sink may be moving the tree.
     is_in_sink: bool,
@@ -94,9 +95,9 @@ impl StagedLayer {
         self
     }
 
-    /// From here on it stays as a spare layer for pulls of `repository`, or of all, where it is dropped uncommitted.
+    /// If the layer is dropped uncommitted from now on, it stays as a spare from `repository`.
     pub(crate) fn resumable(mut self, repository: &str, resumption: &Resumption) -> Result<Self, RuntimeError> {
-        // Without a boot id, a record proves nothing after a power cut.
+        // Without a boot id, a record does not show whether there was a power cut.
         let Some(boot) = self.store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
         let Spare { folder, record, origin, .. } = &mut self.unpacked;
         (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
@@ -105,7 +106,7 @@ impl StagedLayer {
         Ok(self)
     }
 
-    /// The folders that a lower layer may have the metadata of, parents first.
+    /// The folders whose metadata may come from a lower layer, parents first.
     pub(crate) fn implicit(&mut self) -> Result<Vec<Vec<u8>>, RuntimeError> {
         let implicit = read_implicit(&self.unpacked.folder).map_err(|error| {
             self.resumption = None;
@@ -117,7 +118,7 @@ impl StagedLayer {
         Ok(implicit)
     }
 
-    /// The tree for a sink, and the blob where it is kept; the sink sets the metadata of the implicit folders.
+    /// The tree for a sink, and the blob if it is kept. The sink sets the metadata of the implicit folders.
     pub(crate) fn tree(&mut self, implicit: &[Vec<u8>]) -> Result<(PathBuf, Option<PathBuf>), RuntimeError> {
         self.is_in_sink = true;
         let folder = &self.unpacked.folder;
@@ -129,7 +130,7 @@ impl StagedLayer {
         Ok((folder.join("fs"), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
-    /// The sink has it.
+    /// The sink has taken the layer.
     pub(crate) fn taken(mut self) {
         self.resumption = None;
         if let Some(blob) = self.blob.take() {
@@ -138,7 +139,7 @@ impl StagedLayer {
     }
 }
 
-/// Whether folders beside the root are among the implicit ones.
+/// Whether a folder other than the root is implicit.
 pub(crate) fn has_folders(implicit: &[Vec<u8>]) -> bool {
     implicit.iter().any(|path| !path.is_empty())
 }
@@ -155,8 +156,8 @@ impl Drop for StagedLayer {
                 tracing::warn!(path = %old.display(), %error, "could not rename a staging folder; a sweep or the next start removes it");
             }
         }
-        // A layer with a kept blob resumes by that. After a failed sync the bytes may be lost, and a later view would not
-        // learn of it.
+        // A layer with a kept blob resumes from the blob. After a failed sync, bytes may be lost, and a later view
+        // would not report the error.
         let is_allowed = self.resumption.as_ref().is_some_and(Resumption::is_allowed);
         let has_tree = || !self.is_in_sink || folder.join("fs").is_dir();
         if is_allowed && self.blob.is_none() && !view.has_failed() && has_tree() {
@@ -172,11 +173,11 @@ fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError +
     move |error| storage_error(message, error)
 }
 
-/// Which spares a pull may use.
+/// The spares that a pull may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpareWanted<'a> {
     pub(crate) diff_id: &'a Digest,
-    /// Only one that this repository sent; `None`: of any.
+    /// Only a spare that this repository sent. `None`: a spare of any repository.
     pub(crate) repository: Option<&'a str>,
     pub(crate) end: LayerEnd,
 }
@@ -203,7 +204,7 @@ impl Store {
         Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
-    /// Keeps a whole layer as a spare, unless the store has it; one of the same layer is replaced.
+    /// Keeps a whole layer as a spare, unless the store has the layer. Replaces an earlier spare of the same layer.
     pub(super) fn add_spare(&self, spare: Spare) {
         let surplus = {
             let mut index = self.index();
@@ -238,7 +239,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// The bytes of whole layers in `tmp/`: spares, and those that a running pull has staged.
+    /// The bytes of whole layers in `tmp/`: spares, and layers that a running pull has staged.
     pub(crate) fn staged_bytes(&self) -> u64 {
         let Ok(folders) = fs::read_dir(self.root.join("tmp")) else { return 0 };
         let records =
@@ -246,7 +247,7 @@ impl Store {
         records.map(|record| record.disk_bytes).sum()
     }
 
-    /// At start: whether a folder in `tmp/` is a whole layer of this boot, which then becomes a spare.
+    /// At start: makes a folder in `tmp/` a spare if it is a whole layer of this boot. Returns whether it is.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
@@ -277,13 +278,13 @@ impl Store {
 }
 
 impl Index {
-    /// The spares that no running pull wants.
+    /// The spares that no running pull needs.
     pub(super) fn unused_spares(&self) -> impl Iterator<Item = &Spare> {
         self.unfinished.spares.values().filter(|spare| !self.unfinished.leases.contains_key(&spare.record.diff_id))
     }
 }
 
-/// The spares to remove: expired ones, and the oldest above the limit.
+/// The spares to remove: expired spares, and the oldest spares above the limit.
 fn surplus(
     mut spares: Vec<(Digest, u64, SystemTime)>,
     age_max: Duration,

@@ -1,4 +1,4 @@
-//! Staging folders below `tmp/`, removed when dropped, and the large documents of pulls in them.
+//! Staging folders below `tmp/`, which are removed on drop, and the large documents of pulls in them.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use imagelet_core::{error::RuntimeError, failpoint};
 
 use super::{Store, could_not, files::durable::remove_tree};
 
-/// A larger document is in a file from its reception until it is wanted: a pull may last for hours.
+/// A larger document is in a file until it is needed: a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
 
 /// A folder under `tmp/` that is removed on drop.
@@ -75,7 +75,7 @@ impl StagedDocument {
         Ok(Self { path: staging.path().join("document"), size: 0, _staging: staging })
     }
 
-    /// The file is open for each write alone: what is received slowly holds no descriptor.
+    /// Opens the file only for each write, so that a slow reception uses no descriptor.
     fn append(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
         let file = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path);
         file.and_then(|mut file| file.write_all(bytes)).map_err(could_not("write", &self.path))?;
@@ -85,7 +85,7 @@ impl StagedDocument {
 }
 
 impl DocumentBytes {
-    /// Blocks. A store that is only read has no staging folder: there, all stays in memory.
+    /// Blocks. A store that is open only for reading has no staging folder: its documents stay in memory.
     pub(crate) fn of(bytes: Bytes, store: &Store) -> Result<Self, RuntimeError> {
         if bytes.len() <= DOCUMENT_IN_MEMORY_MAX || store.is_read_only() {
             return Ok(Self::Memory(bytes));
@@ -126,10 +126,10 @@ impl DocumentBytes {
     }
 }
 
-/// A document on its way from a registry.
+/// A document that is being received from a registry.
 #[derive(Debug)]
 pub(crate) struct DocumentWriter {
-    /// `None`: all stays in memory.
+    /// `None`: the document stays in memory.
     store: Option<Arc<Store>>,
     memory: BytesMut,
     staged: Option<StagedDocument>,
@@ -174,7 +174,7 @@ impl DocumentWriter {
 
 pub(super) fn discard(path: &Path) {
     let Err(error) = remove_tree(path) else { return };
-    // Each sweep retries what is in the trash.
+    // Each sweep retries to remove the content of the trash.
     let trash = path.parent().and_then(Path::parent).zip(path.file_name());
     let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
     tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");

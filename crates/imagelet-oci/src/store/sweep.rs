@@ -1,4 +1,4 @@
-//! Sweeps remove the content that no name reaches: collection is policy, a sweep only follows the names.
+//! Sweeps remove the content that no name reaches. They follow only the names; collection decides by policy.
 
 use std::{
     collections::HashSet,
@@ -16,13 +16,13 @@ use super::{
 use crate::overlay::OverlayFolder;
 
 impl Store {
-    /// Removes what no name and no running pull needs.
+    /// Removes the content that no name and no running pull needs.
     ///
-    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed removal does
-    /// not stop the others; the first error is returned, and the next sweep retries.
+    /// The content is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed
+    /// removal does not stop the others. The first error is returned, and the next sweep retries.
     pub(crate) fn sweep(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // The image that a tag meant before a pull may be removed only after the pull is durable.
+        // The image that had a tag before a pull may be removed only after the pull is durable.
         self.sync_background()?;
         let discarded = self.discard_unneeded();
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
@@ -31,7 +31,7 @@ impl Store {
         discarded.and(emptied)
     }
 
-    /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
+    /// At start, when no pull runs: moves the leftovers of an interrupted pull or removal into the trash.
     pub(super) fn discard_leftovers(&self) -> Result<(), RuntimeError> {
         for folder in self.unknown_folders("tmp", |_| false)? {
             if !self.find_spare(&folder) {
@@ -42,7 +42,7 @@ impl Store {
         self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
         failpoint!("open.tmp");
         self.discard_unneeded()?;
-        // A live mount has a note; a folder without one was being made or removed, or has lost its note.
+        // A live mount has a note. A folder without a note was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
             let note = Path::new(name).extension().is_some_and(|end| end == "json");
@@ -57,7 +57,7 @@ impl Store {
         Ok(())
     }
 
-    /// Renames layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
+    /// Moves layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
     /// error.
     fn discard_unneeded(&self) -> Result<(), RuntimeError> {
         let mut index = self.index();
@@ -83,7 +83,7 @@ impl Store {
         moved.into_iter().collect()
     }
 
-    /// Empties the trash where a failure is only logged.
+    /// Empties the trash. A failure is only logged.
     pub(crate) fn try_empty_trash(&self) {
         if let Err(error) = self.empty_trash() {
             tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
@@ -105,7 +105,8 @@ impl Store {
         self.partial_bytes() + self.staged_bytes()
     }
 
-    /// Removes what no running pull uses, the oldest first, until `wanted` bytes are free. Returns the bytes freed.
+    /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. Returns
+    /// the freed bytes.
     pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
@@ -156,7 +157,7 @@ impl Store {
     }
 }
 
-/// Whether no overlay uses a folder of `mounts/` without a note. Without an upper layer none ever did.
+/// Whether no overlay uses a folder of `mounts/` without a note. A folder without an upper layer never had an overlay.
 fn is_abandoned(folder: &Path) -> bool {
     let folder = OverlayFolder(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
@@ -170,7 +171,7 @@ fn is_ours(folder: &str, name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match folder {
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
-        // KEY, its note KEY.json, and the next version of that: a key is an image's digits and 16 more
+        // KEY, its note KEY.json, and the next version of the note. A key is an image's digits and 16 more.
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
             key.len() >= 64 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

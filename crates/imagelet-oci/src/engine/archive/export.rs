@@ -1,4 +1,4 @@
-//! An image to an archive: documents and kept blobs from the store, the other layers from a registry.
+//! Exports an image to an archive: documents and kept blobs from the store, the other layers from a registry.
 
 use std::{
     collections::BTreeMap,
@@ -99,7 +99,7 @@ impl Engine {
         Ok(ExportedImage { id: source.id.clone(), digest: source.root.digest.clone(), bytes })
     }
 
-    /// Copies a layer's blob from the store. `false`: the store does not have it.
+    /// Copies a layer's blob from the store. `false`: the store does not have the blob.
     async fn copy_layer(&self, layer: &Descriptor, file: Option<BlobFile>, to: &Writer) -> Result<bool, RuntimeError> {
         let (store, Descriptor { digest, size, .. }) = (Arc::clone(&self.store), layer.clone());
         on_writer(to, move |writer| {
@@ -138,7 +138,7 @@ impl Engine {
     }
 }
 
-/// Used by one thread at a time.
+/// Only one thread uses the writer at a time.
 type Writer = Arc<Mutex<LayoutWriter>>;
 
 async fn on_writer<T: Send + 'static>(
@@ -149,7 +149,7 @@ async fn on_writer<T: Send + 'static>(
     blocking(move || work(&mut writer.lock().expect("no thread panics while it writes"))).await
 }
 
-/// The file of an artifact in the store, which is a whole blob: the key of its layer, and its path there.
+/// The file of an artifact in the store, which is a whole blob: its layer's key, and its path in the layer.
 type BlobFile = (Digest, String);
 
 impl Source {
@@ -159,12 +159,12 @@ impl Source {
         Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
     }
 
-    /// All files but the layers; blobs in the order of their digests.
+    /// All files except the layers. Blobs are in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
         let ImageDocument { media_type, digest, bytes } = &self.root;
         let root = Descriptor::new(media_type, digest.clone(), bytes.len() as u64);
         let layers = self.manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
-        // `docker load` reads images only.
+        // `docker load` reads only images.
         let is_image = self.manifest.artifact_kind().is_none();
         let small = tables(&root, names, is_image.then(|| (blob_name(&self.manifest.config.digest), layers)));
         let small = small.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
@@ -185,7 +185,7 @@ fn exported_names(requested: &str, names: &[String]) -> Vec<String> {
     if tags.is_empty() { by_digest } else { tags }
 }
 
-/// The outer error is one of the registry; the inner one of the archive's disk.
+/// The outer error is from the registry, the inner error from the archive's disk.
 async fn write_blob(
     source: &BlobSource,
     layer: &Descriptor,

@@ -1,4 +1,4 @@
-//! Images of an archive: their layers take the way of a pull, with the archive as the source of all bytes.
+//! Imports the images of an archive: as in a pull, with the archive as the source of all bytes.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -39,7 +39,7 @@ impl Engine {
         self.store.check_writable()?;
         let path = request.place.path.clone();
         let place = blocking(move || without_links(&path)).await?;
-        // The policy accepts what is opened: no link changes in between.
+        // The policy checks the path that is opened. The path has no links that could change in between.
         let place = ArchivePlace { path: place, ..request.place.clone() };
         let archive = self.open_archive(&place).await?;
         self.check_archive(&place, archive.format).await?;
@@ -120,7 +120,7 @@ impl Engine {
             Ok(found)
         });
         let found = found.await?;
-        // A name by digest in an archive has to be true.
+        // A name with a digest must have the digest of its image.
         let root = &found.first.digest;
         if let Some(wrong) = references.iter().find(|name| name.digest().is_some_and(|digest| digest != root)) {
             return Err(corrupt(format!("the image named `{wrong}` is `{root}`")));
@@ -149,9 +149,9 @@ impl Engine {
     }
 }
 
-/// The documents from a root to the image for the platform; `None`: that of this machine.
+/// The documents from a root to the image for the platform. `None`: this machine's platform.
 ///
-/// As in the runtimes, the only root is taken whatever platform the archive gives it, unless the caller names one.
+/// As in the runtimes, a single root is accepted with any platform in the archive, unless the caller names a platform.
 pub(crate) fn choose(
     blobs: &ArchiveBlobs,
     mut roots: Vec<Descriptor>,

@@ -1,4 +1,4 @@
-//! Images to archives and from archives.
+//! Exports images to archives, and imports images from archives.
 
 mod export;
 mod import;

@@ -1,8 +1,8 @@
-//! The turns of imports: which one brings a layer into the sink, and which layers there are not synced yet.
+//! The turns of imports: which import passes a layer to the sink, and which layers of the sink are not synced yet.
 //!
-//! A chain id names a layer and all below it. Imports that want one fetch it once, or each for itself where a registry is
-//! slow; then one after the other looks whether the sink has it, and passes it on. The holder of a turn waits for no
-//! other import, so that no circle of waits can close.
+//! A chain id names a layer and all layers below it. Imports of the same chain id fetch it once, or separately if a
+//! registry is slow. Then one after the other checks whether the sink has the layer, and passes it on if not. The owner
+//! of a turn waits for no other import, so that no circle of waits can form.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,9 @@ use crate::{engine::layer_single_flight::LayerSingleFlight, store::SyncView};
 
 #[derive(Default)]
 pub(crate) struct LayerTurns {
-    /// The fetches under way. What they bring is of one import alone until the sink has it.
+    /// The running fetches. A fetched layer belongs to one import until the sink has it.
     pub(crate) fetching: LayerSingleFlight<Infallible>,
-    /// One entry per wanted layer; the import that passes it to the sink holds the lock.
+    /// One entry per wanted layer. The import that passes the layer to the sink has the lock.
     wanted: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
     /// Unsynced layers that the sink has, with the imports that will sync them and the views that receive their errors.
     unsynced: Mutex<UnsyncedViews>,
@@ -47,7 +47,7 @@ impl LayerTurns {
         }
     }
 
-    /// The views of a layer that the sink has and its imports have not synced.
+    /// The views of a layer that the sink has, if the layer's imports have not synced it.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
         self.lock().get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }

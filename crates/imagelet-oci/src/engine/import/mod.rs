@@ -1,10 +1,11 @@
 //! An import: a pull whose layers end in a sink.
 //!
-//! All layers run concurrently: wait for the turn to bring the layer, check whether another import has added it, take a
-//! spare or fetch and unpack it, pass it to the sink. Only `layers_in_flight` fetch at a time; the waits before and
-//! after are outside of that limit, or a layer that waits for another import would block those that the other import
-//! waits for. A layer with implicit folders is passed on when the sink has all layers below it, which it needs anyway:
-//! until then it stays as it was unpacked, and can be a spare if the import fails.
+//! All layers run concurrently. The steps of a layer: wait for another import's fetch, check whether another import has
+//! added the layer, take a spare or fetch and unpack it, pass it to the sink. Only `layers_in_flight` layers are
+//! fetched at a time. The waits before and after the fetch are outside of that limit. Otherwise a layer that waits for
+//! another import could block layers that the other import waits for. A layer with implicit folders is passed on when
+//! the sink has all layers below it, which it needs anyway. Until then its tree is unchanged, and it can be a spare if
+//! the import fails.
 
 pub(super) mod layer_turns;
 
@@ -50,7 +51,7 @@ use crate::{
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
-/// Attempts of an import: one more than a runtime removes its base.
+/// Maximum number of attempts of an import. An attempt ends if the runtime removes the layers below.
 const BEGINS_MAX: usize = 2;
 
 /// Pulls images into a runtime's own stores without the runtime's help.
@@ -80,15 +81,15 @@ struct Attempt<'a> {
     progress: &'a Progress,
     fetches: &'a LayerFetches,
     window: Semaphore,
-    /// Which layers the sink has.
+    /// For each layer, whether the sink has it.
     taken: watch::Sender<Vec<bool>>,
     unsynced: &'a UnsyncedLayers<'a>,
 }
 
 impl Engine {
-    /// Returns this engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
+    /// Returns this engine as an importer. It fetches and unpacks below its root; the layers end in the sink.
     ///
-    /// Has to be called within a tokio runtime.
+    /// Must be called within a tokio runtime.
     pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<EngineImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
@@ -112,7 +113,7 @@ impl Engine {
 }
 
 impl EngineImporter {
-    /// Fetches an image and imports it. Returns once the runtime lists the image and the disk has it.
+    /// Fetches an image and imports it. Returns when the runtime lists the image and the image is durable.
     ///
     /// Dropping the future cancels the import; its resources in the runtime are released in the background.
     pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
@@ -125,7 +126,7 @@ impl EngineImporter {
         })
     }
 
-    /// The hosts that an import of an image may ask beside its registry.
+    /// The hosts that an import of an image may ask, without its registry.
     pub async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.engine.registry.other_hosts(image).await
     }
@@ -220,7 +221,8 @@ impl EngineImporter {
         imported
     }
 
-    /// Brings all layers that the sink lacks. Returns the views that receive the write errors of all layers' files.
+    /// Passes all layers that the sink lacks to the sink. Returns the views that receive the write errors of all
+    /// layers' files.
     async fn bring(
         &self,
         described: &Described,
@@ -288,7 +290,7 @@ impl Attempt<'_> {
         }
         let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
         let tree = StagedTree { folder, implicit, blob };
-        // As soon as the sink has the layer, other imports may build on it.
+        // Before the sink takes the layer: as soon as the sink has it, other imports may build on it.
         let view = Arc::clone(layer.view());
         self.unsynced.add(chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
@@ -306,14 +308,14 @@ impl Attempt<'_> {
         Ok(vec![view])
     }
 
-    /// Another import has added the layer: the views of its files.
+    /// Another import has added the layer. Returns the views of its files.
     fn is_present(&self, index: usize) -> Vec<Arc<SyncView>> {
         report_present(self.progress, &self.described.image.layers[index].digest);
         self.taken.send_modify(|taken| taken[..=index].fill(true));
         self.engine.turns.views(&self.described.chains[index])
     }
 
-    /// The layer, by a spare or a fetch. `None`: the sink has it.
+    /// The layer, from a spare or a fetch. `None`: the sink has the layer.
     async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
@@ -344,8 +346,8 @@ fn handover(error: RuntimeError) -> Ended {
     Ended::Failed(ImportStage::Handover.failed(error))
 }
 
-/// The largest layer first, because it determines the duration of an import; the others from the bottom, because a sink
-/// takes each on top of those below it.
+/// The largest layer is first, because it determines the duration of an import. The others follow from the bottom,
+/// because a sink adds a layer on top of the layers below it.
 fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (present..layers.len()).collect();
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));

@@ -1,4 +1,4 @@
-//! Compares the store with what was pulled; a damaged image is no longer shown.
+//! Compares the store with the pulled content. A damaged image is no longer shown.
 
 pub(super) mod repair;
 
@@ -33,7 +33,7 @@ impl Engine {
         let targets = self.targets(image)?;
         let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.image.layers.iter().cloned()).collect();
         let layers: Vec<Digest> = layers.into_iter().collect();
-        // The lease keeps layers under check from a sweep.
+        // The lease protects layers under check from a sweep.
         let _lease = self.store.lease(&layers);
         let total = layers.iter().filter_map(|layer| self.store.layer(layer)).map(|layer| layer.disk_bytes).sum();
         let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
@@ -75,8 +75,8 @@ impl Engine {
     }
 }
 
-/// Checks all but the layers, and marks what is damaged. A mark that cannot be written is logged, and applies to this
-/// process.
+/// Checks all content except the layers, and marks damaged content. A mark that cannot be written is logged, and
+/// applies only to this process.
 fn report(
     store: &Store,
     targets: Vec<StoredImage>,

@@ -1,4 +1,4 @@
-//! Makes a damaged image whole: fetches what is damaged of it, and nothing else.
+//! Repairs a damaged image: fetches only its damaged parts.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Whole layers and documents are not fetched, and nothing of an image that is whole by now.
+    /// Undamaged layers and documents are not fetched. If the image is undamaged by now, nothing is fetched.
     pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,
@@ -86,7 +86,7 @@ impl Engine {
             manifest: resolved.chosen.digest.clone(),
             layers: lacking.map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
-        // Only the missing parts were announced.
+        // Only the missing parts were announced, so present layers are not reported.
         let heard = Arc::clone(progress);
         let quiet: Progress = Arc::new(move |event| match event {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
@@ -105,7 +105,7 @@ impl Engine {
         for mounted in self.on_disk(|store| mount::mounts(store)).await? {
             let shown =
                 damaged.iter().find(|other| other.id.as_str() == mounted.image).map(|other| &other.image.layers);
-            // A mount with unknown layers may show any.
+            // A mount with unknown layers may show any layer.
             if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {
                 let target = mounted.target.display();
                 let message = format!("layer `{}` is damaged, and `{target}` still shows it", replaced[0]);

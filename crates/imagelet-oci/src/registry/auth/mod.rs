@@ -186,7 +186,7 @@ fn token_requests(
     credential: Option<&Credential>,
     host: &SessionHost,
 ) -> Result<(Request, Option<Request>), RuntimeError> {
-    // The registry's TLS settings apply.
+    // The registry's TLS settings also apply to its token service.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
     let request = |target| Request { stage: Stage::Token, urgency: None, ..Request::get(target, &connection) };

@@ -50,7 +50,8 @@ impl PullSession {
         self.parse(&document, Bytes::clone).await
     }
 
-    /// Fetches a small blob and verifies its size and digest. A host with wrong content is tried once more, after all others.
+    /// Fetches a small blob and verifies its size and digest. A host that sent wrong content is tried once more, after
+    /// all other hosts.
     pub(crate) async fn fetch_document_blob(
         &self,
         descriptor: &Descriptor,
@@ -182,8 +183,8 @@ impl BlobSource {
     }
 
     /// The host for a second request of the bytes from `offset`, which `slow` sends too slowly: another host in good
-    /// health, or else the same host. `None`: no host is suitable, or the host would send more than [`TWICE_MAX`]
-    /// again.
+    /// health, or else the same host. `None`: no host is suitable. A host that ignores ranges is
+    /// unsuitable if it would send more than [`TWICE_MAX`] bytes again.
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
@@ -476,7 +477,7 @@ impl BlobStream {
     }
 }
 
-/// The `Range` header of a span. `None` for the whole blob. At the end of the blob, the range has no upper bound.
+/// The `Range` header of a span. `None` for the whole blob. A span to the end of the blob gets no upper bound.
 fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     match (span.start, span.end) {
         (0, end) if end == size => None,

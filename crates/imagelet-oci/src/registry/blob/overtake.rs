@@ -1,4 +1,4 @@
-//! Overtakes a connection that is far slower than the others: a second request races it for the rest of its span.
+//! Overtakes a connection that is far slower than the others: a second request fetches the rest of its span.
 
 use std::{
     future::pending,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::registry::locked;
 
-/// The maximum of second requests of one blob. With [`TWICE_MAX`] it bounds the bytes that are received twice.
+/// Maximum number of second requests of one blob. With [`TWICE_MAX`] it bounds the bytes that are received twice.
 const RIVALS_MAX: u32 = 16;
 
 /// The connection that delivers the next bytes.

@@ -33,7 +33,7 @@ use crate::registry::connection::Urgency;
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
-/// The maximum of connections of all blobs together, without the first connection of each blob.
+/// Maximum number of connections of all blobs together, without the first connection of each blob.
 pub(crate) const EXTRA_CONNECTIONS_MAX: usize = 12;
 
 #[derive(Clone, Debug, Default)]
@@ -215,7 +215,7 @@ impl RangedStream {
         start..self.planned
     }
 
-    /// Requests the next span. If `connection` is `None`, its bytes are read only at its turn.
+    /// Requests the next span. If `connection` is `None`, the span's bytes are read only at its turn.
     fn begin(&mut self, connection: Option<OwnedSemaphorePermit>) {
         let span = self.plan();
         let end = span.end;

@@ -22,7 +22,8 @@ const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// Above this share of waiting time the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
 const READER_WAIT_LOW: f64 = 0.05;
-/// The share of its expected gain that a new connection must reach. Expected are `n / (n - 1)` of the rate before.
+/// The share of its expected gain that a new connection must reach. With `n` connections, `n / (n - 1)` of the earlier
+/// rate is expected.
 const GAIN_SHARE: f64 = 0.3;
 const HOLD: Duration = Duration::from_secs(2);
 

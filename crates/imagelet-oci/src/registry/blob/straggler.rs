@@ -117,7 +117,7 @@ impl WindowMeter {
         Window { waited: metered.window.waited + waits, ..metered.window }
     }
 
-    /// The time until the current window ends if the wait continues. If it is over already, one [`WINDOW`].
+    /// The time until the current window ends if the wait continues. If the window is over: one [`WINDOW`].
     pub(super) fn ends_in(&self, now: Instant) -> Duration {
         WINDOW.checked_sub(self.window(now).waited).filter(|left| !left.is_zero()).unwrap_or(WINDOW)
     }

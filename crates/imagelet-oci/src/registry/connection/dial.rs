@@ -16,7 +16,7 @@ use crate::registry::path_check::steps::record;
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// More addresses of one name are not tried, so that all attempts start within the default deadline.
 const ADDRESSES_MAX: usize = 16;
-/// The maximum of failed addresses in a message.
+/// Maximum number of failed addresses in a message.
 const SHOWN_MAX: usize = 4;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -79,7 +79,8 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     order
 }
 
-/// Starts an attempt per address, [`ATTEMPT_DELAY`] after the last one or when one fails. Returns the first success.
+/// Starts an attempt per address: [`ATTEMPT_DELAY`] after the previous attempt, or when an attempt fails. Returns the
+/// first success.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

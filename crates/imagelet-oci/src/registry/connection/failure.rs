@@ -20,7 +20,7 @@ use super::{
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
-/// The maximum of certificate names in a message.
+/// Maximum number of certificate names in a message.
 const NAMES_MAX: usize = 8;
 
 pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
@@ -82,7 +82,6 @@ pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
     unavailable(ErrorClass::ProxyFailed, Stage::Proxy, message).with_hint(PROXY_CREDENTIAL_HINT).not_an_outage()
 }
 
-/// An error and its causes.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {
         // `HttpError` and `io::Error` do not return their wrapped error from `source`.

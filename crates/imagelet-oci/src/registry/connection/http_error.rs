@@ -40,7 +40,7 @@ impl Error for HttpError {
     }
 }
 
-/// A hyper error without a cause explains the failure. One with a cause says where in hyper the failure was noticed.
+/// A hyper error without a cause explains the failure. A hyper error with a cause only says where hyper noticed it.
 fn is_layer(error: &(dyn Error + 'static)) -> bool {
     error.is::<ClientError>() || error.is::<hyper::Error>()
 }

@@ -1,4 +1,4 @@
-//! Sends one request to one origin: its connection, its redirects, and the time without a received byte.
+//! Sends one request to one origin: makes the connection, follows redirects, limits the time without a byte.
 
 mod connector;
 mod dial;

@@ -30,7 +30,7 @@ const INTERNAL: [&str; 13] = [
     "ff00::/8",
 ];
 
-/// Scheme, host and port. A credential of one origin is never sent to another.
+/// Scheme, host and port. A credential of one origin is never sent to another origin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
     is_https: bool,

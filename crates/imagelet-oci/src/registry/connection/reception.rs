@@ -1,7 +1,6 @@
-//! The network waits of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), waits for
-//! heads.
+//! Network waits of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), waits for heads.
 //!
-//! Only time in which a request waits for the network counts. Unpacking, the wait for a slot and a registry's
+//! The time counts only while a request waits for the network. Unpacking, the wait for a slot and a registry's
 //! `Retry-After` do not count.
 
 use std::{

@@ -45,7 +45,7 @@ impl ConnectionSettings {
         self
     }
 
-    /// For an origin other than the host: the host's TLS settings, without its client certificates and its proxy. A
+    /// For an origin other than the host: the host's TLS settings, but not its client certificates and its proxy. A
     /// client certificate is a credential of the host.
     pub(crate) fn for_other_origin(self) -> Self {
         Self { proxy: None, ..self.without_identities() }

@@ -33,7 +33,7 @@ use crate::registry::{
     is_new, locked,
 };
 
-/// Go's limit.
+/// The limit of Go's HTTP client.
 const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;

@@ -37,9 +37,9 @@ const DEFAULT_DIRECTORY: &str = "_default";
 const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
 /// Directories in which containers/image looks for the certificates of a host.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
-/// The maximum of directories that a check reads.
+/// Maximum number of directories that a check reads.
 const DIRECTORIES_MAX: usize = 1000;
-/// The maximum of client certificates: each costs a signature check when it is read.
+/// Maximum number of client certificates: each costs a signature check when it is read.
 const IDENTITIES_MAX: usize = 32;
 
 /// The hosts of a registry, if this tree has a directory for the registry.

@@ -38,7 +38,7 @@ use super::{
 use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The maximum of warnings for one file.
+/// Maximum number of warnings for one file.
 const WARNINGS_MAX: usize = 16;
 
 /// One host that serves a registry's content, and its configuration.

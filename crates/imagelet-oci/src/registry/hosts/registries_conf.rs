@@ -16,9 +16,9 @@ use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
-/// The maximum of all entries in the folder, including other files.
+/// Maximum number of all entries in the folder, including other files.
 const ENTRIES_MAX: usize = 4096;
-/// Keys about short names and about the tools that read the file: they have no effect on a pull here.
+/// Keys about short names, and keys for the tools that read the file. They have no effect on a pull here.
 const WITHOUT_EFFECT: [&str; 5] = [
     "unqualified-search-registries",
     "short-name-mode",
@@ -155,7 +155,7 @@ pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<
     chosen.map(|((), registry, rest)| registry.hosts(rest, reference, is_blocked(&files))).transpose()
 }
 
-/// Whether the entry for a place (the name at a mirror or a location) blocks the place.
+/// Whether the entry for a place (a mirror or a location) blocks the place.
 fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
     |place| choose(files, place).is_some_and(|(_, registry, _)| registry.blocked)
 }
@@ -259,7 +259,7 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
     encrypted.connection.may_be_tls = false;
     let plain = Target::parse(&format!("http://{}", host.origin.authority()))?.origin;
     if host.origin == plain {
-        // Loopback: plain HTTP, or TLS.
+        // A loopback host: plain HTTP, or TLS.
         return Ok(vec![host]);
     }
     Ok(vec![encrypted, Host { origin: plain, ..host }])

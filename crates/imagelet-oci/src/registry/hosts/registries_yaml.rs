@@ -3,7 +3,7 @@
 //! ```text
 //! mirrors.REGISTRY    endpoints in order, and other names of repositories at them
 //! configs.HOST        credential and TLS settings of one host, a registry or an endpoint
-//! "*" in either       for registries and hosts without an own entry
+//! "*" in either       for registries or hosts that have no entry
 //! ```
 
 use std::{collections::BTreeMap, path::Path};
@@ -30,7 +30,7 @@ const ENDPOINTS_MAX: usize = 32;
 const REWRITES_MAX: usize = 64;
 const REWRITE_BYTES_MAX: usize = 1 << 10;
 const REGEX_BYTES_MAX: usize = 256 << 10;
-/// The maximum of values in a file, with its aliases expanded.
+/// Maximum number of values in a file, with its aliases expanded.
 const NODES_MAX: usize = 20_000;
 
 /// The hosts of an image, if the file knows the image's registry.

@@ -23,7 +23,7 @@ use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 /// The size of an image for a pull, and whether a host serves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReport {
-    /// The bytes of all compressed layers, if any host has the manifest.
+    /// The bytes of all compressed layers, if a host has the manifest.
     pub layer_bytes: Option<u64>,
     /// Whether at least one host serves the whole image.
     pub is_served: bool,

@@ -1,4 +1,4 @@
-//! The lock of a store: one process changes it at a time, and another one can report which that is.
+//! The lock of a store: one process changes it at a time, and other processes can report that process.
 
 use std::{
     fs::File,
@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::root::Place;
 use crate::store::could_not;
 
-/// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is that of the
-/// owner's last progress.
+/// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is the time
+/// of the owner's last progress.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
@@ -40,26 +40,27 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Records that a pull received bytes: processes that wait for the store wait on.
+    /// Records that a pull received bytes, so that processes that wait for the store continue to wait.
     pub(crate) fn record_progress(&self) {
-        // Without it the others give up earlier.
+        // After a failure, the other processes only give up earlier.
         let _ = self.0.set_modified(SystemTime::now());
     }
 }
 
-/// The last progress of a store's owner that ends with its command; `None` for a daemon, which does not release the store.
+/// The last progress of a store's owner that ends with its command. `None` for a daemon, which does not release the
+/// store.
 pub(crate) fn progress_of_owner(root: &Path) -> Option<SystemTime> {
     let mut file = open_to_read(root)?;
     let modified = file.metadata().and_then(|about| about.modified()).ok()?;
     (!is_daemon(&holder(&mut file))).then_some(modified)
 }
 
-/// The command of another process that changes the store in this folder at present, with its pid; `None` for a daemon.
+/// The command and pid of another process that has the store in this folder open for changes. `None` for a daemon.
 pub fn command_of_owner(root: &Path) -> Option<String> {
     let holder = holder(&mut open_to_read(root)?);
     let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
     let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
-    // The file keeps the last owner's.
+    // The file still names the last owner after its end.
     Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
 }
 
@@ -79,7 +80,7 @@ fn is_daemon(holder: &str) -> bool {
     holder.ends_with(" serve")
 }
 
-/// The wait for a store that another process owns: it ends after `wait_max` without a progress of that process.
+/// The wait for a store that another process owns. It ends after `wait_max` without progress of that process.
 pub(crate) struct LockWait {
     wait_max: Duration,
     begun: Instant,
@@ -91,7 +92,7 @@ impl LockWait {
         Self { wait_max, begun: now, progress: None }
     }
 
-    /// What is left of the wait, by the owner's last progress; zero at its end.
+    /// The rest of the wait. Progress of the owner restarts the wait. Zero: the wait is over.
     pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
         if let Some(progress) = progress
             && self.progress.replace(progress).is_some_and(|before| before != progress)

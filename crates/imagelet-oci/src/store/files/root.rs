@@ -1,9 +1,9 @@
-//! The root folder of a store: found on its path, created, and checked to belong to its owner alone.
+//! The root folder of a store: found by its path, created, and checked to belong only to its owner.
 //!
-//! A user that can write to the store can put anything into a container, so every step of the path is checked, from the
-//! top down: each folder, and each link, belongs to root or this process' user, and other users can write to none of the
-//! folders, or it is sticky. So no other user can change a step that was checked. The store's folder belongs to its owner
-//! alone, so no other user can put a link into it.
+//! A user that can write to the store can put anything into a container. So every step of the path is checked, from the
+//! top down. Each folder and each link must belong to root or to this process' user. Other users must not be able to
+//! write to a folder, unless it is sticky. So no other user can change a checked step. The store's folder belongs only
+//! to its owner, so no other user can put a link into it.
 
 use std::{
     ffi::OsString,
@@ -26,7 +26,7 @@ use rustix::{
 use crate::store::could_not;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-/// Links on the path to a store; the kernel's limit.
+/// Maximum number of links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
@@ -40,7 +40,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Finds the folder at a path. A missing one is created with `make`; else the result is `None`.
+    /// Finds the folder at a path. If the folder is missing, `make` creates it; otherwise the result is `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let user = rustix::process::geteuid().as_raw();
         let Some(path) = walk(path, user, make)? else { return Ok(None) };
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-/// Makes a folder for its owner alone, unless there is something.
+/// Creates a folder only for its owner, unless the path exists.
 fn make_private(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -80,14 +80,14 @@ fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The path of the store without links; `None`: it is missing, and not to be made.
+/// The path of the store without links. `None`: the path is missing, and `make` is false.
 fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeError> {
     let failed = could_not("open the store", store);
     let path = std::path::absolute(store).map_err(&failed)?;
     let failed = |errno: Errno| failed(errno.into());
     let (mut at, mut links, mut rest) = (PathBuf::from("/"), 0, steps(&path));
     let top = lstat(&at).map_err(failed)?;
-    // Names left on the path behind a link that is being followed.
+    // The number of names on the path after a link that is being followed.
     let mut linked = usize::MAX;
     while let Some(name) = rest.pop() {
         if rest.len() < linked {
@@ -103,7 +103,7 @@ fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeE
         at.push(&name);
         let found = match lstat(&at) {
             Err(Errno::NOENT) if !make => return Ok(None),
-            // No folder is made behind a dangling link.
+            // No folder is created behind a dangling link.
             Err(Errno::NOENT) if linked == usize::MAX => {
                 make_private(&at).map_err(could_not("create the store", store))?;
                 lstat(&at)
@@ -145,8 +145,8 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// The other users with the right to replace what is in a folder. Where the user namespace maps no root, `/` shows the owner
-/// that root's folders have.
+/// The other users that can replace the content of a folder. If the user namespace does not map root, `/` shows the
+/// owner that root's folders have.
 fn exposure(folder: &Stat, top: &Stat, user: u32) -> Option<Exposure> {
     let mut folder = *folder;
     if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {
@@ -184,7 +184,7 @@ fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<()
     Ok(())
 }
 
-/// Rejects a folder on another file system: a rename cannot move a layer there, nor a sync make it durable.
+/// Rejects a folder on another file system: a rename cannot move a layer there, and a sync does not cover it.
 fn refuse_elsewhere(path: &Path, about: &Stat, device: u64) -> Result<(), RuntimeError> {
     let what = match FileType::from_raw_mode(about.st_mode) {
         FileType::Symlink => "is a link",

@@ -1,5 +1,5 @@
-//! A walk through a tree: no path of more than one component reaches the kernel, no link is followed, and no number of levels
-//! takes more descriptors.
+//! Walks a tree. The kernel gets only paths of one component. No link is followed. The number of open descriptors does
+//! not depend on the depth.
 
 use std::{
     io,
@@ -14,15 +14,16 @@ use rustix::{
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Calls `visit` for each entry below `root`, with its path, its directory and its name there; the result is whether to visit
-/// what is below it. A directory that cannot be read is a call with its error. An error of `visit` ends the walk.
+/// Calls `visit` for each entry below `root`, with its path, its directory and its name there. The result of `visit` is
+/// whether to visit the entries below. For a directory that cannot be read, `visit` gets the error. An error of `visit`
+/// ends the walk.
 pub(crate) fn walk(
     root: OwnedFd,
     mut visit: impl FnMut(&[u8], Result<(BorrowedFd<'_>, &[u8]), Errno>) -> io::Result<bool>,
 ) -> io::Result<()> {
     let mut here = root;
     let mut path = Vec::new();
-    // For each open directory, its path and the subdirectories still to visit.
+    // For each directory on the current path: its path, and the subdirectories still to visit.
     let mut levels: Vec<(Vec<u8>, Vec<Vec<u8>>)> = Vec::new();
     loop {
         let mut below = Vec::new();
@@ -59,7 +60,8 @@ pub(crate) fn walk(
             } else {
                 levels.pop();
                 if !levels.is_empty() {
-                    // Only this process moves directories in the store, so `..` is the directory visited before.
+                    // Only this process moves directories in the store, so `..` is the directory that was visited
+                    // before.
                     here = rustix::fs::openat(&here, c"..", DIRECTORY, Mode::empty())?;
                 }
             }

@@ -1,5 +1,5 @@
-//! The images as they are listed, built once after each change, and what they share, block for block: layers, kept blobs
-//! and each image's own folder.
+//! The list of images, which is built once after each change, and the parts that images share, with usage in blocks:
+//! layers, kept blobs and each image's own folder.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -67,7 +67,7 @@ impl Store {
         })
     }
 
-    /// The graph of all images. The parts of `in_use` images, such as mounted ones, stay after a removal.
+    /// The layer graph of all images. The parts of `in_use` images, such as mounted images, stay after a removal.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
         let index = self.index();
         let mut graph = LayerGraph { certainty: Certainty::Exact, ..LayerGraph::default() };
@@ -81,7 +81,7 @@ impl Store {
                         id: key.to_string().into(),
                         bytes: ByteSize(usage.bytes),
                         inodes: Some(usage.inodes),
-                        // A running pull uses it.
+                        // A running pull uses the layer.
                         held: matches!(key, PartKey::Layer(layer) if index.unfinished.leases.contains_key(layer)),
                         folder: None,
                     });
@@ -93,7 +93,7 @@ impl Store {
             own.sort_unstable();
             graph.images.insert(id.clone(), own);
         }
-        // The whole parts of a damaged image stay for its repair.
+        // The undamaged parts of a damaged image stay for its repair.
         for (id, image) in &index.damaged {
             let places = image.layers.iter().filter_map(|layer| places.get(&PartKey::Layer(layer)));
             graph.images.entry(id.clone()).or_insert_with(|| places.map(|place| number(*place)).collect());
@@ -120,7 +120,7 @@ impl Index {
         self.images.iter().map(image).collect()
     }
 
-    /// The present parts of an image, each once.
+    /// The present parts of an image, without duplicates.
     pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
         let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
         parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated });
@@ -143,7 +143,7 @@ impl Index {
     }
 }
 
-/// What is removed as one.
+/// A part of an image that is removed as a unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum PartKey<'a> {
     Layer(&'a Digest),

@@ -1,4 +1,4 @@
-//! Reads what lies in the folders of a store: records, marks, names of folders. What is damaged is reported, not used.
+//! Reads the folders of a store: records, marks, folder names. Damaged content is reported, not used.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +15,9 @@ use serde::de::DeserializeOwned;
 
 use crate::store::{could_not, record::checksum};
 
-/// Larger than any file that the store writes; a longer one is damaged.
+/// Larger than any file that the store writes. A longer file is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
-/// Reader threads; more do not speed up a disk or the page cache.
+/// Maximum number of reader threads: more threads do not speed up a disk or the page cache.
 const READERS_MAX: usize = 4;
 /// Below this, starting a thread takes longer than the reads.
 const FOLDERS_PER_THREAD_MIN: usize = 256;
@@ -26,7 +26,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     checksum::open(&read_whole(open_regular(path)?)?)
 }
 
-/// Opens a file; a pipe, a link or a device in its place is an error, and holds nothing up.
+/// Opens a file without blocking. A pipe, a link or a device in its place is an error.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -38,17 +38,17 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 }
 
 pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
-    // One byte more, so that the end of the file shows without another read.
+    // One byte more, so that the read also finds the end of the file.
     let length = file.metadata()?.len().min(FILE_SIZE_MAX) + 1;
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The record of a folder; else its findings, with a sound record where the folder is marked as damaged.
+/// The record of a folder. Otherwise its findings, with a valid record if the folder is only marked as damaged.
 pub(crate) type ReadRecord<T> = Result<T, (Option<T>, Findings)>;
 
-/// Reads a record in each folder named after a digest, in parallel: a node has ten thousand, and the socket waits.
+/// Reads a record in each folder named after a digest, in parallel: a node has 10 000, and the socket waits for them.
 pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     place: &Path,
     file: &str,
@@ -118,10 +118,10 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     found
 }
 
-/// The mark on a damaged folder; it has the findings.
+/// The file that marks a damaged folder. It contains the findings.
 pub(crate) const MARK: &str = "damaged";
 
-/// The findings of the mark on a folder, if any. An unreadable mark counts.
+/// The findings of the mark on a folder. `None`: the folder has no mark. An unreadable mark is a mark.
 fn mark_on(folder: &Path) -> Option<Findings> {
     match fs::read(folder.join(MARK)) {
         Ok(bytes) => match checksum::open::<Findings>(&bytes) {

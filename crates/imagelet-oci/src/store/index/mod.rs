@@ -1,4 +1,4 @@
-//! The store in memory: loaded once, kept in step with the disk by commits and removals.
+//! The store in memory: loaded once, then updated by commits and removals.
 
 pub(crate) mod listing;
 pub(crate) mod load;
@@ -34,25 +34,25 @@ pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
-    /// Number of writes of the names; the file with the higher number is the newer.
+    /// The number of writes of the names. The file with the higher number is newer.
     generation: u64,
-    /// The names on disk are valid for this boot only.
+    /// The names on disk are valid only for this boot.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Damaged images that have a name; their names are in `names` too.
+    /// Damaged images that have a name. Their names are in `names`, too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) unfinished: Unfinished,
     block: u64,
-    /// The images sorted by id; `None`: the index may have changed since (see [`listing::Locked`]).
+    /// The images sorted by id. `None`: the index may have changed since (see [`listing::Locked`]).
     list: Option<Listing>,
 }
 
-/// What running pulls need, and what earlier ones left.
+/// The content that running pulls need, and the content that earlier pulls left.
 #[derive(Default)]
 pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
-    /// The partial blobs that have a writer, by file name; `Some`: one that ends when its flag is set.
+    /// The partial blobs that have a writer, by file name. `Some`: the writer stops when its flag is set.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
     pub(crate) spares: HashMap<Digest, Spare>,
 }
@@ -60,9 +60,9 @@ pub(crate) struct Unfinished {
 #[derive(Clone, Debug)]
 pub(crate) struct DamagedImage {
     pub(crate) record: Option<ImageRecord>,
-    /// The known layers, lowest first; whole ones are kept for a repair.
+    /// The known layers, lowest first. Undamaged layers are kept for a repair.
     pub(crate) layers: Vec<Digest>,
-    /// Findings of its own documents; `None` where only layers are damaged.
+    /// Findings of the image's own documents. `None` if only layers are damaged.
     pub(crate) documents: Option<Findings>,
 }
 
@@ -72,7 +72,7 @@ impl DamagedImage {
     }
 }
 
-/// An image of the store, with what is known of it.
+/// An image of the store, whole or damaged.
 pub(crate) struct StoredImage {
     pub(crate) id: ImageId,
     pub(crate) names: Vec<String>,
@@ -90,7 +90,7 @@ pub(crate) struct Spare {
     pub(crate) origin: SpareRecord,
 }
 
-/// Content of `names.json`, and with a boot that of `names.unsettled.json`.
+/// The content of `names.json`; with a boot, the content of `names.unsettled.json`.
 #[derive(Default, Serialize, Deserialize)]
 struct NamesFile {
     version: u32,
@@ -104,7 +104,7 @@ struct NamesFile {
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 const NAMES_VERSION: u32 = 1;
 
-/// Block size of most file systems, for those that report none.
+/// The block size of most file systems, for file systems that report none.
 const BLOCK_USUAL: u64 = 4096;
 /// Maximum reads of a store that another process keeps changing.
 const READS_MAX: usize = 8;
@@ -133,7 +133,8 @@ impl StoreContents {
         Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change, until its names are the same before and after.
+    /// Reads a store that another process may change. Repeats the read until the names are the same before and after
+    /// it.
     fn read_concurrently<N: PartialEq>(
         root: &Path,
         names: impl Fn() -> N,
@@ -151,17 +152,17 @@ impl StoreContents {
     }
 }
 
-/// The names files as they are now. Each write has its own generation, so that no two are equal.
+/// The current names files. Each write has a different generation, so that two writes are never equal.
 fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
     ["names.json", NAMES_UNSETTLED].map(|name| fs::read(root.join(name)).ok())
 }
 
 impl Index {
-    /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image with a missing or
-    /// damaged record or layer keeps its name, is logged and not shown. So a start always succeeds.
+    /// Reads the store. A damaged names file is set aside and rebuilt from the records. An image with a missing or
+    /// damaged record or layer keeps its name; it is logged and not shown. So a start always succeeds.
     ///
-    /// Content with the mark of another boot is dropped: any part of it may be lost. Unless `writable`, nothing is
-    /// changed, and concurrent changes by another process do not count as damage.
+    /// Content with the mark of another boot is dropped: any part of it may be lost. Without `writable`, nothing is
+    /// changed, and concurrent changes by another process are not damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let read = || StoreContents::read(root, boot, writable);
         let found =
@@ -208,7 +209,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The next `names.json`, or with a boot the next `names.unsettled.json`.
+    /// The next `names.json`; with a boot, the next `names.unsettled.json`.
     pub(crate) fn names_file(&mut self, boot: Option<&str>) -> Vec<u8> {
         self.generation += 1;
         checksum::seal(&NamesFile {
@@ -254,7 +255,7 @@ impl Index {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Damaged images do not resolve: the only operation on one is a new pull.
+    /// Damaged images do not resolve: the only operation on a damaged image is a new pull.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         let refused = |message: String| RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
         look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| match error {
@@ -272,7 +273,8 @@ impl Index {
         self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
-    /// The layers, whole or damaged, that no pull and no image needs. Those of damaged images need not be fetched again.
+    /// The layers, whole or damaged, that no pull and no image needs. A damaged image needs its layers, too: then they
+    /// need not be fetched again.
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
@@ -282,18 +284,18 @@ impl Index {
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
-        // An id is a digest: the folder's name has no algorithm.
+        // An id is a digest. The folder's name is its hex digits, without the algorithm.
         let ids = self.images.keys().chain(self.damaged.keys());
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
-    /// Whether a names file has the names of this process, however it is written.
+    /// Whether a names file has the names of this process, even if its bytes differ.
     pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
         // Before the sync, the file has the previous durable names.
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
     }
 
-    /// Removes the images without a name. They stay until the names are written, because the disk may refuse them.
+    /// Removes the images without a name. Runs after the names are written, because that write may fail.
     pub(crate) fn remove_unreferenced(&mut self) {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         self.images.retain(|id, _| named.contains(id));
@@ -367,7 +369,7 @@ fn load_names(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
-/// The names of this boot, if newer. The file was never synced, so a damaged one counts as missing.
+/// The names of this boot, if newer. The file was never synced, so a damaged file counts as missing.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

@@ -1,4 +1,4 @@
-//! The present layers of one repository, and the blobs they were unpacked from.
+//! The present layers of one repository, and the blobs that the layers were unpacked from.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,7 +25,8 @@ impl Store {
         self.index().has_layer_of(repository, layer)
     }
 
-    /// The blobs whose layers are present, by the records of the images; with `repository`, for pulls from there.
+    /// The blobs whose layers are present, by the records of the images. With `repository`: only layers of that
+    /// repository.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
         let index = self.index();
         let entries = index.images.values().flat_map(|image| &image.pulled.layers);
@@ -35,7 +36,7 @@ impl Store {
         present.filter_map(|entry| entry.blob.as_ref().filter(|blob| blobs.contains(*blob))).cloned().collect()
     }
 
-    /// The recorded entries of some layers, by diff-id: the descriptor's blob where it is verified, else another blob.
+    /// The recorded entries of layers, by diff-id: for the descriptor's blob if it is verified, else for another blob.
     pub(crate) fn entries_of<'a>(
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,

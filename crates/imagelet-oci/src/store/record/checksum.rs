@@ -1,11 +1,11 @@
-//! A checksum in our own JSON records: a changed byte anywhere in one is found when it is read.
+//! A checksum in the store's own JSON records: a changed byte anywhere in a record is found when it is read.
 //!
 //! ```text
 //! {"sealed":1,…the record's own fields…,"check":"sha256:HEX"}
 //! ```
 //!
-//! The digest covers every byte before `,"check"`. A record with neither mark is read without a check; with two marks,
-//! one accident cannot make a sealed record look like that.
+//! The digest covers every byte before `,"check"`. A record with neither mark is read without a check. With two marks,
+//! one damaged place cannot make a sealed record look unsealed.
 
 use std::io;
 
@@ -37,7 +37,7 @@ fn is_broken(bytes: &[u8]) -> bool {
     }
 }
 
-/// Reads a record. A broken seal is invalid data, as is a parse error.
+/// Reads a record. A wrong checksum is invalid data, as is a parse error.
 pub(crate) fn open<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     if is_broken(bytes) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: its check does not hold"));

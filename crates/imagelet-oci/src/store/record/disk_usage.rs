@@ -1,4 +1,4 @@
-//! The disk usage of a folder: allocated blocks and inodes, as `statvfs` reports them free after its removal.
+//! The disk usage of a folder: the blocks and inodes that `statvfs` reports free after its removal.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::files::walk::{DIRECTORY, walk};
 
-/// The unit of `st_blocks`, whatever the file system's block size.
+/// The unit of `st_blocks`, for every block size of the file system.
 const BLOCK: u64 = 512;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskUsage {
@@ -18,7 +18,7 @@ pub(crate) struct DiskUsage {
 impl DiskUsage {
     pub(crate) const MAX: Self = Self { bytes: u64::MAX, inodes: u64::MAX };
 
-    /// The sum with one more plain file of `size` bytes, in blocks of this folder's file system.
+    /// This usage plus one more plain file of `size` bytes, in blocks of the folder's file system.
     pub(crate) fn with_file(self, folder: &Path, size: usize) -> io::Result<Self> {
         let bytes = self.bytes + in_blocks(size as u64, block_size(folder)?);
         Ok(Self { bytes, inodes: self.inodes + 1 })

@@ -29,13 +29,13 @@ pub(crate) struct ImageRecord {
     pub pulled: PulledManifest,
     /// Bytes of manifest and configuration.
     pub metadata_size: u64,
-    /// The user in its configuration; empty if unset.
+    /// The user in the configuration; empty if unset.
     #[serde(default)]
     pub user: String,
-    /// Disk usage of its folder, this record included.
+    /// Disk usage of the image's folder, including this record.
     #[serde(default)]
     pub allocated: DiskUsage,
-    /// Its first names, to rebuild a lost `names.json`.
+    /// The image's first names, to rebuild a lost `names.json`.
     #[serde(default)]
     pub names: Vec<String>,
 }
@@ -43,10 +43,10 @@ pub(crate) struct ImageRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "bool", into = "bool")]
 pub(crate) enum LayerEnd {
-    /// Stays in the store, with a list of its files.
+    /// The layer stays in the store, with a list of its files.
     #[default]
     Store,
-    /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
+    /// The layer leaves the store for a sink, which needs the tree exactly as in the archive.
     Sink,
 }
 
@@ -68,19 +68,19 @@ pub(crate) struct LayerRecord {
     pub diff_id: Digest,
     pub entries: u64,
     pub disk_bytes: u64,
-    /// Disk usage of its whole folder, this record included; of a layer for a sink, nothing.
+    /// Disk usage of the layer's folder, including this record. Zero for a layer for a sink.
     #[serde(default)]
     pub allocated: DiskUsage,
-    /// It hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower ones.
+    /// The layer hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower layers.
     #[serde(default)]
     pub root_opaque: bool,
-    /// The boot that wrote it unsynced; for any other boot it does not exist. `None`: durable.
+    /// The boot that wrote the layer unsynced; only that boot may use the layer. `None`: the layer is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
     /// One for a sink stays in `tmp/` until the sink takes it.
     #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
-    /// Digests of the files beside it.
+    /// Digests of the other files in the layer's folder.
     #[serde(default)]
     pub sums: BTreeMap<String, Digest>,
 }
@@ -117,19 +117,19 @@ impl ImageRecord {
     }
 }
 
-/// The disk usage of a folder together with a record that is still to come.
+/// The disk usage of a folder together with a record that is not written yet.
 fn usage_with(folder: &Path, record: &impl Serialize) -> io::Result<DiskUsage> {
     disk_usage::measure(folder)?.with_file(folder, checksum::seal(record).len())
 }
 
 pub(super) const SPARE_RECORD: &str = "spare.json";
 
-/// Where a spare layer comes from, as `spare.json` beside its `layer.json` has it.
+/// The origin of a spare layer: the content of `spare.json` beside its `layer.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SpareRecord {
-    /// Only this boot may use it: the layer is not synced.
+    /// Only this boot may use the layer: it is not synced.
     pub(crate) boot: String,
-    /// The repository that sent it.
+    /// The repository that sent the layer.
     pub(crate) repository: String,
     pub(crate) entry: PulledLayer,
 }
@@ -142,7 +142,7 @@ impl SpareRecord {
     }
 }
 
-/// The hex digits of an id, for a path. An invalid id has none, and so cannot escape the folder.
+/// The hex digits of an id, for a path. An invalid id has no digits, and so cannot lead out of the folder.
 pub(super) fn hex(id: &ImageId) -> String {
     id.as_str().parse().map_or_else(|_| "none".to_owned(), |digest: Digest| digest.hex().to_owned())
 }

@@ -1,7 +1,7 @@
-//! Verification: reads everything again and reports what is not as it was written.
+//! Verification: reads all content again, and reports content that differs from the written content.
 //!
-//! Documents and kept blobs are checked against their digests, our own records against their checksums, a layer's tree
-//! against its list. Nothing is changed here; `corruption` has the consequences.
+//! Documents and kept blobs are checked against their digests, the store's records against their checksums, and a
+//! layer's tree against its list. Nothing is changed here; `corruption` handles the damage.
 
 mod compare;
 mod tree;
@@ -34,15 +34,15 @@ use super::{
 use crate::hash::Hash;
 
 const BUFFER: usize = 128 << 10;
-/// Files beside a layer's manifest that its record may have a digest of.
+/// Files beside a layer's manifest. The layer's record may have their digests.
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
 
 #[derive(Clone)]
 pub(crate) struct Watch {
-    /// Once true, the check ends soon.
+    /// When set, the check ends soon.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Called with each number of bytes read.
+    /// Called after each read with its number of bytes.
     pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,
 }
 
@@ -52,7 +52,7 @@ impl Watch {
     }
 }
 
-/// Whether an error concerns the check itself: cancelled, or the process is out of a resource.
+/// Whether an error concerns the check itself: the check was cancelled, or the process lacks a resource.
 fn ends_check(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     error.kind() == io::ErrorKind::Interrupted
@@ -67,7 +67,7 @@ impl Store {
         let Some(record) = read_record::<LayerRecord>(&folder, "layer.json", &mut check.findings) else {
             return Ok(check);
         };
-        // A sync may have made it durable since.
+        // Meanwhile a sync may have made the layer durable.
         let durable = |record: LayerRecord| LayerRecord { unsettled: None, ..record };
         if self.layer(layer).map(durable) != Some(durable(record.clone())) {
             check.findings.add("layer.json".into(), "content", OTHER_RECORD.into());
@@ -134,7 +134,7 @@ impl Store {
             Ok((found, _)) if found == *digest => {}
             Ok(_) => findings.add(name, "content", "its digest is another one".into()),
             Err(error) if ends_check(&error) => return Err(error),
-            // A sweep may have removed it.
+            // A sweep may have removed the blob.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !self.has_blob(digest) => {}
             Err(error) => findings.unreadable(&name, &error),
         }
@@ -170,12 +170,12 @@ fn check_side_file(
     Ok(0)
 }
 
-/// Opens a file with its page cache dropped, so that reads reach the disk.
+/// Opens a file and drops its page cache, so that reads reach the disk.
 fn open_cold(path: &Path) -> io::Result<File> {
     open_regular(path).inspect(forget_cached)
 }
 
-/// Drops a file's page cache: cached pages are not evidence of the disk. Pages mapped by a process stay.
+/// Drops a file's page cache: cached pages do not prove the disk's content. Pages mapped by a process stay.
 fn forget_cached(file: &File) {
     // Only a hint; file systems without a cache reject it.
     let _ = fadvise(file, 0, None, Advice::DontNeed);

@@ -113,14 +113,14 @@ impl TreeCheck<'_> {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let length = stat.st_size.cast_unsigned();
-                // Another length is damage enough; the content need not be read.
+                // A different length is already damage; the content is not read.
                 if size(&listed.kind) != Some(length) {
                     let kind = FileEntryKind::File { size: length, content: 0 };
                     return Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?));
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
-                    // Without root, a file that its owner may not read is unreadable.
+                    // Without root, a file that its owner may not read is skipped.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
                         return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
@@ -171,7 +171,7 @@ impl TreeCheck<'_> {
             let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
                 Ok(start) => start,
                 Err(Errno::NXIO) => return Ok(true),
-                // A file system without hole support has all of it allocated.
+                // Without hole support in the file system, the whole file is allocated.
                 Err(Errno::INVAL | Errno::NOTSUP) => at,
                 Err(errno) => return Err(errno.into()),
             };

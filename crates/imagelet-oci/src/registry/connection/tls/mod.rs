@@ -42,9 +42,9 @@ use crate::registry::locked;
 
 /// Bounds the cache of clients. A full cache is cleared; only a configuration that changes often fills it.
 const CLIENTS_MAX: usize = 64;
-/// The maximum of bytes that a connection reads ahead. It also bounds the response head.
+/// Maximum number of bytes that a connection reads ahead. It also bounds the response head.
 const READ_AHEAD_MAX: usize = 128 << 10;
-/// The maximum of idle connections to one host: the number of layers that are fetched at once.
+/// Maximum number of idle connections to one host: the number of layers that are fetched at once.
 const IDLE_MAX: usize = 8;
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -159,7 +159,7 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// Verifies a server's certificate by the system's authorities and those of the configuration.
+/// Verifies a server's certificate with the authorities of the system and of the configuration.
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
