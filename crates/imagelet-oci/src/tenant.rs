@@ -1,4 +1,4 @@
-//! The tenant of a pull. The resources of one tenant must not block another tenant's pull.
+//! The tenant of a pull: one tenant's resources must not block another tenant's pull.
 
 use imagelet_core::credentials::Credential;
 

@@ -2,7 +2,7 @@
 //! and how long a request may take to arrive.
 //!
 //! Each peer has a share of the connections and of the calls. A connection with a running call is never closed for
-//! another. Of the other connections, the peer with the most loses one, first a connection without any call so far. If
+//! another. Otherwise the peer with the most connections loses one of them, first a connection that has had no call. If
 //! running calls use up a peer's share, its next connection is rejected at once. So a runaway program at the socket
 //! cannot block a kubelet, and a client that sends nothing cannot block a scraper.
 //!

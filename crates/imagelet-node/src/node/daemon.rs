@@ -36,7 +36,6 @@ impl Calls {
         task.await.unwrap_or_else(|error| Err(Failure::of(&error)))
     }
 
-    /// Waits until all actions have ended.
     pub(crate) async fn end_actions(&self) {
         self.actions.close();
         self.actions.wait().await;

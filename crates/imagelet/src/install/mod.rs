@@ -1,4 +1,5 @@
-//! `imagelet install`: installs a host's systemd service, for a kubelet or beside one, and uninstalls it.
+//! `imagelet install`: installs a systemd service on a host, between kubelet and runtime or beside them, and
+//! uninstalls it.
 //!
 //! A plain function of the request and of facts about the host decides the steps: what is written, started and removed.
 //! Each written file contains the digest of its content, so that a file changed by an administrator is recognised and

@@ -50,7 +50,6 @@ pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {
         .route("/assets/icon.svg", asset("image/svg+xml", ICON))
 }
 
-/// Whether a path belongs to the dashboard.
 pub(super) fn is_part(path: &str) -> bool {
     matches!(path, "/" | "/plan" | "/image") || path.starts_with("/assets/")
 }

@@ -111,7 +111,6 @@ impl Command for DiskRequest {
 }
 
 impl Collection {
-    /// Records the current disk usage.
     pub(crate) async fn sample_disk(&self) {
         match measured(&self.images).await {
             Ok((_, Some(disk))) => {
