@@ -66,6 +66,7 @@ pub struct UseTimes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageUsage {
+    #[serde(flatten)]
     pub times: UseTimes,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) in_use: bool,

@@ -156,6 +156,7 @@ impl UsageHistory {
                 arrived.push(key.clone());
             } else {
                 let had_containers = usage.has_containers;
+                usage.times.first_seen.get_or_insert(pass.detected_at);
                 changed |= self.adopted.contains_key(key.id()) && usage.adopt();
                 changed |= usage.see(uses, self.is_resumed, pass.now);
                 self.has_new_users |= usage.has_containers && !had_containers;

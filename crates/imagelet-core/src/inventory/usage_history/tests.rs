@@ -187,6 +187,16 @@ fn a_restart_counts_no_running_container_anew() {
 }
 
 #[test]
+fn a_listed_image_of_unknown_age_is_new() {
+    let mut node = Node::default();
+    node.has(&["app:1"]);
+    node.memory.images.insert(key("app:1"), ImageUsage::default());
+    node.pass(&[], at(0));
+    node.pass(&[], at(60));
+    assert_eq!(node.of("app:1").times.first_seen, Some(at(0)));
+}
+
+#[test]
 fn taking_over_a_node_learns_from_its_containers_and_records() {
     let mut node = Node::default();
     node.memory.restore(Ledger::default());
