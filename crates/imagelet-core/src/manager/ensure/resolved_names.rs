@@ -66,7 +66,7 @@ pub(crate) struct ResolvedNames {
 struct KnownNames {
     /// The image and when its registry named it.
     by_subject: HashMap<Subject, (ImageId, SystemTime)>,
-    /// When the file was written; `None`: another image was named since.
+    /// When the file was written; `None`: it has to be written.
     written_at: Option<SystemTime>,
 }
 
@@ -93,7 +93,9 @@ impl ResolvedNames {
         let mut names = self.lock();
         make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
         let before = names.by_subject.insert(subject, (image.clone(), now));
-        if before.is_none_or(|(before, _)| before != *image) {
+        // The file may have the replaced entry, however late it was written.
+        let is_late = |at| now.duration_since(at).is_ok_and(|lag| lag > self.lag_max);
+        if before.is_none_or(|(before, at)| before != *image || is_late(at)) {
             names.written_at = None;
         }
         // A clock that was set back invalidates the file's times.
@@ -199,6 +201,8 @@ mod tests {
         assert!(names.put(subject("a:v1"), &id("b"), at(501)), "the tag moved");
         names.write(at(501)).unwrap();
         assert!(names.put(subject("b:v1"), &id("b"), at(502)), "another name");
+        names.write(at(570)).unwrap();
+        assert!(names.put(subject("a:v1"), &id("b"), at(571)), "the new file has an old time");
         assert!(!ResolvedNames::open(None, LAG).put(subject("a:v1"), &id("a"), at(1)), "memory has no file");
     }
 
