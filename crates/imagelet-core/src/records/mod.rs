@@ -8,7 +8,7 @@
 //! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
 //! file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
 //! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
-//! process owns the folder; memory mirrors it, so a lookup reads no disk.
+//! process owns the folder; memory mirrors it, so a lookup reads an unreadable file alone.
 
 mod file;
 mod folder;
@@ -244,6 +244,16 @@ impl PullRecords {
         })
     }
 
+    /// As [`Self::evidence`], after an unreadable file was read again: it may be repaired.
+    pub(crate) async fn latest_evidence(self: &Arc<Self>, image: &str, found: &Image) -> Evidence {
+        if let Ok(evidence) = self.look_up(image, found) {
+            return evidence;
+        }
+        let id = found.id.clone();
+        self.on_disk(move |records| drop((records.records.find_again(id.as_str()), records.intents.list()))).await;
+        self.evidence(image, found)
+    }
+
     fn look_up(&self, image: &str, found: &Image) -> Result<Evidence, Arc<Unreadable>> {
         let id = found.id.as_str();
         if !self.is_on() {
@@ -297,7 +307,7 @@ impl PullRecords {
         let learned = trim_tag_and_digest(image)
             .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
             .and_then(|name| {
-                let known = self.records.find(id.as_str()).ok().flatten();
+                let known = self.records.find_again(id.as_str()).ok().flatten();
                 let is_new = known.is_none();
                 let mut record = known.map_or_else(|| empty(id), |known| (*known).clone());
                 if self.is_outdated(&record, now) {

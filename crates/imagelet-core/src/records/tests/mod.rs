@@ -234,6 +234,29 @@ fn an_older_version_is_rewritten_and_an_unreadable_file_is_kept() {
     assert!(allowed(&records, "app", "broken"));
 }
 
+#[tokio::test]
+async fn a_record_that_is_repaired_by_hand_is_read_again_and_keeps_its_clients() {
+    let root = tempfile::tempdir().unwrap();
+    drop(open(root.path()));
+    let path = root.path().join("image_manager/pulled").join(file_name("sha256:1"));
+    let (id, now) = (ImageId::new("sha256:1"), SystemTime::now());
+    open(root.path()).learn("app:v1", &id, &node_wide(), now).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for is_looked_up in [true, false] {
+        std::fs::write(&path, "{").unwrap();
+        let records = open(root.path());
+        let found = image("sha256:1", "app:v1");
+        assert!(matches!(records.latest_evidence("app:v1", &found).await, Evidence::Unreadable));
+        std::fs::write(&path, &whole).unwrap();
+        if is_looked_up {
+            assert!(matches!(records.latest_evidence("app:v1", &found).await, Evidence::Record(_)));
+        } else {
+            records.learn("web:v1", &id, &node_wide(), now).unwrap();
+            assert_eq!(records.record(&id).unwrap().mapping.len(), 2, "that of the file and the new one");
+        }
+    }
+}
+
 #[test]
 fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
     let root = tempfile::tempdir().unwrap();
