@@ -185,6 +185,7 @@ impl Puller {
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
             if self.policy.pulls.prioritized_queue
+                && let Ok(_permit) = self.estimates.acquire().await
                 && let Some(estimate) = self.estimate(work).await
             {
                 place.set_size(estimate.bytes_missing);
@@ -200,7 +201,6 @@ impl Puller {
 
     /// What there is to fetch, where the store can estimate it and the first credential is accepted.
     pub(crate) async fn estimate(&self, work: &Work) -> Option<PullEstimate> {
-        let _permit = self.estimates.acquire().await.ok()?;
         let estimate = self.runtime.estimate(&work.attempt(0)).await;
         let estimate = estimate.inspect_err(|error| {
             tracing::debug!(image = work.request.image(), error = error.chain(), "the size of a pull is not known");
