@@ -90,8 +90,10 @@ impl<'a> Ensuring<'a> {
     }
 
     fn work(&self, image: ImageSpec, reference: Reference, credentials: PullCredentials) -> Work {
-        let pull = PullRequest { image, ..self.request.pull.clone() };
-        Work { request: EnsureRequest { pull, ..self.request.clone() }, reference, credentials }
+        let EnsureRequest { pull, caller, priority, .. } = self.request;
+        let pull = PullRequest { image, ..pull.clone() };
+        let request = EnsureRequest { pull, caller: *caller, priority: *priority, ..EnsureRequest::default() };
+        Work { request, reference, credentials }
     }
 
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
@@ -119,7 +121,7 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.parts.records;
-        let evidence = records.evidence(self.request.image(), found);
+        let evidence = records.latest_evidence(self.request.image(), found).await;
         let now = SystemTime::now();
         // Records are judged with the pod's secrets first, without waiting. Only a negative result needs the
         // credentials of the node and the providers, as one may belong to the pod's service account, and those for mirrors.

@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// The request for an image with its default tag, and its credential among the others.
+    /// Of the request: its pull with the default tag, its caller and its priority. Its pull secrets would wait with it.
     pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
