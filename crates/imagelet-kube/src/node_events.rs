@@ -20,14 +20,20 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{api_error::text, names::shown};
+use crate::{
+    api_error::text,
+    names::{NAME_LENGTH_MAX, shown},
+};
 
 /// The reasons that are sent, of events about the node.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 const CONTROLLER: &str = "imagelet.dev/node-agent";
-/// The API's limit, in bytes.
+/// The API's limits, in bytes.
 const NOTE_LENGTH_MAX: usize = 1024;
+const INSTANCE_LENGTH_MAX: usize = 128;
+/// The name of an event is that of its object and, after a dot, the time in 16 hexadecimal digits.
+const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
 /// An API server that takes longer loses the event.
 const SEND_MAX: Duration = Duration::from_secs(10);
 /// A series is sent again after this time at the earliest.
@@ -62,11 +68,13 @@ impl NodeEvents {
     /// Sends events for as long as this future lives.
     pub(crate) async fn run(&self) {
         let mut received = self.events.follow();
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(self.node.clone()) };
+        let instance = &self.node[..self.node.floor_char_boundary(INSTANCE_LENGTH_MAX)];
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance.to_owned()) };
+        let name = &self.node[..self.node.floor_char_boundary(REGARDING_LENGTH_MAX)];
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(self.node.clone()),
+            name: Some(name.trim_end_matches(['-', '.']).to_owned()),
             // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
@@ -103,8 +111,9 @@ impl NodeEvents {
                 Ok(Err(error)) => text(&error),
                 Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
             };
-            series.remove(&event);
             let reason = event.reason;
+            // The recorder may count the event as sent. The series keeps its place: without rights each event fails.
+            series.insert(event, new());
             if std::mem::replace(&mut is_failing, true) {
                 tracing::debug!(error, reason, "could not send an event to the cluster");
             } else {
@@ -173,9 +182,13 @@ mod tests {
 
     impl Bed {
         async fn new() -> Self {
+            Self::of("node-1").await
+        }
+
+        async fn of(node: &str) -> Self {
             let api = FakeApi::start(FakeApiOptions::default()).await;
             let events = Arc::new(LogEvents::new(NonZeroUsize::new(1000).unwrap()));
-            let sender = NodeEvents::new(api.client(), "node-1", Arc::clone(&events));
+            let sender = NodeEvents::new(api.client(), node, Arc::clone(&events));
             let running = tokio::spawn(async move { sender.run().await });
             // It subscribes when it first runs.
             tokio::task::yield_now().await;
@@ -269,8 +282,36 @@ mod tests {
             assert_eq!(bed.api.events(), [Value::Null; 0]);
             bed.warn("ImageGCFailed", "no space");
             seconds(1).await;
+            assert_eq!(bed.api.requests().len(), 1, "{fault:?}: a failure takes the place of its series");
+            seconds(50).await;
+            bed.warn("ImageGCFailed", "no space");
+            seconds(1).await;
             assert_eq!(bed.api.events().len(), 1, "{fault:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_that_the_api_server_refuses_are_bounded_as_those_that_it_takes() {
+        let bed = Bed::new().await;
+        bed.api.plant_lasting(Some(ApiFault::Status(403, "events is forbidden".into())));
+        for number in 0..100 {
+            bed.warn("ImageGCFailed", &number.to_string());
+        }
+        seconds(1).await;
+        assert_eq!(bed.api.requests().len(), SERIES_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_about_a_node_with_the_longest_name_is_valid() {
+        let node = format!("{}-{}", "n".repeat(REGARDING_LENGTH_MAX - 1), "n".repeat(17));
+        let bed = Bed::of(&node).await;
+        bed.warn("ImageGCFailed", "no space");
+        seconds(1).await;
+        let event = &bed.api.events()[0];
+        let name = event["metadata"]["name"].as_str().unwrap();
+        assert!(name.len() <= NAME_LENGTH_MAX && !name.contains("-."), "{name}");
+        assert_eq!(event["reportingInstance"], node[..INSTANCE_LENGTH_MAX]);
+        assert_eq!((node.len(), &event["regarding"]["uid"]), (NAME_LENGTH_MAX, &json!(node)));
     }
 
     #[tokio::test(start_paused = true)]
