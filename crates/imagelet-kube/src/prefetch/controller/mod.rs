@@ -50,6 +50,8 @@ const PASS_EVERY: Duration = Duration::from_secs(2);
 /// The first wait after a pass with a failed request; it doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
+/// Most writes and deletions of one pass; the next pass continues with a new plan.
+const WRITES_MAX: usize = 200;
 
 families! {
     LEADER = "imagelet_controller_leader",
@@ -199,12 +201,18 @@ impl PrefetchController {
         written: &mut HashMap<String, Instant>,
     ) -> Result<Option<Instant>, kube::Error> {
         let mut next = plan.next;
+        let mut writes = 0;
         written.retain(|_, at| at.elapsed() < STATUS_EVERY);
         for (set, action) in plan.sets {
             if let Some(at) = written.get(&set.uid) {
                 next = next.into_iter().chain([*at + STATUS_EVERY]).min();
                 continue;
             }
+            if writes == WRITES_MAX {
+                next = Some(Instant::now());
+                break;
+            }
+            writes += 1;
             match action {
                 SetAction::Idle { .. } => {}
                 SetAction::Write(status) => {

@@ -234,6 +234,23 @@ async fn a_set_beyond_a_limit_says_so_in_its_status_until_a_place_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pass_writes_a_bounded_number_of_sets_and_the_next_one_continues() {
+    let cluster = Cluster::of(0, Duration::ZERO).await;
+    seconds(30).await;
+    for at in 0..2 * WRITES_MAX {
+        cluster.apply(&format!("set-{at}"), &json!({"images": images(1)}));
+    }
+    let (mut written, mut most) = (cluster.writes(), 0);
+    for _ in 0..30 {
+        seconds(1).await;
+        let last = std::mem::replace(&mut written, cluster.writes());
+        most = most.max(written - last);
+    }
+    assert!(most <= WRITES_MAX, "{most} writes of one pass");
+    assert!((0..2 * WRITES_MAX).all(|at| cluster.set(&format!("set-{at}"))["status"].is_object()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_finished_is_deleted_after_its_time() {
     let cluster = Cluster::of(2, Duration::from_secs(1)).await;
     cluster.apply("web", &json!({"images": images(1), "ttlAfterFinished": "1ms"}));
