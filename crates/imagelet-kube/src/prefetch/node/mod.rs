@@ -186,7 +186,8 @@ impl PrefetchAgent {
         loop {
             let (now, conditions) = (Instant::now(), self.target.conditions());
             let meter = bytes.meter(conditions.is_queued, now);
-            if let Some(Waiting { image, are_all_slow }) = waiting {
+            // A pull that has ended gives way to nothing.
+            if let Some(Waiting { image, are_all_slow }) = waiting.filter(|_| !task.is_finished()) {
                 let is_measured = bytes.is_measured().unwrap_or(conditions.is_measured);
                 let turn = Turn { given_way, is_measured, are_all_slow: *are_all_slow };
                 if turn.is_over(conditions.policy, meter, now) {

@@ -7,7 +7,10 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{
     client::server,
-    prefetch::testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
+    prefetch::{
+        objects::testing::set,
+        testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
+    },
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
 
@@ -99,6 +102,20 @@ async fn the_images_of_a_set_are_fetched_and_reported_in_two_writes() {
     let request = &test.node.requests()[0];
     assert_eq!(request.caller, Caller::Prefetch { own_credentials: false });
     assert_eq!((request.priority, request.secrets.len()), (i32::MIN, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_has_ended_when_its_turn_is_over_gives_way_to_nothing() {
+    let node = FakeNode::default();
+    let agent = PrefetchAgent::new(FakeApi::start(FakeApiOptions::default()).await.client(), "node-1", Arc::new(node));
+    let image = set("web", &["a:1"]).spec.images[0].clone();
+    let key = TaskKey { uid: "uid-web".into(), generation: 0, image };
+    let task = AbortOnDropHandle::new(tokio::spawn(async { Ok(()) }));
+    let mut running = RunningPull { key, bytes: PullBytes::new(Instant::now()), task };
+    let waiting = Waiting { image: "b:1".into(), are_all_slow: false };
+    seconds(600).await;
+    let ended = agent.pull_ended(Some(&mut running), &BTreeMap::new(), Some(&waiting)).await;
+    assert!(matches!(ended, Some(Ok(()))));
 }
 
 #[tokio::test(start_paused = true)]
