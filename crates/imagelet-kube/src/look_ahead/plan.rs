@@ -115,6 +115,7 @@ mod tests {
             service_account: "default".into(),
             pull_secrets: Vec::new(),
             images: images.iter().map(image).collect(),
+            left_out: 0,
         })
     }
 

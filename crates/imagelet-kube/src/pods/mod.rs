@@ -40,6 +40,8 @@ pub(crate) struct BoundPod {
     pub(crate) pull_secrets: Vec<Arc<str>>,
     /// The images of its volumes and containers, in the kubelet's order of requests.
     pub(crate) images: Vec<PodImageUse>,
+    /// The number of its images beyond the limit.
+    pub(crate) left_out: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,13 +91,14 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     if !is_named || is_finished || metadata.deletion_timestamp.is_some() {
         return None;
     }
-    let mut images = Vec::new();
+    let (mut images, mut left_out) = (Vec::new(), 0);
     let mut add = |role, name: &str, image: &str, policy: &str, waits| match defaulted_policy(image, policy) {
-        Some(policy) if images.len() < IMAGES_MAX => {
+        Some(_) if images.len() == IMAGES_MAX => left_out += 1,
+        Some(policy) => {
             images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
         }
         // The kubelet reports a name that is none.
-        _ => {
+        None => {
             let image = shown(&shown_name(image));
             tracing::debug!(namespace, pod = pod_name, image, "passing over an image of a pod");
         }
@@ -128,6 +131,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
         service_account: account.map_or("", String::as_str).into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
         images,
+        left_out,
     })
 }
 
