@@ -30,6 +30,8 @@ pub enum ApiError {
     Silent(Duration),
     #[error("the answer of the API server is larger than {}", ByteSize(LINE_LENGTH_MAX as u64))]
     TooLarge,
+    #[error("the API server sent an object without a resource version")]
+    NoResourceVersion,
     #[error("the API server lists more than {max} objects")]
     TooMany { max: usize },
     /// The answer is not the secret or token that was requested. Shows nothing of it.
@@ -88,9 +90,7 @@ pub(crate) fn of_watch(error: watcher::Error) -> kube::Error {
         | watcher::Error::WatchStartFailed(error)
         | watcher::Error::WatchFailed(error) => error,
         watcher::Error::WatchError(status) => kube::Error::Api(status),
-        watcher::Error::NoResourceVersion => {
-            kube::Error::Service("it sent an object without a resource version".into())
-        }
+        watcher::Error::NoResourceVersion => kube::Error::Service(ApiError::NoResourceVersion.into()),
     }
 }
 
@@ -104,4 +104,15 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_without_a_version_is_an_answer() {
+        let error = text(&of_watch(watcher::Error::NoResourceVersion));
+        assert_eq!(error, "the API server sent an object without a resource version");
+    }
 }
