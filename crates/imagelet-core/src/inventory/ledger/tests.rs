@@ -135,7 +135,7 @@ fn fields_of_a_newer_version_are_ignored() {
 
 #[test]
 fn the_times_of_an_image_are_fields_of_its_entry() {
-    let body = r#"{"version":1,"images":{"sha256:1":{"first_seen":1000,"last_used":2000}}}"#;
+    let body = r#"{"version":1,"window":{},"images":{"sha256:1":{"first_seen":1000,"last_used":2000}}}"#;
     let ledger = Ledger::decode(format!("{}\n{body}", Digest::of(body.as_bytes())).as_bytes()).unwrap();
     let times = ledger.images.values().next().unwrap().times;
     assert_eq!(times, UseTimes { first_seen: Some(time(1_000)), last_used: Some(time(2_000)), ..UseTimes::default() });
