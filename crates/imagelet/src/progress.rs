@@ -388,7 +388,7 @@ pub(crate) fn standing(pull: &PullProgressRow) -> String {
 /// What it waits for: the next request to a registry, an answer, another pull.
 fn waits(pull: &PullProgressRow) -> Option<String> {
     let retry = pull.retry.as_ref().map(PullRetry::text);
-    let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits).to_string());
+    let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits));
     let waits: Vec<String> = retry.into_iter().chain(awaited).collect();
     (!waits.is_empty()).then(|| waits.join(", "))
 }
