@@ -10,8 +10,7 @@ use super::*;
 
 fn record(id: &str, size: u64) -> ImageRecord {
     let record = json!({
-        "id": id, "config": id, "metadata_size": size,
-        "pulled": { "digest": id, "platform": "linux/amd64", "layers": [], "at": 0 },
+        "id": id, "manifest": id, "layers": [], "metadata_size": size, "platform": "linux/amd64", "pulled_at": 0,
     });
     serde_json::from_value(record).unwrap()
 }
