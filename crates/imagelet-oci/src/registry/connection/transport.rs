@@ -47,6 +47,8 @@ pub(crate) struct Transport {
     pub(crate) slots: HostSlots,
     /// The loopback registries without configuration that were found to speak TLS.
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
+    /// And those that were found to speak plain HTTP.
+    pub(crate) loopback_plain: Mutex<BTreeSet<String>>,
     /// The redirects from HTTPS to plain HTTP that were warned of.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
@@ -214,7 +216,8 @@ impl Transport {
             let target = Target { origin: origin.over_tls(), ..target.clone() };
             once(&target, connection.clone().for_loopback_tls()).await
         };
-        if origin.is_https() || locked(&self.loopback_tls).contains(&origin.to_string()) {
+        let name = origin.to_string();
+        if origin.is_https() || locked(&self.loopback_tls).contains(&name) {
             return over_tls().await;
         }
         let plain = once(target, connection.clone()).await;
@@ -222,12 +225,15 @@ impl Transport {
             Ok(response) => response.status() == StatusCode::BAD_REQUEST,
             Err(failure) => is_no_http(&failure.error),
         };
-        if !may_be_tls {
+        if !may_be_tls && plain.is_ok() {
+            is_new(&self.loopback_plain, &name);
+        }
+        if !may_be_tls || locked(&self.loopback_plain).contains(&name) {
             return plain;
         }
         match over_tls().await {
             Ok(response) => {
-                is_new(&self.loopback_tls, &origin.to_string());
+                is_new(&self.loopback_tls, &name);
                 Ok(response)
             }
             Err(failure) if failure.error.fault().class == ErrorClass::CertificateInvalid => Err(failure),
