@@ -10,11 +10,11 @@ use super::{
 use ErrorClass as C;
 use RuntimeErrorKind as K;
 
-/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause is before its consequences. Without a
-/// stage, [`PLACES`] decides. The kind is for a failed pull whose gRPC code is less specific. A pattern with a kind
-/// other than `Other` has a space or a colon, so that no image name can contain it.
-const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
-    // The socket of the runtime.
+/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
+/// stage, [`PLACES`] decides. The kind is that of a pull whose code says less; [`K::Other`] says no more than the code.
+/// Each pattern with another kind has a space or a colon, so that no image name can contain it.
+const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
+    // The runtime's own socket.
     (C::RuntimeUnavailable, Some(Stage::Runtime), K::Unavailable, &["dial unix"]),
     // The disk.
     (C::DiskFull, Some(Stage::Disk), K::DiskFull, &["no space left on device", "disk quota exceeded"]),
@@ -36,8 +36,10 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["no route to host", "network is unreachable"]),
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["host is unreachable", "i/o timeout"]),
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["client.timeout exceeded"]),
-    (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer", "broken pipe"]),
-    // The registry's response. A rate limit may have any status code.
+    (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer"]),
+    // A pipe to a local process breaks as well.
+    (C::ConnectionLost, None, K::Other, &["broken pipe"]),
+    // The registry's response. A rate limit may come with any status.
     (C::RateLimited, None, K::Other, &["toomanyrequests", "429 too many requests", "answered 429"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no match for platform"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in image index"]),
@@ -48,7 +50,9 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
     (C::Unauthorized, None, K::Denied, &["no basic auth credentials", "insufficient_scope:", "pull access denied"]),
     (C::Unauthorized, None, K::Denied, &["authorization failed", "invalid username/password", "without a credential"]),
     (C::Unauthorized, None, K::Denied, &["does not accept the credential"]),
-    (C::Forbidden, None, K::Denied, &["403 forbidden", "denied: "]),
+    (C::Forbidden, None, K::Denied, &["403 forbidden"]),
+    // Access to a local file is denied in the same words.
+    (C::Forbidden, None, K::Other, &["denied: "]),
     (C::RegistryFailed, None, K::Other, &["500 internal server error", "answered 5"]),
     (C::RegistryFailed, None, K::RegistryUnavailable, &["502 bad gateway", "503 service unavailable"]),
     (C::RegistryFailed, None, K::RegistryUnavailable, &["504 gateway timeout"]),
@@ -68,7 +72,8 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 43] = [
 /// The kind of a failed pull whose gRPC code is less specific than its text.
 pub fn kind_of_pull_text(text: &str) -> Option<RuntimeErrorKind> {
     let text = text.to_ascii_lowercase();
-    let found = TEXTS.iter().find(|(.., parts)| parts.iter().any(|part| text.contains(part)));
+    let mut rows = TEXTS.iter().filter(|(_, _, kind, _)| *kind != K::Other);
+    let found = rows.find(|(.., parts)| parts.iter().any(|part| text.contains(part)));
     found.map(|(_, _, kind, _)| *kind)
 }
 
@@ -351,6 +356,19 @@ mod tests {
         ] {
             let text = format!("{before}{text}");
             assert_eq!(from_text(RuntimeErrorKind::Other, &text), Fault::new(class, stage), "{text}");
+        }
+        for (text, kind) in [
+            ("toomanyrequests: slow down: 503 Service Unavailable", Some(K::RegistryUnavailable)),
+            ("failed to extract layer sha256:1: r.io/a:v1: not found", Some(K::NotFound)),
+            (
+                "denied: requested access to the resource is denied\nunauthorized: authentication required",
+                Some(K::Denied),
+            ),
+            ("open /etc/x: permission denied: unknown", None),
+            ("write |1: broken pipe", None),
+            ("context deadline exceeded", None),
+        ] {
+            assert_eq!(kind_of_pull_text(text), kind, "{text}");
         }
     }
 

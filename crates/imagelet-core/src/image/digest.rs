@@ -4,6 +4,11 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
+use crate::printable::printable_start;
+
+/// As much of a wrong digest as a message repeats: the longest right one.
+const SHOWN_MAX: usize = 135;
+
 /// The algorithms of the reference grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DigestAlgorithm {
@@ -118,7 +123,8 @@ impl Serialize for Digest {
 
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|error| D::Error::custom(format!("`{}`: {error}", printable_start(&text, SHOWN_MAX))))
     }
 }
 
@@ -152,6 +158,12 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Digest>(), Err(error), "{text}");
         }
+    }
+
+    #[test]
+    fn a_wrong_digest_is_named_where_it_is_read() {
+        let error = serde_json::from_str::<Digest>("\"sha256:12\"").unwrap_err();
+        assert!(error.to_string().starts_with("`sha256:12`: invalid checksum digest length"), "{error}");
     }
 
     #[test]

@@ -237,7 +237,8 @@ impl PullProgress {
             PullEvent::Head { host, is_awaited: true } if self.unanswered.len() < NOTES_MAX => {
                 *self.unanswered.entry(host).or_default() += 1;
             }
-            PullEvent::Head { host, .. } => {
+            PullEvent::Head { is_awaited: true, .. } => {}
+            PullEvent::Head { host, is_awaited: false } => {
                 if let Some(count) = self.unanswered.get_mut(&host) {
                     *count = count.saturating_sub(1);
                 }
@@ -405,6 +406,9 @@ mod tests {
         let events = (0..1000).flat_map(|number| [removed(number), warning(number), warning(number)]);
         let progress = after(events);
         assert_eq!((progress.removed.len(), progress.warnings.len()), (NOTES_MAX, NOTES_MAX));
+        let head = |number: usize| PullEvent::Head { host: number.to_string(), is_awaited: true };
+        let heads = after((0..NOTES_MAX).chain(0..NOTES_MAX).map(head));
+        assert_eq!(heads.unanswered.len(), NOTES_MAX, "one more is not taken for the end of one");
         let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
         let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         assert_eq!(after([resolved(&layers)]).layers.len(), LAYERS_MAX);

@@ -63,6 +63,19 @@ pub(super) struct LayerAttempt<'a> {
     pub(super) progress: &'a Progress,
     /// The thread that copies the compressed bytes; it ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
+    /// The registry has not begun its answer. A new request might begin anew what it does for this one.
+    pub(super) is_opening: bool,
+    /// Bytes have come that are not on the disk for a resumption.
+    pub(super) is_lossy: bool,
+    /// What the inflater did not take.
+    pub(super) rest: Option<Rest>,
+}
+
+/// The rest of a blob, and the digest of what came before it.
+pub(super) struct Rest {
+    stream: RangedStream,
+    hash: Hash,
+    received: u64,
 }
 
 impl LayerAttempt<'_> {
@@ -97,11 +110,13 @@ impl LayerAttempt<'_> {
         pace.set_left(blob.size.saturating_sub(offset));
         pace.network.resume(Instant::now());
         let mut checks = Checks::new();
+        self.is_opening = true;
         let opened = self.source.open_ranged(offset, &intake.reader_wait);
         let Some(opened) = checks.run(opened, |now| self.gives_way(now)).await else {
             return Ok(self.gave_way(intake).await);
         };
         let mut stream = opened?;
+        self.is_opening = false;
         loop {
             let Some(bytes) = checks.run(stream.next(), |now| self.gives_way(now)).await else {
                 return Ok(self.gave_way(intake).await);
@@ -116,9 +131,14 @@ impl LayerAttempt<'_> {
                     early.extend_from_slice(&bytes);
                 }
             }
+            let has_copy = intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
+            self.is_lossy = !has_copy || stream.begins_anew();
             match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
-                Some(false) => return self.unread(stream, intake).await,
+                Some(false) => {
+                    self.rest = Some(Rest { stream, hash: intake.hash, received: intake.received });
+                    return Ok(Fetched::Unread);
+                }
                 None => return Ok(self.gave_way(intake).await),
             }
             pace.set_left(blob.size.saturating_sub(intake.received));
@@ -178,7 +198,7 @@ impl LayerAttempt<'_> {
         let thing = if memory.gives_way(job.terms.hold, &place.pace.network, now) {
             place.leave(now);
             SharedThing::Memory
-        } else if place.gives_way(job.terms.hold, now) {
+        } else if !self.is_opening && place.gives_way(job.terms.hold, self.is_lossy, now) {
             SharedThing::Place
         } else {
             return false;
@@ -220,28 +240,28 @@ impl LayerAttempt<'_> {
         self.copying = Some(copying);
         Ok(())
     }
+}
 
-    /// The inflater stopped before the end: verifies the digest of the whole blob, within [`REST_BYTES_MAX`] and
-    /// [`REST_MAX`]. A wrong digest blames the sender of the bytes, not the builder of the image.
-    async fn unread(&self, mut stream: RangedStream, intake: Intake) -> Result<Fetched, RuntimeError> {
-        let Intake { mut hash, received, .. } = intake;
-        if self.job.descriptor.size.saturating_sub(received) > REST_BYTES_MAX || self.memory.was_refused() {
-            return Ok(Fetched::Unread);
+impl LayerJob {
+    /// The content does not unpack: verifies the digest of the whole blob where that takes not too long. A wrong digest
+    /// blames the sender of the bytes, not the builder of the image.
+    pub(super) async fn blame(&self, rest: Rest, error: RuntimeError) -> RuntimeError {
+        let Rest { mut stream, mut hash, received } = rest;
+        if self.descriptor.size.saturating_sub(received) > REST_BYTES_MAX {
+            return error;
         }
         let verified = async {
             while let Some(bytes) = stream.next().await? {
                 hash.update(&bytes);
             }
-            self.job.verify(&hash)
+            self.verify(&hash)
         };
         match timeout(REST_MAX, verified).await {
-            Ok(Err(error)) if error.kind() == RuntimeErrorKind::Corrupt => Err(error),
-            _ => Ok(Fetched::Unread),
+            Ok(Err(wrong)) if wrong.kind() == RuntimeErrorKind::Corrupt => wrong,
+            _ => error,
         }
     }
-}
 
-impl LayerJob {
     fn verify(&self, hash: &Hash) -> Result<(), RuntimeError> {
         let digest = hash.clone().finish();
         if digest == self.descriptor.digest {
@@ -253,8 +273,8 @@ impl LayerJob {
     }
 }
 
-/// Starts a thread that writes the copy of a layer's compressed bytes. It ends after a failed write, or once the sender
-/// is dropped and all sent bytes are written.
+/// Starts a thread that writes the copy of a layer's compressed bytes. It ends when the sender is dropped, after all that
+/// was sent is written, or when a write fails or has no space.
 pub(super) fn copy_to(
     mut writer: BlobWriter,
     written_bytes: WrittenBytes,
@@ -265,6 +285,9 @@ pub(super) fn copy_to(
             writer.write(&bytes)?;
             if writer.is_reserved() {
                 written_bytes.add(bytes.len() as u64);
+            }
+            if !writer.is_wanted() {
+                break;
             }
         }
         Ok(writer)
@@ -303,7 +326,11 @@ impl Intake {
         if let Some(copy) = self.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
         {
-            return false;
+            if job.blob.is_kept {
+                return false;
+            }
+            // There is no space for a resumption.
+            self.copy = None;
         }
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;

@@ -149,7 +149,17 @@ impl LayerJob {
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let attempt = LayerAttempt { job: self, source: &source, memory: &memory, place, progress, copying: None };
+            let attempt = LayerAttempt {
+                job: self,
+                source: &source,
+                memory: &memory,
+                place,
+                progress,
+                copying: None,
+                is_opening: false,
+                is_lossy: false,
+                rest: None,
+            };
             let error = match attempt.run(on_disk, copy).await {
                 Err(error) => error,
                 Ok(None) => {
@@ -221,7 +231,7 @@ impl LayerJob {
         loop {
             place.pace.network.pause(Instant::now());
             let memory = budget.whole_layer(self.memory(place));
-            let memory = checks.run(memory, |now| place.gives_way(*hold, now));
+            let memory = checks.run(memory, |now| place.gives_way(*hold, false, now));
             let what = (SharedThing::Memory, &self.descriptor.digest, progress);
             match reported(what, || budget.holder(), memory).await {
                 Some(memory) => return Ok(memory),
@@ -298,7 +308,7 @@ impl LayerJob {
 }
 
 impl LayerAttempt<'_> {
-    /// `None`: other layers now have the place or the memory; the bytes received so far are on the disk.
+    /// `None`: others have the place or the memory now; bytes that were copied are on the disk.
     async fn run(
         mut self,
         on_disk: Option<KeptBytes>,
@@ -368,15 +378,19 @@ impl LayerAttempt<'_> {
         if gave_way {
             return Ok(None);
         }
-        match (inflated, unpacked) {
-            (Err(error), _) => Err(job.in_layer(error)),
-            (_, Err(error)) => Err(error),
+        let error = match (inflated, unpacked) {
+            (Err(error), _) => job.in_layer(error),
+            (_, Err(error)) => error,
             (Ok(true), Ok(layer)) if fetched == Fetched::Whole => {
-                Ok(Some(layer.with_blob(copied.and_then(StagedBlob::of))))
+                return Ok(Some(layer.with_blob(copied.and_then(StagedBlob::of))));
             }
             (Ok(_), Ok(_)) => {
-                Err(job.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob")))
+                job.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
             }
+        };
+        match self.rest.take() {
+            Some(rest) if error.kind() == RuntimeErrorKind::Corrupt => Err(job.blame(rest, error).await),
+            _ => Err(error),
         }
     }
 }

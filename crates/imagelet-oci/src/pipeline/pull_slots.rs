@@ -5,9 +5,8 @@
 //! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
 //! with the fewest places.
 //!
-//! A layer with a slow registry gives its place to a waiting layer. Once a layer has waited for ten seconds, the
-//! slowest layer gives its place too, whatever its rate. A layer that gave its place resumes by `Range` when a place is
-//! free again.
+//! A layer whose registry is slow gives its place to a waiting layer, and so does the slowest of those that lose nothing
+//! by it, whatever its rate, once a layer has waited for ten seconds. It resumes by `Range` when a place is free again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -131,9 +130,10 @@ impl Line {
         next.map(|(ticket, _)| ticket)
     }
 
-    /// Whether this layer gives its place to a waiting layer now.
-    fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, now: Instant) -> bool {
-        if let Some(own) = self.held.get_mut(&ticket) {
+    /// Whether this layer is the one that gives its place to a waiting layer now. A lossy one begins at its first byte
+    /// again, so that it gives way below the minimum rate only.
+    fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
+        if let Some(own) = self.held.get_mut(&ticket).filter(|_| !is_lossy) {
             own.checked = now;
         }
         if self.waiting.is_empty() {
@@ -146,7 +146,7 @@ impl Line {
         if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
             return true;
         }
-        let is_fair = !waits.gave_way && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
+        let is_fair = !is_lossy && !waits.gave_way && now.saturating_duration_since(waits.since) >= WAIT_FAIR;
         if !is_fair || own.pace.wall.held_for(now) < GRACE {
             return false;
         }
@@ -222,8 +222,8 @@ impl PullSlots {
 impl Place {
     /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer starts
     /// again from the bytes on the disk after [`Place::again`].
-    pub(crate) fn gives_way(&self, policy: HoldPolicy, now: Instant) -> bool {
-        let is_due = self.places.lock().gives_way(self.ticket, policy, now);
+    pub(crate) fn gives_way(&self, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
+        let is_due = self.places.lock().gives_way(self.ticket, policy, is_lossy, now);
         if is_due {
             self.leave(now);
         }
@@ -429,7 +429,7 @@ mod tests {
         for held in line.held.values_mut() {
             held.checked = now;
         }
-        let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), now);
+        let gives = |ticket: &u64| line.gives_way(*ticket, HoldPolicy::default(), false, now);
         held.iter().copied().filter(gives).collect()
     }
 
@@ -457,7 +457,23 @@ mod tests {
         for ticket in &held[1..] {
             line.held.get_mut(ticket).unwrap().checked = now;
         }
-        assert!(!line.gives_way(held[2], HoldPolicy::default(), now), "it is not the slowest of those that check");
-        assert!(line.gives_way(held[1], HoldPolicy::default(), now));
+        assert!(
+            !line.gives_way(held[2], HoldPolicy::default(), false, now),
+            "it is not the slowest of those that check"
+        );
+        assert!(line.gives_way(held[1], HoldPolicy::default(), false, now));
+    }
+
+    #[test]
+    fn a_layer_that_would_begin_anew_keeps_its_place_unless_its_registry_is_slow() {
+        for (slowest, expected) in [(MIB, false), (20 << 10, true)] {
+            let (mut line, held, now) =
+                full_line(WAIT_FAIR, |number| if number == 7 { slowest } else { (2 + number) * MIB });
+            for ticket in held.iter().filter(|ticket| **ticket != held[7]) {
+                line.held.get_mut(ticket).unwrap().checked = now;
+            }
+            assert_eq!(line.gives_way(held[7], HoldPolicy::default(), true, now), expected, "{slowest}");
+            assert!(line.gives_way(held[0], HoldPolicy::default(), false, now), "the slowest that resumes");
+        }
     }
 }

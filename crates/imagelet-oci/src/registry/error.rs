@@ -7,7 +7,7 @@ use imagelet_core::{
     error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     printable::is_unprintable,
 };
-use regex_lite::{Captures, Regex};
+use regex_lite::Regex;
 
 /// Maximum number of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
@@ -153,13 +153,14 @@ fn without_queries(text: &str) -> String {
 
 /// Removes the text after the name of an authentication scheme, unless the text may be a plain word.
 fn without_authorization(text: &str) -> String {
-    static SHOWN: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"(?i)((?:bearer|basic)[^a-z0-9 ]* )([^ ]{12,})").expect("a regular expression"));
-    let redacted = |shown: &Captures<'_>| {
-        let is_word = shown[2].bytes().all(|byte| byte.is_ascii_lowercase());
-        if is_word { shown[0].to_owned() } else { format!("{}{REDACTED}", &shown[1]) }
-    };
-    SHOWN.replace_all(text, redacted).into_owned()
+    let mut follows_scheme = false;
+    let shown = text.split(' ').map(|word| {
+        let is_secret = follows_scheme && word.len() >= 12 && !word.bytes().all(|byte| byte.is_ascii_lowercase());
+        let bare = word.trim_matches(|character: char| !character.is_ascii_alphanumeric()).to_ascii_lowercase();
+        follows_scheme = bare.ends_with("bearer") || bare.ends_with("basic");
+        if is_secret { REDACTED } else { word }
+    });
+    shown.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -190,6 +191,7 @@ mod tests {
             (r#"{"pw":"p@ss\"word"}"#, r#"{"pw":"[redacted]"}"#),
             ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic [redacted]"),
             ("Authorization: Bearer abcdefgh.ijklmnop", "Authorization: Bearer [redacted]"),
+            ("bearer Authorization:Bearer abcdefgh.ijklmnop", "bearer [redacted] [redacted]"),
             ("the basic authentication failed", "the basic authentication failed"),
             ("a\r\nb\u{1b}[31m", "ab[31m"),
         ] {

@@ -161,6 +161,7 @@ impl Registry {
             clients: Clients::new(config.dial_timeout, connections_per_host, Proxies::new(&config.proxies)),
             slots: HostSlots::new(connections_per_host),
             loopback_tls: Mutex::default(),
+            loopback_plain: Mutex::default(),
             plain_warned: Mutex::default(),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,

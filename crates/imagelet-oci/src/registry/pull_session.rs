@@ -92,8 +92,8 @@ pub(crate) struct SessionHost {
     /// The pull has a credential, but not for this host.
     has_other: bool,
     reference: Reference,
-    /// The session only checks a credential; it requests no repository.
-    is_login: bool,
+    /// The session only checks a credential: it asks for no repository.
+    pub(super) is_login: bool,
     pub(crate) account: Account,
     /// The content that the host sent for the pull, and the host's failures.
     pub(super) sent: Mutex<PullHost>,
@@ -113,8 +113,8 @@ impl Grant {
     }
 }
 
-impl SessionState {
-    fn new(
+impl PullSession {
+    pub(super) fn new(
         shared: Arc<Shared>,
         reference: Reference,
         hosts: Vec<Host>,
@@ -122,7 +122,7 @@ impl SessionState {
         patience: Patience,
     ) -> Self {
         let host = |host| SessionHost::new(host, &reference, credentials, &shared.rate_limits);
-        Self {
+        Self(Arc::new(SessionState {
             listed: hosts.iter().map(|host| host.origin.clone()).collect(),
             hosts: hosts.into_iter().map(host).collect(),
             reception: Arc::new(Reception::new(shared.config.silence_max)),
@@ -132,34 +132,28 @@ impl SessionState {
             reports: Mutex::default(),
             shared,
             reference,
-        }
+        }))
     }
-}
 
-impl PullSession {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        reference: Reference,
-        hosts: Vec<Host>,
-        credentials: &[Credential],
-        patience: Patience,
-    ) -> Self {
-        Self(Arc::new(SessionState::new(shared, reference, hosts, credentials, patience)))
+    /// The state of a session that has no clone.
+    fn state(&mut self) -> &mut SessionState {
+        Arc::get_mut(&mut self.0).expect("a new session has no clone")
     }
 
     /// A session that checks only this credential, at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
         // A credential without a server address is for the registry, at any address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
-        let mut state = SessionState::new(shared, reference, vec![own], &[credential], Patience::FULL);
-        state.hosts[0].is_login = true;
-        Self(Arc::new(state))
+        let mut session = Self::new(shared, reference, vec![own], &[credential], Patience::FULL);
+        session.state().hosts[0].is_login = true;
+        session
     }
 
     /// A session without hosts: all blobs come from an archive.
     pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
-        let state = SessionState::new(shared, reference, Vec::new(), &[], Patience::FULL);
-        Self(Arc::new(SessionState { archive: Some(archive), ..state }))
+        let mut session = Self::new(shared, reference, Vec::new(), &[], Patience::FULL);
+        session.state().archive = Some(archive);
+        session
     }
 
     #[cfg(test)]
@@ -329,11 +323,13 @@ impl SessionHost {
             (None, _) => {
                 let hint = if self.has_other {
                     format!(
-                        "the credential of the pull is for another host and is not sent to this one: `imagelet login {0}`,                          or an entry for `{0}` in the docker configuration or in a pull secret",
+                        "the credential of the pull is for another host and is not sent to this one: `imagelet login {0}`, \
+                         or an entry for `{0}` in the docker configuration or in a pull secret",
                         origin.authority()
                     )
                 } else {
-                    "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or                      --creds)"
+                    "check the name; if the image is private, give a credential (`imagelet login`, imagePullSecrets, or \
+                     --creds)"
                         .to_owned()
                 };
                 (format!("does not serve `{reference}` without a credential"), hint)

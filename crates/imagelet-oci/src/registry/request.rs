@@ -197,7 +197,8 @@ impl PullSession {
                 bound,
                 open: open_headers(query),
                 kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
-                redirects: Some(Arc::clone(&self.listed)),
+                // What another origin accepts says nothing of the registry's own answer to a login.
+                redirects: (!host.is_login).then(|| Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
                 ..Request::get(host.target(&query.path), &host.host.connection)
@@ -271,6 +272,7 @@ impl PullSession {
                 (denied(message), if code == 401 { Retry::Never } else { FRESH_REDIRECTS })
             }
             (401 | 403, _) => (host.denied(Some(words.unwrap_or_else(|| status.to_string()))), Retry::Never),
+            (404, _) if host.is_login => (answered(RuntimeErrorKind::RegistryUnavailable, ""), Retry::Never),
             (404, _) => {
                 let message = format!("{subject} was not found in registry `{place}`{detail}");
                 let error = RuntimeError::new(RuntimeErrorKind::NotFound, message);

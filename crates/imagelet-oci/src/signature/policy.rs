@@ -212,6 +212,9 @@ const BEYOND_KEYS: [&str; 7] = [
     "keyType",
 ];
 
+/// Fields of identities that are not supported.
+const OF_IDENTITIES: [&str; 4] = ["dockerReference", "dockerRepository", "prefix", "signedPrefix"];
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawRequirement {
@@ -233,7 +236,12 @@ struct RawIdentity {
 }
 
 impl Requirement {
-    fn read(raw: RawRequirement) -> Result<Self, String> {
+    fn read(mut raw: RawRequirement) -> Result<Self, String> {
+        // A known field that is `null` is absent.
+        raw.others.retain(|field, value| !value.is_null() || !BEYOND_KEYS.contains(&field.as_str()));
+        if let Some(identity) = &mut raw.signed_identity {
+            identity.others.retain(|field, value| !value.is_null() || !OF_IDENTITIES.contains(&field.as_str()));
+        }
         if let Some(unknown) = raw.others.keys().find(|field| !BEYOND_KEYS.contains(&field.as_str())) {
             return Err(format!("the field `{}` is unknown", printable(unknown)));
         }

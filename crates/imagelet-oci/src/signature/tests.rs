@@ -214,7 +214,15 @@ fn a_policy_that_is_not_understood_is_refused_and_what_is_not_supported_accepts_
         assert!(matches!(&found, Requirement::Unsupported(why) if why.contains(word)), "{requirement}: {found:?}");
     }
     for requirement in [
+        json!({"type": "sigstoreSigned", "keyPath": "/k", "keyDatas": null, "fulcio": null, "rekorPublicKeyDatas": null}),
+        json!({"type": "sigstoreSigned", "keyPath": "/k", "signedIdentity": {"type": "matchExact", "prefix": null}}),
+    ] {
+        let found = read(requirement.clone());
+        assert!(matches!(found, Ok(Requirement::Sigstore { .. })), "{requirement}: {found:?}");
+    }
+    for requirement in [
         json!({"type": "accept"}),
+        json!({"type": "reject", "more": null}),
         json!({"type": "reject", "keyPath": "/k"}),
         json!({"type": "insecureAcceptAnything", "more": 1}),
         json!({"type": "sigstoreSigned"}),

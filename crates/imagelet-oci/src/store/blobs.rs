@@ -297,7 +297,12 @@ impl BlobWriter {
         self.length_min = 1;
     }
 
-    /// Whether the pull has reserved space for the blob.
+    /// Whether its bytes still go to the disk.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted
+    }
+
+    /// Whether the pull has reserved space for it.
     pub(crate) fn is_reserved(&self) -> bool {
         matches!(self.purpose, BlobPurpose::Keep)
     }

@@ -117,20 +117,26 @@ impl Store {
         let partials = self.partials().into_iter().filter(|partial| !partial.is_written(&index));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
         unfinished.sort_by_key(|(since, ..)| *since);
-        let mut freed = 0;
+        let (mut freed, mut failed) = (0, Ok(()));
         for (_, bytes, path, spare) in unfinished {
             if freed >= wanted {
                 break;
             }
-            self.move_to_trash(&path)?;
-            spare.map(|layer| index.unfinished.spares.remove(&layer));
-            freed += bytes;
+            // A full disk may have no room for another name in the trash.
+            let is_file = spare.is_none();
+            let unlinked =
+                |error| if is_file { remove_tree(&path).map_err(could_not("remove", &path)) } else { Err(error) };
+            match self.move_to_trash(&path).or_else(unlinked) {
+                Ok(()) => {
+                    spare.map(|layer| index.unfinished.spares.remove(&layer));
+                    freed += bytes;
+                }
+                Err(error) => failed = failed.and(Err(error)),
+            }
         }
         drop(index);
-        if freed > 0 {
-            self.empty_trash()?;
-        }
-        Ok(freed)
+        self.empty_trash()?;
+        if freed > 0 { Ok(freed) } else { failed.map(|()| 0) }
     }
 
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {

@@ -30,7 +30,8 @@ pub struct Lists {
 pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
     let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
     let mut listed = Listed { images, contents, snapshots, leased, elsewhere, ..Listed::default() };
-    let measured = listed.committed().filter_map(|snapshot| {
+    let committed = listed.committed().map_err(|error| error.to_string())?;
+    let measured = committed.into_iter().filter_map(|snapshot| {
         let (bytes, inodes) = usage(&snapshot.snapshotter, &snapshot.name)?;
         Some((snapshot, Freed { bytes: ByteSize(bytes), inodes }))
     });

@@ -72,11 +72,17 @@ pub(crate) struct PartFolders {
 pub(crate) struct TooEntangled;
 
 impl Listed {
-    pub(crate) fn committed(&self) -> impl Iterator<Item = CommittedSnapshot> {
-        let of = |(snapshotter, all): (&String, &Vec<snapshots::Info>)| {
-            all.iter().filter_map(|snapshot| committed(snapshotter, snapshot)).collect::<Vec<_>>()
+    /// The committed snapshots that images reach.
+    pub(crate) fn committed(&self) -> Result<Vec<CommittedSnapshot>, TooEntangled> {
+        let mut nodes = Nodes::of(self);
+        let roots: Vec<u32> = self.images.iter().flat_map(|record| nodes.roots(record)).collect();
+        let found = nodes.reach(roots)?;
+        let snapshot = |node: u32| {
+            let (snapshotter, snapshot) =
+                nodes.listed.get(usize::try_from(node).ok()?.checked_sub(self.contents.len())?)?;
+            committed(snapshotter, snapshot)
         };
-        self.snapshots.iter().flat_map(of)
+        Ok(found.nodes.into_iter().filter_map(snapshot).collect())
     }
 
     /// Images with their parts.

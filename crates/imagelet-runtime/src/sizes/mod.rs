@@ -21,7 +21,7 @@ use imagelet_core::{
 use jiff::Timestamp;
 use tonic::Code;
 
-use self::graph::{CommittedSnapshot, PartFolders, snapshotters};
+use self::graph::{CommittedSnapshot, PartFolders, TooEntangled, snapshotters};
 pub(crate) use self::graph::{Listed, refers_to_snapshot};
 use crate::containerd::{
     ContainerdClient, ContainerdError, NAMESPACE,
@@ -59,12 +59,12 @@ impl ContainerdSizes {
         let named = snapshotters(&images, &contents);
         let (snapshots, leased, elsewhere) = tokio::try_join!(self.snapshots(named), self.leased(), self.elsewhere())?;
         let folders = self.folders().await;
-        let mut listed = Listed { images, contents, snapshots, leased, elsewhere, folders, ..Listed::default() };
-        listed.usages = self.usages_of(listed.committed()).await?;
+        let listed = Listed { images, contents, snapshots, leased, elsewhere, folders, ..Listed::default() };
+        let entangled = |error: TooEntangled| self.client.unexpected("Content.List", "", &error.to_string());
+        let (committed, mut listed) = on_thread(move || (listed.committed(), listed)).await;
+        listed.usages = self.usages_of(committed.map_err(entangled)?).await?;
         self.known().clone_from(&listed.usages);
-        let graph = tokio::task::spawn_blocking(move || listed.graph()).await;
-        let graph = graph.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        graph.map_err(|error| self.client.unexpected("Content.List", "", &error.to_string()))
+        on_thread(move || listed.graph()).await.map_err(entangled)
     }
 
     /// The folders of containerd's blobs and snapshots. An unknown folder is treated as part of the measured file
@@ -141,13 +141,13 @@ impl ContainerdSizes {
     /// The usages of the snapshots, from the cache or from containerd. Removed snapshots are skipped.
     async fn usages_of(
         &self,
-        snapshots: impl Iterator<Item = CommittedSnapshot>,
+        snapshots: Vec<CommittedSnapshot>,
     ) -> Result<HashMap<CommittedSnapshot, Freed>, ContainerdError> {
         let usage = |snapshot| {
             let usage = self.known().get(&snapshot).copied();
             (snapshot, usage)
         };
-        let all: Vec<_> = snapshots.map(usage).collect();
+        let all: Vec<_> = snapshots.into_iter().map(usage).collect();
         let asked = stream::iter(all).map(async |(snapshot, known)| {
             if let Some(usage) = known {
                 return Ok(Some((snapshot, usage)));
@@ -169,7 +169,12 @@ impl ContainerdSizes {
     }
 }
 
-/// Whether a lease has expired for containerd's collector, which treats an unreadable time as no expiry.
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
 pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
     lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
 }

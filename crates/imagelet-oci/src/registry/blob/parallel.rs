@@ -29,7 +29,7 @@ use super::{
     range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
     straggler::WindowMeter,
 };
-use crate::registry::connection::Urgency;
+use crate::registry::{connection::Urgency, locked};
 
 /// Bytes that all blobs together may read ahead.
 pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
@@ -61,6 +61,8 @@ pub(crate) struct RangedStream {
     turned: Option<Part>,
     ahead: VecDeque<Part>,
     planned: u64,
+    /// The first request was for a part, and the answer is the whole.
+    is_whole: bool,
     /// The offset of the next byte.
     delivered: u64,
     race: Race,
@@ -103,6 +105,7 @@ impl BlobSource {
             pace,
             started: Instant::now(),
             meter: Arc::default(),
+            is_whole: head.end > planned,
             planned: planned.max(head.end),
             head,
             turned: None,
@@ -159,7 +162,12 @@ impl RangedStream {
         Ok(Some(bytes))
     }
 
-    /// Closes the connections. The next call requests the bytes from the current offset again.
+    /// Whether a host of the blob ignores ranges, so that a resumption receives all bytes again.
+    pub(crate) fn begins_anew(&self) -> bool {
+        self.is_whole || !locked(&self.source.notes).whole_only.is_empty()
+    }
+
+    /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);

@@ -190,6 +190,8 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, or \
          where another registry's `hosts.toml` names this host"
     );
+    let other_name =
+        format!("the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names");
     let (text, hint) = match (problem, other) {
         (ExpiredContext { not_after, .. }, _) => (format!("expired on {}", date(not_after)), clock),
         (NotValidYetContext { not_before, .. }, _) => {
@@ -198,10 +200,11 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         (NotValidForNameContext { presented, .. }, _) if !presented.is_empty() => {
             // The verifier writes `DnsName("example.com")`.
             let shown = |name: &String| format!("`{}`", printable(name.split('"').nth(1).unwrap_or(name)));
-            let names = presented.iter().take(NAMES_MAX).map(shown).collect::<Vec<_>>().join(", ");
-            let hint = "the certificate is for other names: ask for one with";
-            (format!("is for another name: {names}"), format!("{hint} `{host}` in it, or pull by one of its names"))
+            let mut names: Vec<_> = presented.iter().take(NAMES_MAX).map(shown).collect();
+            names.extend((presented.len() > NAMES_MAX).then(|| "…".to_owned()));
+            (format!("is for another name: {}", names.join(", ")), other_name)
         }
+        (NotValidForNameContext { .. }, _) => (format!("is not trusted: {problem}"), other_name),
         (UnknownIssuer, _) => ("is signed by an unknown authority".to_owned(), trust),
         (_, Some(webpki::Error::CaUsedAsEndEntity)) => {
             let text = "is that of an authority, as a self-signed one often is, and is not itself named as `ca`";
@@ -218,4 +221,23 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
         (other, None) => (format!("is not trusted: {other}"), trust),
     };
     (format!("its certificate {text}"), hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::ServerName;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_for_no_or_for_many_other_names_is_to_be_replaced_by_one_with_the_name() {
+        let expected = ServerName::try_from("r.example").unwrap();
+        for (count, words) in [(0, "is not trusted"), (2, "`n0`, `n1`"), (9, "`n7`, …")] {
+            let presented = (0..count).map(|number| format!("DnsName(\"n{number}\")")).collect();
+            let problem = CertificateError::NotValidForNameContext { expected: expected.clone(), presented };
+            let (text, hint) = certificate_problem(&problem, "r.example");
+            assert!(text.contains(words) && !text.contains("n8"), "{text}");
+            assert!(hint.contains("ask for one with `r.example` in it"), "{hint}");
+        }
+    }
 }

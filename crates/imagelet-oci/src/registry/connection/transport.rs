@@ -47,7 +47,9 @@ pub(crate) struct Transport {
     pub(crate) slots: HostSlots,
     /// Loopback registries without configuration that answered over TLS.
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
-    /// Redirects from HTTPS to plain HTTP that were logged already.
+    /// And those that were found to speak plain HTTP.
+    pub(crate) loopback_plain: Mutex<BTreeSet<String>>,
+    /// The redirects from HTTPS to plain HTTP that were warned of.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -215,7 +217,8 @@ impl Transport {
             let target = Target { origin: origin.over_tls(), ..target.clone() };
             once(&target, connection.clone().for_loopback_tls()).await
         };
-        if origin.is_https() || locked(&self.loopback_tls).contains(&origin.to_string()) {
+        let name = origin.to_string();
+        if origin.is_https() || locked(&self.loopback_tls).contains(&name) {
             return over_tls().await;
         }
         let plain = once(target, connection.clone()).await;
@@ -223,12 +226,15 @@ impl Transport {
             Ok(response) => response.status() == StatusCode::BAD_REQUEST,
             Err(failure) => is_no_http(&failure.error),
         };
-        if !may_be_tls {
+        if !may_be_tls && plain.is_ok() {
+            is_new(&self.loopback_plain, &name);
+        }
+        if !may_be_tls || locked(&self.loopback_plain).contains(&name) {
             return plain;
         }
         match over_tls().await {
             Ok(response) => {
-                is_new(&self.loopback_tls, &origin.to_string());
+                is_new(&self.loopback_tls, &name);
                 Ok(response)
             }
             Err(failure) if failure.error.fault().class == ErrorClass::CertificateInvalid => Err(failure),

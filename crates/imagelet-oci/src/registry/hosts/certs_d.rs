@@ -111,6 +111,9 @@ pub(super) fn parse(
     let mut hosts = Vec::new();
     for (url, settings) in std::mem::take(&mut file.host) {
         warnings.extend(unknown_capabilities(&settings, &format!(" of host `{}`", shown(&url))));
+        for (key, is_set) in [("server", !settings.server.is_empty()), ("host", !settings.host.is_empty())] {
+            warnings.extend(is_set.then(|| format!("`host.{}.{key}` is no key that is read", shown(&url))));
+        }
         let host = host_at(&url, &settings).and_then(|host| with_settings(host, settings, directory));
         let host = host.map_err(|problem| format!("host `{}`: {problem}", shown(&url)))?;
         let is_mirror = !host.origin.is_same_place(&own_place);
@@ -289,9 +292,9 @@ mod tests {
     fn keys_that_are_not_read_are_named() {
         let text = "server = \"https://r.example\"\nskip-verify = true\ncapabilities = [\"pull\"]\n\
                     [host.\"https://user:hunter2@m.example\"]\nskip_verify = true\nrewrite = 1\n\
-                    dial_timeout = \"1s\"\n[hosts]\n";
+                    server = \"https://x.example\"\ndial_timeout = \"1s\"\n[hosts]\n";
         let (_, warnings) = read(text, "r.example", Path::new("/nonexistent"));
-        let keys = ["skip-verify", "host.https://m.example.rewrite", "hosts"];
+        let keys = ["skip-verify", "host.https://m.example.rewrite", "hosts", "host.https://m.example.server"];
         assert_eq!(warnings, keys.map(|key| format!("`{key}` is no key that is read")));
     }
 

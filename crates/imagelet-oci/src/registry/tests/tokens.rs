@@ -144,6 +144,27 @@ async fn a_login_is_not_accepted_where_the_credential_was_not_sent() {
     assert!(error.to_string().contains("another origin and not encrypted"), "{error}");
     assert!(!error.chain().contains("/login"), "{}", error.chain());
 
+    // Nor where another host answers.
+    let fake = FakeRegistry::start().await;
+    let registry = fake.reference("team/app:v1").domain().to_owned();
+    for (status, headers, kind, words) in [
+        (
+            302,
+            vec![("location", format!("http://{}/", services.address))],
+            RuntimeErrorKind::Other,
+            "which is not followed here",
+        ),
+        (404, Vec::new(), RuntimeErrorKind::RegistryUnavailable, "answered 404 Not Found for a login"),
+    ] {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        fake.trick("/v2/", 9, answer(status, &headers, ""));
+        let error = crate::check_login(RegistryConfig::default(), &registry, &credential("hunter2pass")).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), kind, "{}", error.chain());
+        assert!(error.chain().contains(words), "{}", error.chain());
+        fake.clear_tricks();
+    }
+
     // A name without dot and port is a repository of Docker Hub.
     let error = crate::check_login(RegistryConfig::default(), "myreg", &credential("hunter2pass")).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument, "{}", error.chain());

@@ -133,22 +133,22 @@ impl StoreContents {
         Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change. Repeats the read until the names are the same before and after
-    /// it.
+    /// Reads a store that another process may change, until its names are the same before and after. At the limit the
+    /// last read is used; the flag is then true, because it may mix several moments.
     fn read_concurrently<N: PartialEq>(
-        root: &Path,
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
-    ) -> Result<Self, RuntimeError> {
-        for _ in 0..READS_MAX {
+    ) -> Result<(Self, bool), RuntimeError> {
+        let mut reads = 0;
+        loop {
             let before = names();
             let found = read()?;
-            if names() == before {
-                return Ok(found);
+            reads += 1;
+            let is_torn = names() != before;
+            if !is_torn || reads == READS_MAX {
+                return Ok((found, is_torn));
             }
         }
-        let message = format!("the store `{}` changed {READS_MAX} times while it was read", root.display());
-        Err(RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint("try again"))
     }
 }
 
@@ -165,8 +165,8 @@ impl Index {
     /// changed, and concurrent changes by another process are not damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let read = || StoreContents::read(root, boot, writable);
-        let found =
-            if writable { read()? } else { StoreContents::read_concurrently(root, || names_bytes(root), read)? };
+        let (found, is_torn) =
+            if writable { (read()?, false) } else { StoreContents::read_concurrently(|| names_bytes(root), read)? };
         let mut index = Self {
             blobs: found.blobs,
             generation: found.names.generation,
@@ -192,6 +192,13 @@ impl Index {
         for (name, id) in found.names.names {
             if !index.is_known(&id) {
                 let read = images.remove(&id);
+                let record = read.as_ref().and_then(|read| read.as_ref().ok());
+                // Another process adds or removes it right now.
+                let is_whole =
+                    record.is_some_and(|record| record.diff_ids().all(|layer| index.layers.contains_key(layer)));
+                if is_torn && !is_whole {
+                    continue;
+                }
                 if read.is_none() && id.as_str().parse::<Digest>().is_err() {
                     tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                     continue;

@@ -76,6 +76,12 @@ pub(crate) struct DirectoryMeta {
     pub(crate) xattrs: Xattrs,
 }
 
+impl DirectoryMeta {
+    fn attributes_cost(&self) -> usize {
+        self.xattrs.iter().map(|(name, value)| name.len() + value.len() + XATTR_COST).sum()
+    }
+}
+
 impl DeferredMetadata {
     pub(crate) fn new(claim: MemoryReservation) -> Self {
         DeferredMetadata { notes: BTreeMap::new(), has_devices: false, claim }
@@ -90,10 +96,12 @@ impl DeferredMetadata {
     }
 
     pub(crate) fn directory(&mut self, path: &[u8], metadata: TarMetadata, xattrs: Xattrs) -> Result<(), Fault> {
-        self.claim.grow(xattrs.iter().map(|(name, value)| name.len() + value.len() + XATTR_COST).sum())?;
+        let meta = DirectoryMeta { metadata, xattrs };
+        self.claim.grow(meta.attributes_cost())?;
         let note = self.note(path)?;
         note.implicit = false;
-        note.directory = Some(Box::new(DirectoryMeta { metadata, xattrs }));
+        let replaced = note.directory.replace(Box::new(meta));
+        self.claim.shrink(replaced.map_or(0, |meta| meta.attributes_cost()));
         Ok(())
     }
 
@@ -120,12 +128,14 @@ impl DeferredMetadata {
         }
     }
 
-    /// Removes the notes of a path and of all paths below it. Their memory stays counted, which only tightens the
-    /// bound.
+    /// Removes the notes of a path and all below it. Their memory stays counted, except that of attributes, which only
+    /// tightens the bound.
     pub(crate) fn forget(&mut self, path: &[u8]) {
-        self.notes.remove(path);
+        let own = self.notes.remove(path);
         let below = |end: u8| [path, &[end]].concat();
-        self.notes.extract_if(below(b'/')..below(b'/' + 1), |_, _| true).for_each(drop);
+        let below = self.notes.extract_if(below(b'/')..below(b'/' + 1), |_, _| true).map(|(_, note)| note);
+        let directories = own.into_iter().chain(below).filter_map(|note| note.directory);
+        self.claim.shrink(directories.map(|meta| meta.attributes_cost()).sum());
     }
 }
 
@@ -178,6 +188,17 @@ mod tests {
             deferred.record(path, record)
         });
         assert!((300..400).contains(&records), "{records} in a MiB");
+    }
+
+    #[test]
+    fn attributes_that_are_replaced_or_removed_are_not_counted() {
+        let mut deferred = deferred(1 << 20);
+        for round in 0..100 {
+            deferred.directory(b"a/b", TarMetadata::default(), vec![(b"user.a".to_vec(), vec![0; 60_000])]).unwrap();
+            if round % 2 == 0 {
+                deferred.forget(b"a");
+            }
+        }
     }
 
     #[test]

@@ -86,7 +86,8 @@ fn usage(snapshot: &CommittedSnapshot) -> Option<Freed> {
 
 fn measured(listed: &Listed, usage: impl Fn(&CommittedSnapshot) -> Option<Freed>) -> LayerGraph {
     let mut listed = listed.clone();
-    listed.usages = listed.committed().filter_map(|snapshot| usage(&snapshot).map(|usage| (snapshot, usage))).collect();
+    let committed = listed.committed().expect("it is of the size that nodes have").into_iter();
+    listed.usages = committed.filter_map(|snapshot| usage(&snapshot).map(|usage| (snapshot, usage))).collect();
     listed.graph().expect("it is of the size that nodes have")
 }
 
@@ -98,6 +99,15 @@ fn freed(graph: &LayerGraph, images: &[&str]) -> (u64, u64) {
     let ids: Vec<ImageId> = images.iter().map(|image| ImageId::new(digest(image))).collect();
     let freed = graph.freed_by(&ids);
     (freed.bytes.0, freed.inodes)
+}
+
+#[test]
+fn only_snapshots_of_images_are_measured() {
+    let mut names: Vec<String> = node().committed().unwrap().iter().map(|found| found.name.to_string()).collect();
+    names.sort();
+    let mut expected = ["1", "2", "3"].map(digest);
+    expected.sort();
+    assert_eq!(names, expected);
 }
 
 /// `config-a`, `manifest-a` and `index-a` with `blob-2`, which is empty.
