@@ -28,7 +28,7 @@ const LINES_RESERVED: usize = 4;
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
-const ASKING: &str = "asking the registry";
+const RESOLVING: &str = "asking the registry";
 const DIGITS: usize = 12;
 /// Waits that end within this time of each other are reported as one.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
@@ -396,7 +396,7 @@ fn waits(pull: &PullProgressRow) -> Option<String> {
 fn phase(pull: &PullProgressRow) -> String {
     let name = match pull.phase.as_str() {
         "pulling" => THROUGH_RUNTIME,
-        "asking" => ASKING,
+        "asking" => RESOLVING,
         other => other,
     };
     let Some(total) = pull.bytes_total else {

@@ -4,7 +4,6 @@ mod containers;
 mod details;
 mod image_service;
 mod layers;
-mod listing;
 mod local_store;
 mod manager;
 mod presence;
@@ -22,9 +21,8 @@ pub use containers::{
 pub use details::{
     ImageDetails, JsonText, LayerDetails, Members, PulledArtifact, PulledLayer, PulledManifest, chain_ids,
 };
-pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, StoreMeasure};
+pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, Listing, StoreMeasure};
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
-pub use listing::Listing;
 pub use local_store::{
     ArchivePlace, Credentials, ExportRequest, ExportedImage, ImportOutcome, ImportRequest, LocalStore, MountOptions,
     MountedImage, PullEstimate, VerifyProgress,

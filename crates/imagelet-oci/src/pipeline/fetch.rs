@@ -64,9 +64,9 @@ pub(super) struct LayerAttempt<'a> {
     /// The thread that copies the compressed bytes; it ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
     /// The registry has not begun its answer. A new request might begin anew what it does for this one.
-    pub(super) is_opening: bool,
+    is_opening: bool,
     /// Bytes have come that are not on the disk for a resumption.
-    pub(super) is_lossy: bool,
+    is_lossy: bool,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
 }
@@ -76,6 +76,18 @@ pub(super) struct Rest {
     stream: RangedStream,
     hash: Hash,
     received: u64,
+}
+
+impl<'a> LayerAttempt<'a> {
+    pub(super) fn new(
+        job: &'a LayerJob,
+        source: &'a BlobSource,
+        memory: &'a Arc<LayerMemory>,
+        (place, progress): (&'a Place, &'a Progress),
+    ) -> Self {
+        let (copying, rest) = (None, None);
+        Self { job, source, memory, place, progress, copying, is_opening: false, is_lossy: false, rest }
+    }
 }
 
 impl LayerAttempt<'_> {

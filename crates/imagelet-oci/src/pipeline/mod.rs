@@ -149,17 +149,7 @@ impl LayerJob {
         loop {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
-            let attempt = LayerAttempt {
-                job: self,
-                source: &source,
-                memory: &memory,
-                place,
-                progress,
-                copying: None,
-                is_opening: false,
-                is_lossy: false,
-                rest: None,
-            };
+            let attempt = LayerAttempt::new(self, &source, &memory, (place, progress));
             let error = match attempt.run(on_disk, copy).await {
                 Err(error) => error,
                 Ok(None) => {

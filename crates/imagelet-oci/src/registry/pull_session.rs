@@ -4,7 +4,7 @@ use std::{
     fmt,
     ops::Deref,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -96,7 +96,7 @@ pub(crate) struct SessionHost {
     pub(super) is_login: bool,
     pub(crate) account: Account,
     /// The content that the host sent for the pull, and the host's failures.
-    pub(super) sent: Mutex<PullHost>,
+    sent: Mutex<PullHost>,
 }
 
 /// The `Authorization` header for one host. It is numbered within its pull, and used until the host rejects it.
@@ -237,6 +237,10 @@ impl PullSession {
 }
 
 impl SessionHost {
+    pub(super) fn sent(&self) -> MutexGuard<'_, PullHost> {
+        locked(&self.sent)
+    }
+
     /// A credential that names the host overrides a credential of its registry. If the pull has no credential for the
     /// host, the host's configured credential is used.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {

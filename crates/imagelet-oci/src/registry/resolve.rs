@@ -23,7 +23,6 @@ use super::{
     connection::Urgency,
     error::{Failure, Retry},
     hosts::{self, ConfiguredHosts},
-    locked,
     request::Query,
 };
 use crate::hash::Hash;
@@ -215,7 +214,7 @@ impl PullSession {
 
     fn sent_manifest(&self, index: usize, began: Instant) {
         self.record_success(index, began);
-        locked(&self.hosts[index].sent).manifest = true;
+        self.hosts[index].sent().manifest = true;
     }
 
     async fn fetch_manifest_from(

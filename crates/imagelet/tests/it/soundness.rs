@@ -246,14 +246,9 @@ fn referenced(store: &Path, ids: &BTreeSet<&str>) -> BTreeSet<PathBuf> {
         let record = fs::read(folder.join("image.json"))
             .ok()
             .and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
-        for layer in record.as_ref().and_then(|record| record["pulled"]["layers"].as_array()).into_iter().flatten() {
-            paths.extend(layer["diffId"].as_str().map(|diff_id| store.join("layers").join(hex(diff_id))));
-            paths.extend(
-                layer["blob"]
-                    .as_str()
-                    .filter(|blob| !blob.is_empty())
-                    .map(|blob| store.join("blobs").join(blob.replace(':', "/"))),
-            );
+        for layer in record.as_ref().and_then(|record| record["layers"].as_array()).into_iter().flatten() {
+            paths.extend(layer["diff_id"].as_str().map(|diff_id| store.join("layers").join(hex(diff_id))));
+            paths.extend(layer["blob"].as_str().map(|blob| store.join("blobs").join(blob.replace(':', "/"))));
         }
         paths.insert(folder);
     }

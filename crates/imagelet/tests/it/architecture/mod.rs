@@ -26,19 +26,8 @@ const CORE_STOREYS: [&[&str]; 7] = [
     &["leases", "ports", "records"],
     &["audit_log", "credentials", "events"],
     &["durable"],
-    &[
-        "backoff",
-        "bounded_map",
-        "error",
-        "failpoint",
-        "hold",
-        "image",
-        "metrics",
-        "node_policy",
-        "printable",
-        "trusted_files",
-    ],
-    &["text"],
+    &["backoff", "bounded_map", "error", "failpoint", "hold", "image", "metrics", "node_policy", "trusted_files"],
+    &["printable", "text"],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.
