@@ -178,8 +178,8 @@ class Checker:
             folder = self.store / "images" / hexadecimal(identifier)
             folders.add(folder)
             record = json.loads((folder / "image.json").read_text()) if (folder / "image.json").is_file() else {}
-            for layer in record.get("pulled", {}).get("layers", []):
-                folders.add(self.store / "layers" / hexadecimal(layer["diffId"]))
+            for layer in record.get("layers", []):
+                folders.add(self.store / "layers" / hexadecimal(layer["diff_id"]))
                 if layer.get("blob"):
                     folders.add(self.store / "blobs" / layer["blob"].replace(":", "/"))
         return {folder for folder in folders if folder.exists()}
