@@ -77,7 +77,7 @@ def on_disk(state):
     if names.is_file():
         # A file that does not parse holds none, as for the program.
         with contextlib.suppress(ValueError):
-            facts |= {("resolved name", line["name"]): line["image"] for line in json.loads(names.read_text())["names"]}
+            facts |= {("resolved name", line["name"]): line["image"] for line in json.loads(names.read_text())}
     for path in files(state, "decisions"):
         if path.suffix == ".jsonl":
             lines = path.read_text(errors="replace").split("\n")[:-1]
