@@ -54,6 +54,11 @@ impl Store {
             }
         }
         failpoint!("open.mounts");
+        for unfinished in ["names.new", "names.unsettled.new"].map(|name| self.root.join(name)) {
+            if let Err(error) = remove_tree(&unfinished) {
+                tracing::warn!(path = %unfinished.display(), %error, "could not remove a file that a crash left");
+            }
+        }
         Ok(())
     }
 
