@@ -321,7 +321,7 @@ fn items_under_cfg_test_are_left_out() {
 #[test]
 fn groups_name_the_head_of_each_branch() {
     let named = first_segments(
-        "use crate::{gc::{Plan, plan}, image, ports::X}; crate::events::emit(); my_crate::no();",
+        "use crate::{gc::{Plan, plan}, image, runtime::X}; crate::events::emit(); my_crate::no();",
         "crate::",
     );
     assert_eq!(named.into_iter().collect::<Vec<_>>(), ["events", "gc", "image", "runtime"]);

@@ -289,7 +289,7 @@ mod tests {
     fn a_ledger_has_the_times_of_an_image_beside_its_other_fields() {
         let written = serde_json::json!({
             "first_seen": 1_795_731_711_066_029_101_u64, "last_used": 2, "begun": 3, "gone": 4, "origin": "pulled",
-            "history": {"uses": 1, "returns": 0, "comebacks": 0, "interval": 0, "superseded": false},
+            "history": {"uses": 1, "returns": 0, "interval": 0, "superseded": false},
         });
         let usage: ImageUsage = serde_json::from_value(written.clone()).unwrap();
         assert_eq!(usage.times.first_seen, Some(crate::durable::time(1_795_731_711_066_029_101)));
