@@ -10,7 +10,10 @@ use std::{
 
 use imagelet_core::ports::Findings;
 use imagelet_core::{error::RuntimeError, image::Digest};
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 use serde::de::DeserializeOwned;
 
 use crate::store::{could_not, record::checksum};
@@ -29,7 +32,11 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
 /// Opens a file without blocking. A pipe, a link or a device in its place is an error.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
+        Errno::LOOP => io::Error::new(io::ErrorKind::InvalidData, "it is a link"),
+        other => other.into(),
+    })?;
+    let file = File::from(opened);
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
