@@ -97,7 +97,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
         Some(policy) => {
             images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
         }
-        // The kubelet reports a name that is none.
+        // The kubelet reports an invalid name.
         None => {
             let image = shown(&shown_name(image));
             tracing::debug!(namespace, pod = pod_name, image, "passing over an image of a pod");

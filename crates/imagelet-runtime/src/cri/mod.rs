@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** only `convert` knows the meaning of wire fields and parses status messages.
 
+mod address;
 mod backoff;
 pub(crate) mod bounded;
 mod channel;
@@ -13,6 +14,7 @@ pub(crate) mod server;
 mod stall;
 mod trace;
 
+pub use address::{Address, AddressError, AddressPlatform, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};

@@ -65,7 +65,7 @@ impl CredentialHelpers {
         self.run(name, "store", &document, Some(password)).await.map(drop)
     }
 
-    /// Removes the helper's credential for a server. Succeeds if there is none.
+    /// Removes the helper's credential for a server. Succeeds if the helper has no credential for the server.
     pub(crate) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
         self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }

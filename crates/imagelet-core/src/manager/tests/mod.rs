@@ -143,7 +143,7 @@ fn of_pod(pod: PodIdentity, mut request: EnsureRequest) -> EnsureRequest {
     request
 }
 
-/// The request with a credential of its own.
+/// The request with its own credential.
 fn with_credential(credential: Credential, mut request: EnsureRequest) -> EnsureRequest {
     request.pull.credential = Some(credential);
     request

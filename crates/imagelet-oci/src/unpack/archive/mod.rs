@@ -366,7 +366,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Systems with signed ids write a negative owner, such as -2 for `nobody`; the kernel uses its bits unchanged. An
+/// Systems with signed ids write a negative owner, such as -2; the kernel uses its bits unchanged. An
 /// owner of all ones, -1, is rejected: the kernel reads it as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
     let negative = || i32::try_from(id).map(i32::cast_unsigned);

@@ -1,0 +1,260 @@
+//! Parses the text of an endpoint with the rules of the CRI's own clients (`docs/spec/cri.md §1.1`, §1.2).
+//!
+//! Pure and independent of the host's platform: a node of another system can be checked from here. [`crate::cri::Endpoint`]
+//! decides which addresses imagelet accepts for its own sockets.
+
+use std::borrow::Cow;
+
+use imagelet_core::text::quoted;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressPlatform {
+    /// Sockets with a path, `unix://`.
+    Unix,
+    /// Named pipes, `npipe://`, and TCP.
+    Windows,
+}
+
+/// The parts of an endpoint, as the CRI's parser returns them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// How it is reached: `unix`, a socket with a path; `tcp`, a host and a port; `npipe`, a named pipe of Windows.
+    pub protocol: &'static str,
+    /// The path of a socket or pipe, or the host and port.
+    pub address: String,
+    /// The host in a Unix endpoint, a mistake of the user: `foo` in `unix://foo/bar`. The parser drops it.
+    pub host: String,
+}
+
+/// The error of a text that is not an address, with the text of the CRI's parser.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct AddressError {
+    message: String,
+    /// The scheme, if the text has a readable one.
+    pub protocol: String,
+}
+
+fn refused(message: String, protocol: &str) -> AddressError {
+    AddressError { message, protocol: protocol.to_owned() }
+}
+
+impl Address {
+    /// Parses a text with a scheme.
+    ///
+    /// # Errors
+    /// If it is no URL, or has no scheme or an unknown one.
+    pub fn parse(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
+        let (text, using) = match platform {
+            AddressPlatform::Unix => (Cow::from(text), "using"),
+            AddressPlatform::Windows => (Cow::from(text.replace('\\', "/")), "Using"),
+        };
+        let quoted_text = quoted(&text);
+        let url = Url::parse(&text).map_err(|reason| refused(format!("parse {quoted_text}: {reason}"), ""))?;
+        let reached = |protocol, address| Ok(Self { protocol, address, host: String::new() });
+        match (url.scheme.as_str(), platform) {
+            ("", _) => Err(refused(
+                format!("{using} {quoted_text} as endpoint is deprecated, please consider using full url format"),
+                "",
+            )),
+            ("tcp", _) => reached("tcp", url.host),
+            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: "unix", address: url.path, host: url.host }),
+            ("npipe", AddressPlatform::Windows) if url.path.starts_with("//./pipe") => reached("npipe", url.path),
+            ("npipe", AddressPlatform::Windows) => {
+                let host = if url.host.is_empty() { "." } else { &url.host };
+                reached("npipe", format!("//{host}{}", url.path))
+            }
+            (other, _) => Err(refused(format!("protocol {} not supported", quoted(other)), other)),
+        }
+    }
+
+    /// The address to dial or to listen on: on Unix a text without a scheme is a path, and only a socket is accepted.
+    ///
+    /// # Errors
+    /// As [`Address::parse`], and on Unix for any address but a socket.
+    pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
+        let address = match Self::parse(text, platform) {
+            Err(error) if platform == AddressPlatform::Unix && error.protocol.is_empty() => {
+                Self::parse(&format!("unix://{text}"), platform)?
+            }
+            parsed => parsed?,
+        };
+        if platform == AddressPlatform::Unix && address.protocol != "unix" {
+            return Err(refused("only support unix socket endpoint".to_owned(), address.protocol));
+        }
+        Ok(address)
+    }
+}
+
+/// The target for gRPC libraries: a path is dialled without a name lookup.
+pub fn client_target(address: &str) -> String {
+    let address = match address.strip_prefix("unix://") {
+        Some(path) if path.starts_with('/') => path,
+        _ => address,
+    };
+    if address.starts_with('/') { format!("passthrough:///{address}") } else { address.to_owned() }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Url {
+    scheme: String,
+    host: String,
+    path: String,
+}
+
+impl Url {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.bytes().any(|byte| byte.is_ascii_control()) {
+            return Err("net/url: invalid control character in URL".to_owned());
+        }
+        let whole = text.split_once('#').map_or(text, |(whole, _)| whole);
+        let (scheme, rest) = split_scheme(whole)?;
+        let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
+        if !rest.starts_with('/') {
+            // After a scheme, a rest without a slash is opaque and has no path.
+            if !scheme.is_empty() {
+                return Ok(Self { scheme, ..Self::default() });
+            }
+            if rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
+                return Err("first path segment in URL cannot contain colon".to_owned());
+            }
+        }
+        let has_authority = rest.starts_with("//") && (!scheme.is_empty() || !rest.starts_with("///"));
+        let (host, path) = match rest.strip_prefix("//").filter(|_| has_authority) {
+            Some(rest) => rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash)),
+            None => ("", rest),
+        };
+        Ok(Self { scheme, host: host_of(host)?, path: unescaped(path)? })
+    }
+}
+
+/// The scheme in lower case and the text after its colon; without a scheme, an empty one.
+fn split_scheme(text: &str) -> Result<(String, &str), String> {
+    for (position, byte) in text.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' => {}
+            b'0'..=b'9' | b'+' | b'-' | b'.' if position > 0 => {}
+            b':' if position == 0 => return Err("missing protocol scheme".to_owned()),
+            b':' => return Ok((text[..position].to_ascii_lowercase(), &text[position + 1..])),
+            _ => break,
+        }
+    }
+    Ok((String::new(), text))
+}
+
+fn host_of(authority: &str) -> Result<String, String> {
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let port = match host.rsplit_once(']') {
+        Some((_, port)) => port,
+        None if host.starts_with('[') => return Err("missing ']' in host".to_owned()),
+        None => host.find(':').map_or("", |colon| &host[colon..]),
+    };
+    let is_port = port.is_empty()
+        || port.strip_prefix(':').is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
+    if !is_port {
+        return Err(format!("invalid port {} after host", quoted(port)));
+    }
+    if let Some(bad) = host.chars().find(|character| r#" "<>\^`{|}"#.contains(*character)) {
+        return Err(format!("invalid character {} in host name", quoted(&bad.to_string())));
+    }
+    Ok(host.to_owned())
+}
+
+fn unescaped(path: &str) -> Result<String, String> {
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        if byte != b'%' {
+            decoded.push(byte);
+            rest = after;
+            continue;
+        }
+        let digit = |at: usize| after.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        let value = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
+        let Some(value) = value else {
+            let shown = String::from_utf8_lossy(&rest[..rest.len().min(3)]);
+            return Err(format!("invalid URL escape {}", quoted(&shown)));
+        };
+        decoded.push(value);
+        rest = &after[2..];
+    }
+    String::from_utf8(decoded).map_err(|_| "the path is not text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+
+    use imagelet_vectors::vectors;
+
+    use super::*;
+
+    #[test]
+    fn every_endpoint_of_the_vectors_reads_as_they_say_on_both_platforms() {
+        let cases = vectors("cri-endpoint-parse.json");
+        assert_eq!(cases.len(), 36);
+        for case in cases {
+            let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
+            let text = |key: &str| input[key].as_str().unwrap_or_else(|| panic!("{name} has no {key}"));
+            let function = text("function");
+            if function == "client_target" {
+                assert_eq!(client_target(text("address")), expected["target"].as_str().unwrap(), "{name}");
+                continue;
+            }
+            let platform = match text("os") {
+                "unix" => AddressPlatform::Unix,
+                "windows" => AddressPlatform::Windows,
+                other => panic!("no such platform: {other}"),
+            };
+            let (read, protocol_key) = match function {
+                "parse_endpoint" => (Address::parse(text("endpoint"), platform), "protocol"),
+                "address_and_dialer" => (Address::to_dial(text("endpoint"), platform), "network"),
+                other => panic!("no such function: {other}"),
+            };
+            let (protocol, address, error) = match &read {
+                Ok(read) => (read.protocol, read.address.as_str(), None),
+                Err(error) => (error.protocol.as_str(), "", Some(error.to_string())),
+            };
+            assert_eq!(error.is_some(), expected["error"] == true, "{name}: {read:?}");
+            assert_eq!(error.as_deref(), expected["error_text"].as_str(), "{name}");
+            assert_eq!(Some(address), expected["address"].as_str(), "{name}");
+            // A rejected dial names no network.
+            if let Some(wanted) = expected.get(protocol_key) {
+                assert_eq!(Some(protocol), wanted.as_str(), "{name}");
+            } else {
+                assert!(error.is_some() && function == "address_and_dialer", "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_url_says_which_rule_it_breaks_and_has_no_protocol() {
+        for (text, message) in [
+            (":x", "parse \":x\": missing protocol scheme"),
+            ("1:x", "parse \"1:x\": first path segment in URL cannot contain colon"),
+            ("unix:///a\nb", "parse \"unix:///a\\nb\": net/url: invalid control character in URL"),
+            ("unix:///a%zz", "parse \"unix:///a%zz\": invalid URL escape \"%zz\""),
+            ("unix:///a%2", "parse \"unix:///a%2\": invalid URL escape \"%2\""),
+            ("tcp://host:port", "parse \"tcp://host:port\": invalid port \":port\" after host"),
+            ("tcp://[::1", "parse \"tcp://[::1\": missing ']' in host"),
+            ("tcp://a b", "parse \"tcp://a b\": invalid character \" \" in host name"),
+        ] {
+            let error = Address::parse(text, AddressPlatform::Unix).unwrap_err();
+            assert_eq!((error.to_string(), error.protocol), (message.to_owned(), String::new()));
+        }
+        // An unreadable text is also parsed as a path, and the second complaint is reported.
+        let error = Address::to_dial(":x", AddressPlatform::Unix).unwrap_err();
+        assert_eq!(error.to_string(), "parse \"unix://:x\": invalid port \":x\" after host");
+        let error = Address::to_dial(":x", AddressPlatform::Windows).unwrap_err();
+        assert_eq!(error.to_string(), "parse \":x\": missing protocol scheme");
+    }
+
+    #[test]
+    fn a_host_is_read_without_user_and_a_path_without_query() {
+        let host = |text| Address::parse(text, AddressPlatform::Unix).unwrap().address;
+        assert_eq!(host("tcp://bob:secret@[::1]:80/x"), "[::1]:80");
+        assert_eq!(host("TCP://localhost"), "localhost");
+        assert_eq!(host("unix:///a%20b?c#d"), "/a b");
+        let dropped = Address::parse("unix://run/x.sock", AddressPlatform::Unix).unwrap();
+        assert_eq!((dropped.host.as_str(), dropped.address.as_str()), ("run", "/x.sock"));
+    }
+}
