@@ -1,7 +1,8 @@
 """What the program acknowledged as durable: facts read after each step, with the length of the log at that moment.
 
 A fact is a key and a value. Between the beginning of a step and its acknowledgement a power cut may show the old value or
-the new one; after it only the new one.
+the new one; after it only the new one. A step that finds the intent of an interrupted pull first writes a record that lets no client use
+the image: a cut may show that one before the step's own record, but never in place of an acknowledged one.
 """
 
 import contextlib
@@ -12,6 +13,8 @@ import pathlib
 
 #: Facts that a daemon writes after its reply; they count as acknowledged at its orderly end.
 LATE = ("decision", "first seen", "last used")
+#: The value of a pull record that lets no client use its image.
+CLOSED = "closed"
 
 
 class Change:
@@ -47,7 +50,9 @@ class Histories:
         """The values that a cut may show, the acknowledged one first."""
         history = self.changes[key]
         last = max(at for at, change in enumerate(history) if is_acknowledged(change, position))
-        return [change.value for change in history[last:] if change.begin <= position]
+        values = [change.value for change in history[last:] if change.begin <= position]
+        may_be_closed = key[0] == "record" and len(values) > 1 and values[0] is None
+        return [*values, CLOSED] if may_be_closed else values
 
 
 def is_acknowledged(change, position):
@@ -72,7 +77,7 @@ def on_disk(state):
     """The facts that are files of the state directory."""
     facts = {}
     for path in files(state, "image_manager/pulled"):
-        facts["record", path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        facts["record", path.name] = record_value(path.read_bytes())
     names = state / "verified-names.json"
     if names.is_file():
         # A file that does not parse holds none, as for the program.
@@ -98,6 +103,13 @@ def is_promised(line):
         return False
     act, run = document.get("act"), document.get("run")
     return bool(act and act.get("keys")) or bool(run and run.get("outcomes"))
+
+
+def record_value(content):
+    with contextlib.suppress(ValueError):
+        if not json.loads(content).get("credentialMapping"):
+            return CLOSED
+    return hashlib.sha256(content).hexdigest()
 
 
 def record_name(image):

@@ -182,6 +182,16 @@ class History(unittest.TestCase):
         self.assertEqual((known.allowed(key, 59), known.allowed(key, 60)), ([None, True], [True]))
         self.assertEqual(known.allowed(late, 60), [None, 7])
 
+    def test_a_record_may_let_no_client_in_before_it_is_written_but_not_after(self):
+        known = acknowledged.Histories()
+        key = ("record", "sha256-0")
+        known.observe({key: "first"}, 10, 20, 20)
+        known.observe({key: "second"}, 30, 40, 40)
+        allowed = {position: known.allowed(key, position) for position in (5, 10, 20, 35)}
+        closed = acknowledged.CLOSED
+        self.assertEqual(allowed, {5: [None], 10: [None, "first", closed], 20: ["first"], 35: ["first", "second"]})
+        self.assertEqual(acknowledged.record_value(b'{"kind":"ImagePulledRecord","imageRef":"sha256:0"}'), closed)
+
 
 class Remains(unittest.TestCase):
     """A bed that is killed."""
