@@ -1,8 +1,8 @@
 """What the program acknowledged as durable: facts read after each step, with the length of the log at that moment.
 
 A fact is a key and a value. Between the beginning of a step and its acknowledgement a power cut may show the old value or
-the new one; after it only the new one. A step that finds the intent of an interrupted pull first writes a record that lets no client use
-the image: a cut may show that one before the step's own record, but never in place of an acknowledged one.
+the new one; after it only the new one. A step that finds the intent of an interrupted pull first closes it by a record that
+lets no client use the image: a cut may show that record before the step's own, but never in place of an acknowledged one.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import pathlib
 
 #: Facts that a daemon writes after its reply; they count as acknowledged at its orderly end.
 LATE = ("decision", "first seen", "last used")
-#: The value of a pull record that lets no client use its image.
-CLOSED = "closed"
+#: All that the record of a closed intent has: no credential opens its image.
+CLOSING_FIELDS = {"kind", "apiVersion", "lastUpdatedTime", "imageRef"}
 
 
 class Change:
@@ -50,9 +50,14 @@ class Histories:
         """The values that a cut may show, the acknowledged one first."""
         history = self.changes[key]
         last = max(at for at, change in enumerate(history) if is_acknowledged(change, position))
-        values = [change.value for change in history[last:] if change.begin <= position]
-        may_be_closed = key[0] == "record" and len(values) > 1 and values[0] is None
-        return [*values, CLOSED] if may_be_closed else values
+        return [change.value for change in history[last:] if change.begin <= position]
+
+    def may_close(self, name, content, position):
+        """Whether a step may have written this content to a pull record, not acknowledged yet, to close an intent."""
+        values = self.allowed(("record", name), position)
+        intents = [key for key in self.changes if key[0] == "intent"]
+        was_left = any(True in self.allowed(key, position) for key in intents)
+        return was_left and values[0] is None and len(values) > 1 and is_closing(name, content)
 
 
 def is_acknowledged(change, position):
@@ -77,7 +82,8 @@ def on_disk(state):
     """The facts that are files of the state directory."""
     facts = {}
     for path in files(state, "image_manager/pulled"):
-        facts["record", path.name] = record_value(path.read_bytes())
+        facts["record", path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    facts |= {("intent", path.name): True for path in files(state, "image_manager/pulling")}
     names = state / "verified-names.json"
     if names.is_file():
         # A file that does not parse holds none, as for the program.
@@ -105,11 +111,13 @@ def is_promised(line):
     return bool(act and act.get("keys")) or bool(run and run.get("outcomes"))
 
 
-def record_value(content):
-    with contextlib.suppress(ValueError):
-        if not json.loads(content).get("credentialMapping"):
-            return CLOSED
-    return hashlib.sha256(content).hexdigest()
+def is_closing(name, content):
+    """Whether this is the whole record of a closed intent, of the image that its file names."""
+    try:
+        record = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.keys() == CLOSING_FIELDS and record_name(record["imageRef"]) == name
 
 
 def record_name(image):

@@ -5,6 +5,7 @@ Usage: selfcheck.py
 """
 
 import ctypes
+import json
 import mmap
 import os
 import pathlib
@@ -182,15 +183,24 @@ class History(unittest.TestCase):
         self.assertEqual((known.allowed(key, 59), known.allowed(key, 60)), ([None, True], [True]))
         self.assertEqual(known.allowed(late, 60), [None, 7])
 
-    def test_a_record_may_let_no_client_in_before_it_is_written_but_not_after(self):
+    def test_the_record_of_a_closed_intent_may_precede_a_steps_own_but_replaces_no_acknowledged_one(self):
+        image = "sha256:0"
+        name = acknowledged.record_name(image)
+        fields = {"kind": "ImagePulledRecord", "apiVersion": "v", "lastUpdatedTime": "t", "imageRef": image}
+        closing, record, intent = json.dumps(fields), ("record", name), ("intent", "sha256-1")
         known = acknowledged.Histories()
-        key = ("record", "sha256-0")
-        known.observe({key: "first"}, 10, 20, 20)
-        known.observe({key: "second"}, 30, 40, 40)
-        allowed = {position: known.allowed(key, position) for position in (5, 10, 20, 35)}
-        closed = acknowledged.CLOSED
-        self.assertEqual(allowed, {5: [None], 10: [None, "first", closed], 20: ["first"], 35: ["first", "second"]})
-        self.assertEqual(acknowledged.record_value(b'{"kind":"ImagePulledRecord","imageRef":"sha256:0"}'), closed)
+        known.observe({intent: True}, 5, None, None)
+        known.observe({record: "first"}, 10, 20, 20)
+        known.observe({record: "second", intent: True}, 30, 40, 40)
+        known.observe({record: "third"}, 50, 60, 60)
+        may = {position: known.may_close(name, closing, position) for position in (4, 7, 10, 19, 20, 35, 55)}
+        self.assertEqual(may, {4: False, 7: False, 10: True, 19: True, 20: False, 35: False, 55: False})
+        opened = json.dumps(fields | {"credentialMapping": {"a": {"nodePodsAccessible": True}}})
+        for content in (opened, json.dumps(fields | {"imageRef": "sha256:2"}), closing[:-1], "[]", ""):
+            self.assertFalse(known.may_close(name, content, 10), content)
+        without = acknowledged.Histories()
+        without.observe({record: "first"}, 10, 20, 20)
+        self.assertFalse(without.may_close(name, closing, 10), "no pull was interrupted")
 
 
 class Remains(unittest.TestCase):
