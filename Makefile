@@ -123,6 +123,8 @@ test: parts lint doc deny ## Everything CI checks; names the slowest tests, ends
 	status=0
 	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | python3 tests/times.py $(TEST_LOG) || status=$$?
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
+	# What each of them said, once more at the end, where a reader looks first.
+	grep -A 3 -E ' panicked at ' $(TEST_LOG) | cut -c 1-400 | head -n 60 || true
 	$(call summary,0,0)
 	exit $$status
 

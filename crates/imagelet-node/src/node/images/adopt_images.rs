@@ -50,9 +50,6 @@ impl Images {
                     &kubelet
                 }
             };
-            if entry.usage.origin == ImageOrigin::Found {
-                self.inventory.adopt(&entry.image.id, None);
-            }
             adopted.entry(by).or_default().push(entry);
         }
         if let Some((image, error)) = unreadable.first() {
@@ -62,6 +59,10 @@ impl Images {
             tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
             for entry in entries {
                 self.log.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
+                // After the act: the log explains each origin that a list shows.
+                if entry.usage.origin == ImageOrigin::Found {
+                    self.inventory.adopt(&entry.image.id, None);
+                }
             }
         }
     }
