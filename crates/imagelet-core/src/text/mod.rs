@@ -18,7 +18,6 @@ use serde::{
 use zeroize::Zeroizing;
 
 pub use self::url::GoUrl;
-use crate::printable::printable;
 
 /// An error with a complete text that contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -157,7 +156,7 @@ pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
             let mut members = BTreeMap::new();
             while let Some((name, value)) = map.next_entry::<String, T>()? {
                 if members.contains_key(&name) {
-                    return Err(A::Error::custom(format!("the key `{}` occurs twice", printable(&name))));
+                    return Err(A::Error::custom(format!("the key {} occurs twice", quoted(&name))));
                 }
                 members.insert(name, value);
             }
