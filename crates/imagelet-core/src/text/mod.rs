@@ -139,7 +139,7 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map.
+/// A map that rejects a duplicate key, as Go's strict decoder does. The error names the key. `null` is an empty map.
 pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
