@@ -17,6 +17,7 @@ pub mod hold;
 pub mod image;
 pub mod inventory;
 pub mod leases;
+pub mod lock;
 pub mod manager;
 pub mod metrics;
 pub mod node_policy;

@@ -18,6 +18,8 @@ use std::{
 use rustix::fs::{FileType, Mode, OFlags, Stat, StatVfsMountFlags};
 use zeroize::Zeroizing;
 
+use crate::image::ByteSize;
+
 /// Root's user id, and a group id without other members by convention.
 const ROOT: u32 = 0;
 /// In a folder with this bit, only the owner of an entry can remove or rename the entry.
@@ -91,6 +93,16 @@ pub fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
     check(path, &file)?;
     Ok(file)
+}
+
+/// Reads a file as [`open`] opens it. A file longer than `length_max` fails with `FileTooLarge`.
+pub fn read(path: &Path, length_max: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::new());
+    open(path)?.take(length_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > length_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {}", ByteSize(length_max))));
+    }
+    Ok(bytes)
 }
 
 /// Whether every user may read a file of this mode.

@@ -5,7 +5,7 @@
 use std::{error::Error, io, marker::PhantomData};
 
 use hyper_util::rt::TokioIo;
-use prost::Message;
+use prost::{Message, encoding::decode_varint};
 use tokio::net::UnixStream;
 use tonic::{
     Request, Response, Status,
@@ -113,11 +113,11 @@ impl<'a> Iterator for Fields<'a> {
 
     fn next(&mut self) -> Option<&'a [u8]> {
         loop {
-            match varint(&mut self.0)? & 7 {
-                0 => drop(varint(&mut self.0)?),
+            match decode_varint(&mut self.0).ok()? & 7 {
+                0 => drop(decode_varint(&mut self.0).ok()?),
                 1 => drop(take(&mut self.0, 8)?),
                 2 => {
-                    let length = varint(&mut self.0)?;
+                    let length = decode_varint(&mut self.0).ok()?;
                     return take(&mut self.0, usize::try_from(length).ok()?);
                 }
                 // The content of a group is counted like fields outside the group.
@@ -127,19 +127,6 @@ impl<'a> Iterator for Fields<'a> {
             }
         }
     }
-}
-
-fn varint(from: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..70).step_by(7) {
-        let (byte, rest) = from.split_first()?;
-        *from = rest;
-        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or_default();
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {

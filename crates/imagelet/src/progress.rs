@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io::{IsTerminal as _, Write as _},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use imagelet_core::{
     image::{ByteSize, counted},
+    lock::locked,
     printable::printable,
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -61,7 +62,7 @@ impl Screen {
             Self::Quiet => Shown { steps: no_steps(), line: None },
             Self::Lines => {
                 let steps = move |step| {
-                    if let Some(text) = lock(&hearing).take(step) {
+                    if let Some(text) = locked(&hearing).take(step) {
                         drop(writeln!(std::io::stderr(), "{image}: {text}"));
                     }
                 };
@@ -78,15 +79,15 @@ impl Screen {
                     let mut clock = tokio::time::interval(DRAW_EVERY);
                     loop {
                         clock.tick().await;
-                        let pull = lock(&known).row(Instant::now());
-                        if let Some(line) = &mut *lock(&drawn) {
+                        let pull = locked(&known).row(Instant::now());
+                        if let Some(line) = &mut *locked(&drawn) {
                             line.draw(&pull, layers_max);
                         }
                     }
                 });
                 let steps = move |step| {
                     let is_said = matches!(step, Step::Removed(_) | Step::Notice { .. } | Step::Warning { .. });
-                    if let Some(text) = lock(&hearing).take(step).filter(|_| is_said) {
+                    if let Some(text) = locked(&hearing).take(step).filter(|_| is_said) {
                         drop(printing.println(text));
                     }
                 };
@@ -122,7 +123,7 @@ impl Drop for Shown {
     fn drop(&mut self) {
         if let Some((line, draws)) = &self.line {
             draws.abort();
-            drop(lock(line).take());
+            drop(locked(line).take());
         }
     }
 }
@@ -236,10 +237,6 @@ fn waiting_for(host: &str) -> String {
 fn short(digest: &str) -> &str {
     let hex = digest.split_once(':').map_or(digest, |(_, hex)| hex);
     hex.get(..DIGITS).unwrap_or(hex)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The polled pulls of a node on a terminal: one line for each pull, and one for each layer in progress.

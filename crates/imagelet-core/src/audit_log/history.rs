@@ -58,9 +58,9 @@ impl History {
                     }
                     act.at
                 }
-                Line::Lost(lost) => {
-                    history.lost = history.lost.saturating_add(lost.count);
-                    lost.at
+                Line::Lost { at, count } => {
+                    history.lost = history.lost.saturating_add(count);
+                    at
                 }
             };
             history.since = Some(history.since.map_or(at, |since| since.min(at)));

@@ -22,7 +22,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
@@ -35,10 +35,8 @@ pub use self::{
     history::{History, ImageHistory},
     record::{Act, ActCode, ActDetails, PullHost},
 };
-use self::{
-    files::LogFiles,
-    record::{Line, LostLine},
-};
+use self::{files::LogFiles, record::Line};
+use crate::lock::locked;
 
 /// Limit of queued acts. Acts above the limit are lost and counted.
 const WAITING_MAX: usize = 256;
@@ -79,12 +77,9 @@ enum Message {
 impl AuditLog {
     /// Opens a log of at most this many bytes. The first line creates the directory.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
-        Self {
-            bytes_max: bytes_max.max(BYTES_MIN),
-            directory: Some(directory.to_owned()),
-            state: Arc::default(),
-            worker: Mutex::default(),
-        }
+        let mut log = Self::read_only(directory);
+        log.bytes_max = bytes_max.max(BYTES_MIN);
+        log
     }
 
     pub fn read_only(directory: &Path) -> Self {
@@ -104,7 +99,7 @@ impl AuditLog {
 
     /// Blocks until all queued records are written or lost.
     pub fn flush(&self) {
-        let queue = self.lock().as_ref().map(|worker| worker.queue.clone());
+        let queue = locked(&self.worker).as_ref().map(|worker| worker.queue.clone());
         let Some(queue) = queue else { return };
         let (done, wait) = sync_channel(1);
         if queue.send(Message::Flush(done)).is_ok() {
@@ -132,7 +127,7 @@ impl AuditLog {
 
     fn send(&self, message: Message) {
         let (Some(directory), true) = (&self.directory, self.bytes_max > 0) else { return };
-        let mut worker = self.lock();
+        let mut worker = locked(&self.worker);
         let running = worker.take().map_or_else(|| Worker::start(directory, self.bytes_max, &self.state), Ok);
         let sent = match running {
             Ok(running) => {
@@ -151,10 +146,6 @@ impl AuditLog {
         if let Err(why) = sent {
             self.state.failed(why);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Worker>> {
-        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -193,8 +184,8 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
                 // Not synced: failed pulls are frequent if a registry is unreachable, and they change no image.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
-                let report = LostLine { at: SystemTime::now(), count: lost - reported };
-                let report = (lost > reported).then_some(Line::Lost(report));
+                let report = Line::Lost { at: SystemTime::now(), count: lost - reported };
+                let report = Some(report).filter(|_| lost > reported);
                 let lines: Vec<Line> = report.into_iter().chain([Line::Act(*act)]).collect();
                 match files.append(&lines, is_synced) {
                     Ok(()) => {
@@ -213,7 +204,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
 impl Drop for AuditLog {
     /// Writes the queued records.
     fn drop(&mut self) {
-        let Some(Worker { queue, thread }) = self.lock().take() else { return };
+        let Some(Worker { queue, thread }) = locked(&self.worker).take() else { return };
         drop(queue);
         if thread.join().is_err() {
             tracing::error!("the writer of the audit log panicked");

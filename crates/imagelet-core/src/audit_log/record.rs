@@ -159,15 +159,12 @@ impl ActCode {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Act(Act),
-    Lost(LostLine),
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct LostLine {
-    /// The time when writing succeeded again.
-    #[serde(with = "moment")]
-    pub(super) at: SystemTime,
-    pub(super) count: u64,
+    Lost {
+        /// The time when writing succeeded again.
+        #[serde(with = "moment")]
+        at: SystemTime,
+        count: u64,
+    },
 }
 
 /// RFC 3339 times with nanoseconds.

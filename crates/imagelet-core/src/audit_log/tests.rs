@@ -251,7 +251,7 @@ fn lost_records_are_counted_and_the_count_is_written_after_a_success() {
     fs::remove_file(&directory).unwrap();
     log.act(act(3, ActCode::Pulled, 3));
     let (lines, damage) = lines(&log);
-    assert!(matches!(&lines[0], Line::Lost(lost) if lost.count == 2), "{lines:?}");
+    assert!(matches!(&lines[0], Line::Lost { count: 2, .. }), "{lines:?}");
     assert_eq!(lines[1..], [Line::Act(act(3, ActCode::Pulled, 3))]);
     assert_eq!((damage, log.lost()), (Damage::default(), 2));
 }
@@ -270,9 +270,8 @@ fn the_log_reports_the_records_that_a_full_queue_lost() {
     assert!((4..=5).contains(&log.lost()), "{}", log.lost());
     drop(lock);
     let (lines, _) = lines(&log);
-    let reports: Vec<_> =
-        lines.iter().filter_map(|it| if let Line::Lost(lost) = it { Some(lost) } else { None }).collect();
-    assert_eq!(reports.iter().map(|lost| lost.count).sum::<u64>(), log.lost());
+    let reports = lines.iter().filter_map(|it| if let Line::Lost { count, .. } = it { Some(count) } else { None });
+    assert_eq!(reports.sum::<u64>(), log.lost());
     assert_eq!(log.history("x").unwrap().lost, log.lost());
 }
 

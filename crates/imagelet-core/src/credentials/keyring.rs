@@ -12,11 +12,11 @@ use zeroize::Zeroizing;
 use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, PullSecretKind},
-    registry_match::{Location, is_default_registry, is_read_as_docker_hub, matches, registry_key},
+    registry_match::{is_default_registry, is_read_as_docker_hub, matches, registry_key},
 };
 use crate::{
     image::{DOCKER_HUB, Digest, is_docker_hub, shown_name},
-    text::{PlainError, json_text},
+    text::{GoUrl, PlainError, json_text},
 };
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
@@ -127,8 +127,8 @@ impl Keyring {
     /// Like [`Self::add`], with the keys of another program.
     pub(crate) fn add_spelled(&mut self, spelling: KeySpelling, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
-            let key = match Location::parse(&with_scheme(&entry_key)) {
-                Ok(location) => index_key(&location),
+            let key = match GoUrl::parse(&with_scheme(&entry_key)) {
+                Ok(url) => index_key(&url),
                 Err(error) => {
                     tracing::warn!(key = %shown_name(&entry_key), %error, "the docker config has an entry whose key is no URL");
                     continue;
@@ -225,10 +225,10 @@ fn with_scheme(key: &str) -> String {
     if key.starts_with("http://") || key.starts_with("https://") { key.to_owned() } else { format!("https://{key}") }
 }
 
-fn index_key(location: &Location) -> String {
-    let path = location.path.as_str();
-    let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
-    if path == "/" { location.host.clone() } else { format!("{}{path}", location.host) }
+fn index_key(url: &GoUrl) -> String {
+    let path = String::from_utf8_lossy(&url.path);
+    let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { &path };
+    if path == "/" { url.host.clone() } else { format!("{}{path}", url.host) }
 }
 
 fn hash_of(credential: &Credential) -> String {

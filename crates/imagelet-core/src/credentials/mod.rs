@@ -1,6 +1,5 @@
 //! Credentials for registries, and their sources. Secrets are never printed.
 
-mod credential_provider;
 mod docker_config;
 mod docker_logins;
 mod keyring;
@@ -10,9 +9,7 @@ mod pull_credentials;
 mod registry_match;
 mod secret;
 mod token_cache;
-mod tokens;
 
-pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided};
 pub use docker_config::PullSecretKind;
 pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
 #[cfg(feature = "fuzzing")]
@@ -22,15 +19,14 @@ pub use docker_logins::{DockerLogins, LoginError, LoginPlace, registry_host};
 pub(crate) use keyring::KeyringError;
 pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::{LoginFile, NodeKeyring};
-pub use provider::{ProviderOptions, Providers, Variables};
+pub use provider::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderOptions, Providers, Variables};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use provider::{helper_answer, plugin_answer, provider_names};
 pub(crate) use pull_credentials::{HostCredentials, PullCredentials};
 use registry_match::registry_key;
 pub use secret::{Secret, spellings};
-pub use token_cache::TokenCache;
-pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource};
+pub use token_cache::{IssuedToken, ServiceAccount, Standalone, TokenCache, TokenRequest, TokenSource};
 
 pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family> {
     provider::PROVIDER_FAMILIES.iter().copied()

@@ -1,6 +1,9 @@
 //! Maps repositories to registries, and matches keys with wildcards (`docs/spec/pull.md §6.7`).
 
-use crate::{image::glob_matches, text::quoted};
+use crate::{
+    image::glob_matches,
+    text::{GoUrl, quoted},
+};
 
 pub(super) fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
@@ -22,16 +25,10 @@ pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Location {
-    pub(super) host: String,
-    pub(super) path: String,
-}
-
 /// Go's error for an invalid pattern. `None`: the pattern is valid.
 pub(super) fn complaint(pattern: &str) -> Option<String> {
     let url = format!("https://{pattern}");
-    let error = Location::parse(&url).err()?;
+    let error = GoUrl::parse(&url).err()?;
     // Go's error shows the URL without its fragment.
     let shown = url.split_once('#').map_or(url.as_str(), |(shown, _)| shown);
     Some(format!("parse {}: {error}", quoted(shown)))
@@ -39,44 +36,16 @@ pub(super) fn complaint(pattern: &str) -> Option<String> {
 
 /// Whether a glob matches a repository, both without a scheme. Invalid text matches nothing.
 pub(super) fn matches(glob: &str, target: &str) -> bool {
-    match (Location::parse(&format!("https://{glob}")), Location::parse(&format!("https://{target}"))) {
-        (Ok(glob), Ok(target)) => glob.covers(&target),
-        _ => false,
-    }
+    let parsed = |text: &str| GoUrl::parse(&format!("https://{text}"));
+    parsed(glob).is_ok_and(|glob| parsed(target).is_ok_and(|target| covers(&glob, &target)))
 }
 
-impl Location {
-    /// An error has Go's text.
-    pub(super) fn parse(url: &str) -> Result<Self, String> {
-        let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
-        if url.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err("net/url: invalid control character in URL".to_owned());
-        }
-        let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
-        let rest = rest.ok_or("missing protocol scheme")?;
-        let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let host = match authority.rsplit_once('@') {
-            Some((user, host)) => {
-                check_user(user)?;
-                host
-            }
-            None => authority,
-        };
-        check_host(host)?;
-        let location = Self { host: unescape(host)?, path: unescape(path)? };
-        unescape(fragment)?;
-        Ok(location)
-    }
-
-    fn covers(&self, target: &Self) -> bool {
-        let (name, port) = split_port(&self.host);
-        let (target_name, target_port) = split_port(&target.host);
-        port == target_port
-            && name.split('.').count() == target_name.split('.').count()
-            && target.path.starts_with(&self.path)
-            && name.split('.').zip(target_name.split('.')).all(|(glob, label)| label_matches(glob, label))
-    }
+fn covers(glob: &GoUrl, target: &GoUrl) -> bool {
+    let ((name, port), (target_name, target_port)) = (split_port(&glob.host), split_port(&target.host));
+    port == target_port
+        && name.split('.').count() == target_name.split('.').count()
+        && target.path.starts_with(&glob.path)
+        && name.split('.').zip(target_name.split('.')).all(|(glob, label)| label_matches(glob, label))
 }
 
 fn split_port(host: &str) -> (&str, &str) {
@@ -101,67 +70,6 @@ fn label_matches(glob: &str, label: &str) -> bool {
     glob_matches(glob, label)
 }
 
-fn check_user(user: &str) -> Result<(), String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
-    if !user.bytes().all(plain) {
-        return Err("net/url: invalid userinfo".to_owned());
-    }
-    unescape(user).map(drop)
-}
-
-fn check_host(host: &str) -> Result<(), String> {
-    let port = if host.starts_with('[') {
-        let end = host.rfind(']').ok_or("missing ']' in host")?;
-        &host[end + 1..]
-    } else if host.contains('[') {
-        return Err("invalid IP-literal".to_owned());
-    } else {
-        host.rfind(':').map_or("", |colon| &host[colon..])
-    };
-    if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
-        return Err(format!("invalid port {} after host", quoted(port)));
-    }
-    for (index, character) in host.char_indices() {
-        let plain =
-            character.is_ascii_alphanumeric() || "-._~!$&'()*+,;=:[]<>\"".contains(character) || !character.is_ascii();
-        if character == '%' {
-            // Except for the percent sign of a zone, an escape in a host must not be an ASCII character.
-            let value = escaped(&host.as_bytes()[index..]).ok_or_else(|| escape_error(&host[index..]))?;
-            if value < 0x80 && value != b'%' {
-                return Err(escape_error(&host[index..]));
-            }
-        } else if !plain {
-            return Err(format!("invalid character {} in host name", quoted(&character.to_string())));
-        }
-    }
-    Ok(())
-}
-
-fn unescape(text: &str) -> Result<String, String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut index = 0;
-    while let Some(byte) = text.as_bytes().get(index) {
-        if *byte == b'%' {
-            decoded.push(escaped(&text.as_bytes()[index..]).ok_or_else(|| escape_error(&text[index..]))?);
-            index += 3;
-        } else {
-            decoded.push(*byte);
-            index += 1;
-        }
-    }
-    Ok(String::from_utf8_lossy(&decoded).into_owned())
-}
-
-fn escaped(text: &[u8]) -> Option<u8> {
-    let [b'%', high, low, ..] = text else { return None };
-    let digit = |byte: &u8| char::from(*byte).to_digit(16);
-    u8::try_from(digit(high)? << 4 | digit(low)?).ok()
-}
-
-fn escape_error(text: &str) -> String {
-    format!("invalid URL escape {}", quoted(&text[..text.floor_char_boundary(3)]))
-}
-
 #[cfg(test)]
 mod tests {
     use imagelet_vectors::vectors;
@@ -183,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_host_hides_no_character_and_a_user_is_plain() {
-        let parsed = |rest: &str| Location::parse(&format!("https://{rest}")).map(|location| location.host);
+        let parsed = |rest: &str| GoUrl::parse(&format!("https://{rest}")).map(|url| url.host);
         for (rest, expected) in [
             ("reg.example/a", Some("reg.example")),
             ("user:p%40ss@reg.example/a", Some("reg.example")),

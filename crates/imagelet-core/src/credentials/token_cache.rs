@@ -1,19 +1,17 @@
-//! Caches service account tokens while they are valid (`docs/spec/pull.md §7.6`).
+//! The port to the issuer of service account tokens, and a cache of its tokens while they are valid
+//! (`docs/spec/pull.md §7.6`).
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 
-use crate::bounded_map::make_room;
-
-use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource};
-use crate::backoff::random;
-use crate::text::PlainError;
+use super::Secret;
+use crate::{backoff::random, bounded_map::make_room, lock::locked, text::PlainError};
 
 /// A token with a longer lifetime is renewed after this time.
 const AGE_MAX: Duration = Duration::from_hours(24);
@@ -22,6 +20,53 @@ const AGE_MAX: Duration = Duration::from_hours(24);
 const JITTER_SECONDS: u64 = 10;
 /// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceAccount {
+    pub uid: String,
+    pub annotations: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TokenRequest {
+    pub namespace: String,
+    pub service_account: String,
+    /// The uid of the service account. No token is issued for a service account with another uid.
+    pub service_account_uid: String,
+    pub audience: String,
+    pub pod_name: String,
+    pub pod_uid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IssuedToken {
+    pub token: Secret,
+    pub issued: SystemTime,
+    pub expires: SystemTime,
+}
+
+/// The service account API of the cluster, without a cache.
+#[async_trait]
+pub trait TokenSource: fmt::Debug + Send + Sync {
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError>;
+
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError>;
+}
+
+/// The token source of a node without a cluster. It has no service accounts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standalone;
+
+#[async_trait]
+impl TokenSource for Standalone {
+    async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, PlainError> {
+        Err(PlainError::new("cannot get ServiceAccounts when kubelet is in standalone mode"))
+    }
+
+    async fn token(&self, _request: &TokenRequest) -> Result<IssuedToken, PlainError> {
+        Err(PlainError::new("cannot use TokenManager when kubelet is in standalone mode"))
+    }
+}
 
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
@@ -38,14 +83,10 @@ impl TokenCache {
     }
 
     fn keep(&self, request: &TokenRequest, token: IssuedToken, now: SystemTime) {
-        let mut tokens = self.tokens();
+        let mut tokens = locked(&self.tokens);
         tokens.retain(|_, token| !is_expired(token, now));
         make_room(&mut tokens, request, TOKENS_MAX, |token| token.expires);
         tokens.insert(request.clone(), token);
-    }
-
-    fn tokens(&self) -> MutexGuard<'_, HashMap<TokenRequest, IssuedToken>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -57,7 +98,7 @@ impl TokenSource for TokenCache {
 
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
         let now = (self.clock)();
-        let kept = self.tokens().get(request).cloned();
+        let kept = locked(&self.tokens).get(request).cloned();
         if let Some(token) = &kept
             && !wants_renewal(token, now, jitter())
         {
@@ -216,7 +257,7 @@ mod tests {
             bed.token_at(0, &request(pod)).await.unwrap();
         }
         bed.token_at(3700, &request("c")).await.unwrap();
-        assert_eq!(bed.cache.tokens().len(), 1);
+        assert_eq!(bed.cache.tokens.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]
@@ -228,18 +269,18 @@ mod tests {
             expires: at(HOUR + (number + 1) % TOKENS_MAX as u64),
         };
         let requests: Vec<TokenRequest> = (0..TOKENS_MAX).map(|number| request(&number.to_string())).collect();
-        bed.cache.tokens().extend(requests.iter().cloned().zip((0..).map(kept)));
+        bed.cache.tokens.lock().unwrap().extend(requests.iter().cloned().zip((0..).map(kept)));
         bed.token_at(0, &request("one more")).await.unwrap();
-        assert_eq!(bed.cache.tokens().len(), TOKENS_MAX);
+        assert_eq!(bed.cache.tokens.lock().unwrap().len(), TOKENS_MAX);
         assert!(
-            !bed.cache.tokens().contains_key(&requests[TOKENS_MAX - 1])
-                && bed.cache.tokens().contains_key(&requests[0])
+            !bed.cache.tokens.lock().unwrap().contains_key(&requests[TOKENS_MAX - 1])
+                && bed.cache.tokens.lock().unwrap().contains_key(&requests[0])
         );
         // With one place left nothing has to go.
-        bed.cache.tokens().remove(&requests[0]);
+        bed.cache.tokens.lock().unwrap().remove(&requests[0]);
         bed.token_at(0, &request("another")).await.unwrap();
-        assert!(bed.cache.tokens().contains_key(&request("one more")));
-        assert_eq!(bed.cache.tokens().len(), TOKENS_MAX);
+        assert!(bed.cache.tokens.lock().unwrap().contains_key(&request("one more")));
+        assert_eq!(bed.cache.tokens.lock().unwrap().len(), TOKENS_MAX);
     }
 
     #[test]

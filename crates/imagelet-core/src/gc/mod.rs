@@ -18,7 +18,7 @@ mod run_health;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicBool};
+use std::sync::{Arc, Mutex, atomic::AtomicBool};
 
 use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning, remaining::RemainingImages};
 pub use self::{
@@ -34,6 +34,7 @@ use crate::{
     audit_log::AuditLog,
     disks::{DiskProbe, StatVfs},
     inventory::Inventory,
+    lock::locked,
     ports::RuntimeManager,
     records::PullRecords,
 };
@@ -89,13 +90,13 @@ impl ImageGc {
     /// Sets the keep rules from the next collection on. Rules that act as pins become pins of the inventory.
     pub fn set_rules(&self, rules: KeepRules) {
         self.inventory.set_configured_pins(rules.keep.iter().filter_map(KeepRule::pin).cloned().collect());
-        let mut current = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = locked(&self.rules);
         if **current != rules {
             *current = Arc::new(rules);
         }
     }
 
     fn rules(&self) -> Arc<KeepRules> {
-        Arc::clone(&self.rules.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&locked(&self.rules))
     }
 }

@@ -1,15 +1,12 @@
 //! Images still present after their removal. Later collections skip them until their names change or they are used.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, sync::Mutex, time::SystemTime};
 
 use super::reason::Reason;
 use crate::{
     image::{Image, ImageKey},
     inventory::Snapshot,
+    lock::locked,
 };
 
 #[derive(Debug)]
@@ -27,14 +24,14 @@ impl RemainingImages {
     /// `left`: the image after its removal; required if no pass follows at once.
     pub(super) fn add(&self, key: ImageKey, reason: Reason, since: SystemTime, left: Option<&Image>) {
         let remaining = Remaining { reason, since, names: left.map(names) };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, remaining);
+        locked(&self.0).insert(key, remaining);
     }
 
     /// The listed images to skip, without pinned images, which stay anyway. Drops images that are absent or have other
     /// names. Also drops images used, requested or first seen since the removal: a pull may have added them again
     /// during it.
     pub(super) fn of(&self, snapshot: &Snapshot) -> BTreeMap<ImageKey, Reason> {
-        let mut remaining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remaining = locked(&self.0);
         if remaining.is_empty() {
             return BTreeMap::new();
         }

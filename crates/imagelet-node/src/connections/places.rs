@@ -4,9 +4,10 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use imagelet_core::lock::locked;
 use imagelet_runtime::MESSAGE_BYTES_MAX;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
@@ -144,14 +145,10 @@ impl Places {
         Self { limits, open: Mutex::default(), freed: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Admits one more connection; `None`: rejected. If a share is used up, exactly one other connection without a
     /// running call closes; the returned token is cancelled once it has closed.
     pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<(Place, Option<CancellationToken>)> {
-        let (next, open) = &mut *self.lock();
+        let (next, open) = &mut *locked(&self.open);
         let displaced = match decide(&listed(open), peer, self.limits.connections) {
             Decision::Enter => None,
             Decision::InPlaceOf(number) => open.remove(&number).map(|entry| {
@@ -175,7 +172,7 @@ impl Places {
 
     /// Closes the oldest connection without a call so far.
     pub(super) fn free_descriptor(&self) {
-        let open = &mut self.lock().1;
+        let open = &mut locked(&self.open).1;
         let silent = open.iter().find(|(_, open)| !open.was_called).map(|(number, _)| *number);
         if let Some(entry) = silent.and_then(|number| open.remove(&number)) {
             entry.close.cancel();
@@ -194,12 +191,12 @@ fn listed(open: &BTreeMap<u64, Open>) -> Vec<(u64, Peer, Activity)> {
 
 impl Place {
     pub(super) fn was_called(&self) -> bool {
-        self.places.lock().1.get(&self.number).is_some_and(|open| open.was_called)
+        locked(&self.places.open).1.get(&self.number).is_some_and(|open| open.was_called)
     }
 
     /// Starts a call. `false`: the peer or all peers have as many calls as allowed, or the connection closes.
     pub(super) fn begin_call(&self) -> bool {
-        let open = &mut self.places.lock().1;
+        let open = &mut locked(&self.places.open).1;
         let Share { all, each } = self.places.limits.calls;
         let running = open.values().map(|open| open.calls).sum::<usize>();
         let own = open.values().filter(|open| open.peer == self.peer).map(|open| open.calls).sum::<usize>();
@@ -211,7 +208,7 @@ impl Place {
     }
 
     pub(super) fn end_call(&self) {
-        if let Some(open) = self.places.lock().1.get_mut(&self.number) {
+        if let Some(open) = locked(&self.places.open).1.get_mut(&self.number) {
             open.calls -= 1;
         }
     }
@@ -219,7 +216,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.places.lock().1.remove(&self.number);
+        locked(&self.places.open).1.remove(&self.number);
         self.places.freed.notify_one();
     }
 }

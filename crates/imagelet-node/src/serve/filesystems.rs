@@ -2,12 +2,13 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
+    lock::locked,
     ports::{FilesystemUsage, ImageFilesystems},
 };
 use tokio::time::Instant;
@@ -40,12 +41,12 @@ impl FilesystemAnswers {
     }
 
     pub(super) fn invalidate(&self) {
-        self.state().fresh_until = None;
+        locked(&self.state).fresh_until = None;
     }
 
     /// The last answer, or file systems without images.
     pub(super) fn last(&self) -> ImageFilesystems {
-        let known = self.state().last.clone();
+        let known = locked(&self.state).last.clone();
         known.unwrap_or_else(|| {
             let nothing = FilesystemUsage::nothing(self.place.clone(), SystemTime::now());
             ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing], ..ImageFilesystems::default() }
@@ -62,7 +63,7 @@ impl FilesystemAnswers {
     ) -> Result<ImageFilesystems, RuntimeError> {
         let now = Instant::now();
         {
-            let state = self.state();
+            let state = locked(&self.state);
             if let (Some(last), Some(until)) = (&state.last, state.fresh_until)
                 && now < until
             {
@@ -71,7 +72,7 @@ impl FilesystemAnswers {
         }
         let error = match tokio::time::timeout(ANSWER_MAX, ask).await {
             Ok(Ok(answer)) if !answer.images.is_empty() => {
-                *self.state() =
+                *locked(&self.state) =
                     Answered { last: Some(answer.clone()), fresh_until: Some(now + FRESH), silent_since: None };
                 return Ok(answer);
             }
@@ -82,7 +83,7 @@ impl FilesystemAnswers {
                 format!("the runtime did not answer within {} s", ANSWER_MAX.as_secs()),
             ),
         };
-        let silence = self.state().silent_since.get_or_insert(now).elapsed();
+        let silence = locked(&self.state).silent_since.get_or_insert(now).elapsed();
         if silence > SILENCE_MAX {
             let message = format!(
                 "the runtime has not reported its file systems for {} s; an older answer is repeated for {} s",
@@ -94,10 +95,6 @@ impl FilesystemAnswers {
         let error = error.chain();
         tracing::warn!(error, "the runtime does not report its file systems; the last answer is repeated");
         Ok(self.last())
-    }
-
-    fn state(&self) -> MutexGuard<'_, Answered> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,13 +18,14 @@ mod pull_trace;
 mod tests;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
     error::Fault,
     image::shown_name,
+    lock::locked,
     manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
     ports::PullWatcher,
@@ -88,7 +89,7 @@ impl RequestTrace {
         let image = shown_name(image).into_owned();
         let trace = PullTrace { sink, request, asked_at, image, progress: Mutex::default() };
         Arc::new(move |progress| {
-            trace.progress.lock().unwrap_or_else(PoisonError::into_inner).clone_from(progress);
+            locked(&trace.progress).clone_from(progress);
             watcher(progress);
         })
     }
@@ -107,7 +108,7 @@ impl Tracer {
     /// Exports the queued spans and ends. Later spans are dropped.
     pub async fn close(&self) {
         let Some(sink) = &self.0 else { return };
-        let Some((queue, export)) = sink.export().take() else { return };
+        let Some((queue, export)) = locked(&sink.export).take() else { return };
         drop(queue);
         if tokio::time::timeout(LAST_EXPORT_MAX, export).await.is_err() {
             tracing::info!("the collector takes too long; the last spans are lost");
@@ -151,10 +152,6 @@ impl Tracer {
 }
 
 impl SpanSink {
-    fn export(&self) -> MutexGuard<'_, Option<(mpsc::Sender<SpanData>, JoinHandle<()>)>> {
-        self.export.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The span of a request; `None`: the request is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
         let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
@@ -244,7 +241,7 @@ impl Drop for OpenSpan {
             span.status = Status::error("Cancelled");
         }
         // A full queue must not delay a pull, so the span is dropped.
-        if self.sink.export().as_ref().is_none_or(|(queue, _)| queue.try_send(span).is_err()) {
+        if locked(&self.sink.export).as_ref().is_none_or(|(queue, _)| queue.try_send(span).is_err()) {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }
     }

@@ -6,11 +6,14 @@ use std::{
     io::{self, BufReader, Read as _, Seek as _, SeekFrom},
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
-use imagelet_core::image::ByteSize;
+use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
+    image::ByteSize,
+    lock::locked,
+};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::{
@@ -112,7 +115,7 @@ impl ArchiveFiles {
     }
 
     pub(super) fn count(&self, found: &FoundFile) {
-        let mut opened = self.opened();
+        let mut opened = locked(&self.opened);
         opened.in_all += found.size;
         opened.distinct += if opened.files.insert(found.id) { found.size } else { 0 };
     }
@@ -120,12 +123,8 @@ impl ArchiveFiles {
     /// The bytes that were read, and how many of them images that fail may read: they may all lead to the largest file of
     /// the archive.
     pub(super) fn reads(&self) -> (u64, u64) {
-        let opened = self.opened();
+        let opened = locked(&self.opened);
         (opened.in_all, opened.distinct.saturating_mul(FAILED_READS_MAX))
-    }
-
-    fn opened(&self) -> MutexGuard<'_, OpenedFiles> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, RuntimeError> {

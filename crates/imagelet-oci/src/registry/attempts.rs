@@ -116,7 +116,7 @@ impl Attempts {
     pub(crate) fn failed(&mut self, host: usize, failure: Failure, now: Instant) -> Option<Instant> {
         let jitter = self.jitter;
         let candidate = self.hosts.iter_mut().find(|candidate| candidate.host == host)?;
-        let backoff = scattered(backoff(candidate.failures), JITTER, jitter);
+        let backoff = scattered(grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, candidate.failures), JITTER, jitter);
         let wait = match failure.retry {
             Retry::Never => None,
             Retry::Again { times } if candidate.again >= times => None,
@@ -167,10 +167,6 @@ impl Attempts {
         let mut errors: Vec<HostError> = errors.collect();
         (errors.pop(), errors)
     }
-}
-
-fn backoff(failures: u32) -> Duration {
-    grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, failures)
 }
 
 /// The time that one pull may spend on retries, over all its requests. It passes while at least one request is between
@@ -310,6 +306,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_bound_and_begin_anew_after_progress() {
+        let backoff = |failures| grown(BACKOFF_FIRST, 2.0, BACKOFF_MAX, failures);
         assert_eq!([0, 1, 2, 40].map(backoff), [200, 400, 800, 10_000].map(Duration::from_millis));
         let now = Instant::now();
         let mut attempts = Attempts::new([0]);

@@ -24,12 +24,15 @@ use std::{
     collections::BTreeSet,
     num::NonZeroUsize,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use http::HeaderValue;
-use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    error::{RuntimeError, RuntimeErrorKind},
+    lock::locked,
+};
 use tokio::sync::Semaphore;
 
 use self::{
@@ -112,11 +115,6 @@ impl Default for RegistryConfig {
             signature_policy: None,
         }
     }
-}
-
-/// Locks state that is complete after each statement: a thread that panicked with the lock left no partial change.
-fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds a text to a set. Returns whether the text is new. A full set is cleared first.

@@ -2,16 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use imagelet_core::image::Reference;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, MapAccess, Visitor},
-};
+use imagelet_core::{image::Reference, text::unique_map};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Identity;
@@ -90,7 +86,10 @@ impl SignaturePolicy {
         let mut transports = BTreeMap::new();
         for (transport, section) in sections {
             let mut scopes = BTreeMap::new();
-            for (scope, raw) in section.unwrap_or_default().0 {
+            if section.len() > SCOPES_MAX {
+                return Err(format!("more than {SCOPES_MAX} scopes"));
+            }
+            for (scope, raw) in section {
                 let place = place(transport, &scope);
                 scopes.insert(scope, requirements(&place, raw)?);
             }
@@ -162,44 +161,20 @@ struct RawPolicy {
 
 /// Images come from registries and archives, so the other transports are not read.
 #[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", default)]
 struct RawTransports {
-    docker: Option<Scopes>,
-    docker_archive: Option<Scopes>,
-    oci: Option<Scopes>,
-    oci_archive: Option<Scopes>,
+    #[serde(deserialize_with = "unique_map")]
+    docker: Scopes,
+    #[serde(deserialize_with = "unique_map")]
+    docker_archive: Scopes,
+    #[serde(deserialize_with = "unique_map")]
+    oci: Scopes,
+    #[serde(deserialize_with = "unique_map")]
+    oci_archive: Scopes,
 }
 
-#[derive(Default)]
-struct Scopes(BTreeMap<String, Vec<RawRequirement>>);
-
-impl<'de> Deserialize<'de> for Scopes {
-    /// Rejects a scope that occurs twice: readers differ on which of the two applies.
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Self::default())
-    }
-}
-
-impl<'de> Visitor<'de> for Scopes {
-    type Value = Self;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("scopes with their requirements")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
-        while let Some((scope, requirements)) = map.next_entry::<String, Vec<RawRequirement>>()? {
-            if self.0.len() == SCOPES_MAX {
-                return Err(A::Error::custom(format!("more than {SCOPES_MAX} scopes")));
-            }
-            if self.0.contains_key(&scope) {
-                return Err(A::Error::custom(format!("the scope `{}` occurs twice", printable(&scope))));
-            }
-            self.0.insert(scope, requirements);
-        }
-        Ok(self)
-    }
-}
+/// A scope that occurs twice is rejected: readers differ on which of the two applies.
+type Scopes = BTreeMap<String, Vec<RawRequirement>>;
 
 /// Fields of `sigstoreSigned` and `signedBy` that require more than keys.
 const BEYOND_KEYS: [&str; 7] = [

@@ -9,14 +9,17 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use imagelet_core::hold::{GRACE, HoldMeter, HoldPolicy, WAIT_FAIR};
-use imagelet_core::image::ByteSize;
+use imagelet_core::{
+    hold::{GRACE, HoldMeter, HoldPolicy, WAIT_FAIR},
+    image::ByteSize,
+    lock::locked,
+};
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -180,7 +183,7 @@ impl UnpackBudget {
     /// Waits for a whole half, for a layer that failed for lack of memory.
     pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
         self.wait(&layer.owner, self.half).await.expect("a layer stays in the line for as long as it is here");
-        layer.account().held += self.half;
+        locked(&layer.account).held += self.half;
         layer
     }
 
@@ -191,7 +194,7 @@ impl UnpackBudget {
 
     /// The image of the layer with the most shared memory.
     pub(crate) fn holder(&self) -> Option<String> {
-        let pool = self.lock();
+        let pool = locked(&self.pool);
         pool.holders.iter().max_by_key(|(_, held)| *held).map(|(holder, _)| holder.image.to_string())
     }
 
@@ -202,13 +205,9 @@ impl UnpackBudget {
         wait
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the pool, then grants the free memory.
     fn change(&self, change: impl FnOnce(&mut Pool)) {
-        let mut pool = self.lock();
+        let mut pool = locked(&self.pool);
         change(&mut pool);
         pool.grant();
     }
@@ -250,7 +249,7 @@ impl Drop for LayerMemory {
 
 impl LayerMemory {
     pub(crate) fn holds_shared(&self) -> bool {
-        self.account().held > 0
+        locked(&self.account).held > 0
     }
 
     /// Whether the layer gives up memory that another layer waits for: its registry is slow, or it is the slowest layer
@@ -259,7 +258,7 @@ impl LayerMemory {
         if !self.holds_shared() {
             return false;
         }
-        let pool = self.budget.lock();
+        let pool = locked(&self.budget.pool);
         let Some(waiter) = pool.lacks(&self.owner) else { return false };
         let has_waited = now.saturating_duration_since(waiter.since) >= WAIT_FAIR;
         policy.gives_up(network, now) || (has_waited && pool.is_slowest(&self.owner, now))
@@ -272,20 +271,16 @@ impl LayerMemory {
     }
 
     pub(crate) fn was_refused(&self) -> bool {
-        self.account().was_refused
+        locked(&self.account).was_refused
     }
 
     /// Whether the layer waits for shared memory now.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.account().is_awaited
-    }
-
-    fn account(&self) -> MutexGuard<'_, MemoryAccount> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.account).is_awaited
     }
 
     fn take(&self, bytes: u64) -> Result<(), MemoryError> {
-        let mut account = self.account();
+        let mut account = locked(&self.account);
         let used = account.used.saturating_add(bytes);
         let limit = self.budget.half + self.budget.own_notes;
         if used > limit {
@@ -294,7 +289,7 @@ impl LayerMemory {
         let missing = used.saturating_sub(account.held + self.budget.own_notes);
         if missing > 0 {
             let step = missing.next_multiple_of(STEP).min(self.budget.half - account.held);
-            if !self.budget.lock().take(&self.owner, step) {
+            if !locked(&self.budget.pool).take(&self.owner, step) {
                 return Err(MemoryError::Busy);
             }
             account.held += step;
@@ -306,12 +301,12 @@ impl LayerMemory {
     /// Waits for the shared memory that `bytes` more need. Does nothing for a layer that has shared memory, against
     /// deadlock.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
-        let missing = (self.account().used + bytes).saturating_sub(self.budget.own_notes);
+        let missing = (locked(&self.account).used + bytes).saturating_sub(self.budget.own_notes);
         let Some(runtime) = self.runtime.as_ref().filter(|_| missing > 0 && !self.holds_shared()) else {
             return Ok(());
         };
         let bytes = missing.next_multiple_of(STEP).min(self.budget.half);
-        self.account().is_awaited = true;
+        locked(&self.account).is_awaited = true;
         let is_granted = runtime.block_on(async {
             let mut wait = self.budget.wait(&self.owner, bytes);
             while tokio::time::timeout(CANCEL_POLL, &mut wait).await.is_err() {
@@ -321,12 +316,12 @@ impl LayerMemory {
             }
             true
         });
-        self.account().is_awaited = false;
+        locked(&self.account).is_awaited = false;
         if !is_granted {
             self.budget.change(|pool| pool.leave(&self.owner));
             return Err(MemoryError::Cancelled);
         }
-        self.account().held += bytes;
+        locked(&self.account).held += bytes;
         Ok(())
     }
 }
@@ -346,7 +341,7 @@ impl MemoryReservation {
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
         let taken = self.memory.take(bytes as u64);
         if taken == Err(MemoryError::Busy) {
-            self.memory.account().was_refused = true;
+            locked(&self.memory.account).was_refused = true;
         }
         taken?;
         self.bytes += bytes as u64;
@@ -371,13 +366,13 @@ impl MemoryReservation {
     /// Whether `bytes` in total fit into the layer's own memory.
     pub(crate) fn is_own(&self, bytes: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        self.memory.account().used + more <= self.memory.budget.own_notes
+        locked(&self.memory.account).used + more <= self.memory.budget.own_notes
     }
 
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let bytes = self.bytes.min(bytes as u64);
         self.bytes -= bytes;
-        self.memory.account().used -= bytes;
+        locked(&self.memory.account).used -= bytes;
     }
 
     pub(crate) fn clear(&mut self) {

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use imagelet_core::text::quoted;
+use imagelet_core::text::{GoUrl, quoted};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPlatform {
@@ -50,19 +50,23 @@ impl Address {
             AddressPlatform::Windows => (Cow::from(text.replace('\\', "/")), "Using"),
         };
         let quoted_text = quoted(&text);
-        let url = Url::parse(&text).map_err(|reason| refused(format!("parse {quoted_text}: {reason}"), ""))?;
+        let parsed = GoUrl::parse(&text).and_then(|GoUrl { scheme, host, path }| {
+            let path = String::from_utf8(path).map_err(|_| "the path is not text".to_owned())?;
+            Ok((scheme, host, path))
+        });
+        let (scheme, host, path) = parsed.map_err(|reason| refused(format!("parse {quoted_text}: {reason}"), ""))?;
         let reached = |protocol, address| Ok(Self { protocol, address, host: String::new() });
-        match (url.scheme.as_str(), platform) {
+        match (scheme.as_str(), platform) {
             ("", _) => Err(refused(
                 format!("{using} {quoted_text} as endpoint is deprecated, please consider using full url format"),
                 "",
             )),
-            ("tcp", _) => reached("tcp", url.host),
-            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: "unix", address: url.path, host: url.host }),
-            ("npipe", AddressPlatform::Windows) if url.path.starts_with("//./pipe") => reached("npipe", url.path),
+            ("tcp", _) => reached("tcp", host),
+            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: "unix", address: path, host }),
+            ("npipe", AddressPlatform::Windows) if path.starts_with("//./pipe") => reached("npipe", path),
             ("npipe", AddressPlatform::Windows) => {
-                let host = if url.host.is_empty() { "." } else { &url.host };
-                reached("npipe", format!("//{host}{}", url.path))
+                let host = if host.is_empty() { "." } else { &host };
+                reached("npipe", format!("//{host}{path}"))
             }
             (other, _) => Err(refused(format!("protocol {} not supported", quoted(other)), other)),
         }
@@ -93,92 +97,6 @@ pub fn client_target(address: &str) -> String {
         _ => address,
     };
     if address.starts_with('/') { format!("passthrough:///{address}") } else { address.to_owned() }
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Url {
-    scheme: String,
-    host: String,
-    path: String,
-}
-
-impl Url {
-    fn parse(text: &str) -> Result<Self, String> {
-        if text.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err("net/url: invalid control character in URL".to_owned());
-        }
-        let whole = text.split_once('#').map_or(text, |(whole, _)| whole);
-        let (scheme, rest) = split_scheme(whole)?;
-        let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
-        if !rest.starts_with('/') {
-            // After a scheme, a rest without a slash is opaque and has no path.
-            if !scheme.is_empty() {
-                return Ok(Self { scheme, ..Self::default() });
-            }
-            if rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
-                return Err("first path segment in URL cannot contain colon".to_owned());
-            }
-        }
-        let has_authority = rest.starts_with("//") && (!scheme.is_empty() || !rest.starts_with("///"));
-        let (host, path) = match rest.strip_prefix("//").filter(|_| has_authority) {
-            Some(rest) => rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash)),
-            None => ("", rest),
-        };
-        Ok(Self { scheme, host: host_of(host)?, path: unescaped(path)? })
-    }
-}
-
-/// The scheme in lower case and the text after its colon; without a scheme, an empty one.
-fn split_scheme(text: &str) -> Result<(String, &str), String> {
-    for (position, byte) in text.bytes().enumerate() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' => {}
-            b'0'..=b'9' | b'+' | b'-' | b'.' if position > 0 => {}
-            b':' if position == 0 => return Err("missing protocol scheme".to_owned()),
-            b':' => return Ok((text[..position].to_ascii_lowercase(), &text[position + 1..])),
-            _ => break,
-        }
-    }
-    Ok((String::new(), text))
-}
-
-fn host_of(authority: &str) -> Result<String, String> {
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let port = match host.rsplit_once(']') {
-        Some((_, port)) => port,
-        None if host.starts_with('[') => return Err("missing ']' in host".to_owned()),
-        None => host.find(':').map_or("", |colon| &host[colon..]),
-    };
-    let is_port = port.is_empty()
-        || port.strip_prefix(':').is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
-    if !is_port {
-        return Err(format!("invalid port {} after host", quoted(port)));
-    }
-    if let Some(bad) = host.chars().find(|character| r#" "<>\^`{|}"#.contains(*character)) {
-        return Err(format!("invalid character {} in host name", quoted(&bad.to_string())));
-    }
-    Ok(host.to_owned())
-}
-
-fn unescaped(path: &str) -> Result<String, String> {
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        if byte != b'%' {
-            decoded.push(byte);
-            rest = after;
-            continue;
-        }
-        let digit = |at: usize| after.get(at).and_then(|digit| char::from(*digit).to_digit(16));
-        let value = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
-        let Some(value) = value else {
-            let shown = String::from_utf8_lossy(&rest[..rest.len().min(3)]);
-            return Err(format!("invalid URL escape {}", quoted(&shown)));
-        };
-        decoded.push(value);
-        rest = &after[2..];
-    }
-    String::from_utf8(decoded).map_err(|_| "the path is not text".to_owned())
 }
 
 #[cfg(test)]

@@ -5,16 +5,17 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use imagelet_core::{
-    backoff::random_share,
+    backoff::{grown, random_share, scattered},
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::shown_name,
+    lock::locked,
     text::quoted,
 };
 use prost::Message;
@@ -24,7 +25,6 @@ use tonic::{Request, Status, transport::Channel};
 use crate::{
     cri::{
         Endpoint,
-        backoff::Backoff,
         bounded::{LIST, ONE},
         convert::{Call, error_from_status},
         stall::Stalled,
@@ -35,6 +35,11 @@ use crate::{
 
 /// The time limit of one attempt: the minimum that the CRI interface requires.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// The wait before the next attempt, and its random deviation as a share of the wait.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+const WAIT_GROWTH: f64 = 1.6;
+const WAIT_JITTER: f64 = 0.2;
+const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Makes one attempt, unless the back-off forbids it. The attempt is counted as failed until a call is answered, so
 /// that a peer that accepts and drops connections is not dialled in a loop.
@@ -218,5 +223,81 @@ impl Peer {
         )
         .with_hint(error.hint().unwrap_or("is this the socket of a container runtime with CRI v1 enabled?").to_owned())
         .caused_by(error)
+    }
+}
+
+/// Failed attempts in a row, as in gRPC clients (`docs/spec/cri.md §2`). During the wait, calls fail without an attempt.
+#[derive(Debug, Default)]
+struct Backoff(Mutex<Attempts>);
+
+#[derive(Debug, Default)]
+struct Attempts {
+    failures: u32,
+    until: Option<Instant>,
+    why: String,
+}
+
+impl Backoff {
+    /// Fails with the last error during the wait.
+    fn check(&self, now: Instant) -> io::Result<()> {
+        let state = locked(&self.0);
+        match state.until {
+            Some(until) if now < until => Err(io::Error::new(io::ErrorKind::NotConnected, state.why.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records a failed attempt. `random` is between 0 and 1.
+    fn failed(&self, why: String, now: Instant, random: f64) {
+        let mut state = locked(&self.0);
+        state.until = Some(now + wait(state.failures, random));
+        state.failures = state.failures.saturating_add(1);
+        state.why = why;
+    }
+
+    fn reset(&self) {
+        *locked(&self.0) = Attempts::default();
+    }
+}
+
+fn wait(failures: u32, random: f64) -> Duration {
+    scattered(
+        grown(WAIT_FIRST, WAIT_GROWTH, WAIT_MAX, failures).mul_f64(1.0 + WAIT_JITTER),
+        2.0 * WAIT_JITTER / (1.0 + WAIT_JITTER),
+        random,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_from_a_tenth_of_a_second_to_three_and_scatter_by_a_fifth() {
+        let milliseconds = |failures, random| wait(failures, random).as_millis();
+        assert_eq!(
+            [0, 1, 2, 7, 8, 1000].map(|failures| milliseconds(failures, 0.5)),
+            [100, 160, 256, 2684, 3000, 3000]
+        );
+        assert_eq!((milliseconds(0, 0.0), milliseconds(0, 1.0)), (120, 80));
+        assert_eq!((milliseconds(99, 0.0), milliseconds(99, 1.0)), (3600, 2400));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_connection_is_tried_before_the_wait_is_over_and_success_resets_it() {
+        let backoff = Backoff::default();
+        let failed = || "connection refused".to_owned();
+        let now = Instant::now();
+        assert!(backoff.check(now).is_ok());
+        backoff.failed(failed(), now, 0.5);
+        assert_eq!(backoff.check(now + Duration::from_millis(99)).unwrap_err().to_string(), "connection refused");
+        let second = now + Duration::from_millis(100);
+        assert!(backoff.check(second).is_ok());
+        backoff.failed(failed(), second, 0.5);
+        assert!(backoff.check(second + Duration::from_millis(159)).is_err());
+        backoff.reset();
+        assert!(backoff.check(second).is_ok());
+        backoff.failed(failed(), second, 0.5);
+        assert!(backoff.check(second + Duration::from_millis(100)).is_ok(), "counted anew");
     }
 }

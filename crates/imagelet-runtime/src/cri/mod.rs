@@ -3,7 +3,6 @@
 //! **Invariant:** only `convert` knows the meaning of wire fields and parses status messages.
 
 mod address;
-mod backoff;
 pub(crate) mod bounded;
 mod channel;
 mod client;

@@ -7,7 +7,7 @@ mod graph;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::ByteSize,
+    lock::locked,
     ports::{Freed, LayerGraph, LayerSource},
 };
 use jiff::Timestamp;
@@ -63,7 +64,7 @@ impl ContainerdSizes {
         let entangled = |error: TooEntangled| self.client.unexpected("Content.List", "", &error.to_string());
         let (committed, mut listed) = on_thread(move || (listed.committed(), listed)).await;
         listed.usages = self.usages_of(committed.map_err(entangled)?).await?;
-        self.known().clone_from(&listed.usages);
+        locked(&self.usages).clone_from(&listed.usages);
         on_thread(move || listed.graph()).await.map_err(entangled)
     }
 
@@ -144,7 +145,7 @@ impl ContainerdSizes {
         snapshots: Vec<CommittedSnapshot>,
     ) -> Result<HashMap<CommittedSnapshot, Freed>, ContainerdError> {
         let usage = |snapshot| {
-            let usage = self.known().get(&snapshot).copied();
+            let usage = locked(&self.usages).get(&snapshot).copied();
             (snapshot, usage)
         };
         let all: Vec<_> = snapshots.into_iter().map(usage).collect();
@@ -162,10 +163,6 @@ impl ContainerdSizes {
             Ok::<_, ContainerdError>(usage.map(|usage| (snapshot, usage)))
         });
         asked.buffer_unordered(USAGES_AT_ONCE).try_filter_map(async |usage| Ok(usage)).try_collect().await
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<CommittedSnapshot, Freed>> {
-        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

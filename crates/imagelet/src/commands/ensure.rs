@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use imagelet_core::{image::ByteSize, printable::printable};
+use imagelet_core::{image::ByteSize, lock::locked, printable::printable};
 use serde_json::json;
 
 use super::pull::{read_manifest, seconds, unread};
@@ -19,7 +19,7 @@ use crate::{
     cli::EnsureArgs,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
     output::{Format, Table, exit_code, id, or_dash, print, print_failure, size},
-    progress::{Screen, Shown, lock},
+    progress::{Screen, Shown},
 };
 use imagelet_node::{
     api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
@@ -119,7 +119,7 @@ async fn ensure(
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
     // Removes bars that remain after a cancelled request, or after a slow socket dropped the last step.
-    lock(&pod_screen.shown).clear();
+    locked(&pod_screen.shown).clear();
     answer.map_err(|failure| (name, failure))
 }
 
@@ -142,17 +142,17 @@ impl PodScreen {
             Step::Asked { image } => {
                 if let Some(name) = self.images.get(image) {
                     let shown = self.screen.show(name, Some(self.width));
-                    lock(&self.shown).insert(image, shown);
+                    locked(&self.shown).insert(image, shown);
                 }
             }
             Step::Image { image, of } => {
-                let steps = lock(&self.shown).get(&image).map(|shown| Arc::clone(&shown.steps));
+                let steps = locked(&self.shown).get(&image).map(|shown| Arc::clone(&shown.steps));
                 if let Some(steps) = steps {
                     steps(*of);
                 }
             }
             Step::Settled { image, row } => {
-                drop(lock(&self.shown).remove(&image));
+                drop(locked(&self.shown).remove(&image));
                 self.screen.say(&format!("{}{}", printable(&self.prefix), outcome_line(&row)));
             }
             Step::Notice { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),

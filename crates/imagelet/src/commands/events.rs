@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{image::counted, printable::printable};
+use imagelet_core::{image::counted, lock::locked, printable::printable};
 use imagelet_node::{
     api::{EventLine, EventsRequest, NodeEvent},
     failure::Failure,
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use crate::{
     cli::{EventsArgs, Since},
     output::{Format, Table, line, printed},
-    progress::{PullScreen, lock},
+    progress::PullScreen,
 };
 
 /// The progress interval on a terminal, and the interval for programs.
@@ -38,7 +38,7 @@ fn includes(since: Option<Since>, entry: &EventLine, now: Timestamp) -> bool {
 
 async fn recent(node: &Node, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
-    node.follow(&EventsRequest::default(), &|entry| lock(&heard).push(entry), &|_| {}).await?;
+    node.follow(&EventsRequest::default(), &|entry| locked(&heard).push(entry), &|_| {}).await?;
     let now = Timestamp::now();
     let mut heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
     heard.retain(|entry| includes(since, entry, now));
@@ -67,13 +67,13 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     // A closed stdout ends the command at the next line.
     let closed = Notify::new();
     let hear = |entry: EventLine| {
-        let mut follower = lock(&follower);
+        let mut follower = locked(&follower);
         if let Err(error) = follower.print(&entry) {
             follower.failed = Some(error);
             closed.notify_one();
         }
     };
-    let note = |text: &str| lock(&follower).note(text);
+    let note = |text: &str| locked(&follower).note(text);
     let followed = async {
         loop {
             let failure = match node.follow(&request, &hear, &note).await {
@@ -84,7 +84,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
             if is_document || !is_lost(&failure) {
                 return Err(failure);
             }
-            lock(&follower).reconnect();
+            locked(&follower).reconnect();
             note(&format!("{}; waiting for it", failure.message));
             while node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_err() {
                 tokio::time::sleep(REPORT_PERIOD).await;
@@ -93,7 +93,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     };
     tokio::select! {
         followed = followed => followed,
-        () = closed.notified() => Ok(printed(lock(&follower).failed.take().map_or(Ok(()), Err))?),
+        () = closed.notified() => Ok(printed(locked(&follower).failed.take().map_or(Ok(()), Err))?),
     }
 }
 

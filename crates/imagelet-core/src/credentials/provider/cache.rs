@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     time::Duration,
 };
 
@@ -152,12 +151,6 @@ impl Cache {
     fn sweep(&mut self, now: Instant) {
         self.entries.retain(|_, entry| now <= entry.expires);
         self.swept = Some(now);
-    }
-}
-
-impl fmt::Debug for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").field("entries", &self.entries.len()).finish_non_exhaustive()
     }
 }
 

@@ -1,8 +1,7 @@
 //! Reads the configuration of credential providers: one file, or all files of a folder (`docs/spec/pull.md §7.1`).
 
 use std::{
-    fmt,
-    io::{self, Read as _},
+    fmt, io,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +12,7 @@ use serde::{
 use serde_json::Value;
 
 use crate::{
-    image::{ByteSize, Digest},
+    image::Digest,
     text::{GoDuration, Object, json_error, nullable, quoted},
     trusted_files,
 };
@@ -103,7 +102,8 @@ impl ProviderConfig {
         let mut providers: Vec<ProviderEntry> = Vec::new();
         let mut hashed = Vec::new();
         for file in files {
-            let content = read_file(&file).map_err(|error| failed("read file", &file, &error))?;
+            let content = trusted_files::read(&file, FILE_LENGTH_MAX);
+            let content = content.map_err(|error| failed("read file", &file, &error))?;
             let read = decode(&content)
                 .map_err(|error| format!("error decoding config {}: {error}", quoted(&file.to_string_lossy())))?;
             for provider in read {
@@ -114,7 +114,7 @@ impl ProviderConfig {
                 providers.push(provider);
             }
             hashed.extend((content.len() as u64).to_be_bytes());
-            hashed.extend(content);
+            hashed.extend_from_slice(&content);
         }
         Ok(Self { providers, hash: Digest::of(&hashed).to_string() })
     }
@@ -143,15 +143,6 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, String> {
     }
     files.sort();
     Ok(files)
-}
-
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let mut content = Vec::new();
-    trusted_files::open(path)?.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > FILE_LENGTH_MAX {
-        return Err(io::Error::other(format!("longer than {}", ByteSize(FILE_LENGTH_MAX))));
-    }
-    Ok(content)
 }
 
 /// Decodes one file. Its environment variables may be secrets, so no error contains a value.
@@ -384,7 +375,7 @@ mod tests {
         let long = folder.path().join("0.yaml");
         for (length, is_read) in [(FILE_LENGTH_MAX, true), (FILE_LENGTH_MAX + 1, false)] {
             std::fs::File::create(&long).unwrap().set_len(length).unwrap();
-            assert_eq!(read_file(&long).is_ok(), is_read, "{length}");
+            assert_eq!(trusted_files::read(&long, FILE_LENGTH_MAX).is_ok(), is_read, "{length}");
         }
         for number in 1..FILES_MAX {
             std::fs::File::create(folder.path().join(format!("{number}.yaml"))).unwrap();

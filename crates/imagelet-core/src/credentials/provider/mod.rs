@@ -8,6 +8,8 @@
 //! helper    credential helpers of a docker configuration, run the same way
 //! ```
 //!
+//! [`CredentialProvider`] is the port to all credential sources other than configuration documents.
+//!
 //! Nothing is written to disk. A plugin receives the image and, on request, a service account token only on its
 //! standard input.
 
@@ -22,7 +24,7 @@ mod redact;
 mod validate;
 
 use std::{
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
@@ -44,12 +46,49 @@ use self::{
     exec::{Plugin, executable},
     plugin::{Provider, ProviderError},
 };
-use super::{CredentialProvider, CredentialQuery, CredentialSource, DockerConfig, Keyring, Provided, TokenSource};
-use crate::text::PlainError;
-use crate::{metrics::Metrics, trusted_files};
+use super::{CredentialSource, DockerConfig, Keyring, TokenSource, TrackedCredential};
+use crate::{metrics::Metrics, text::PlainError, trusted_files};
 
 /// The maximum number of parallel plugin runs. The kubelet has no limit.
 const RUNS_MAX: usize = 32;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CredentialQuery {
+    /// The image's normalised repository, without tag and digest.
+    pub repository: String,
+    /// The pod's namespace; empty without a pod.
+    pub namespace: String,
+    pub pod_name: String,
+    pub pod_uid: String,
+    /// The name of the pod's service account; `None`: the pod has none.
+    pub service_account: Option<String>,
+}
+
+/// The result of all providers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Provided {
+    /// In the order in which they are tried.
+    pub credentials: Vec<TrackedCredential>,
+    /// The error of each failed provider, in the order of the configuration. Contains no secret.
+    pub failures: Vec<String>,
+}
+
+/// Supplies credentials that are in no document. The call never fails: a pull continues with the credentials it gets.
+#[async_trait]
+pub trait CredentialProvider: fmt::Debug + Send + Sync {
+    /// Returns all credentials for a repository. A drop of the future cancels the work.
+    async fn provide(&self, query: &CredentialQuery) -> Provided;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProviders;
+
+#[async_trait]
+impl CredentialProvider for NoProviders {
+    async fn provide(&self, _query: &CredentialQuery) -> Provided {
+        Provided::default()
+    }
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProviderOptions {

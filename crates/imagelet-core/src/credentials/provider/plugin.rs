@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use futures_util::{
@@ -26,6 +26,7 @@ use crate::{
         CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
         registry_match::matches,
     },
+    lock::locked,
     metrics::Metrics,
     text::PlainError,
 };
@@ -169,7 +170,7 @@ impl Provider {
         let types = [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global];
         let keys: Vec<CacheKey> =
             types.into_iter().filter_map(|one| CacheKey::new(one.base(repository), account).ok()).collect();
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner).find(&keys, Instant::now())
+        locked(&self.cache).find(&keys, Instant::now())
     }
 
     /// A new response: from a shared run if its response covers this image, else from a run for this image.
@@ -178,7 +179,7 @@ impl Provider {
         repository: &str,
         account: Option<&Arc<PluginAccount>>,
     ) -> Result<DockerConfig, ProviderError> {
-        let guess = self.runs().learned.unwrap_or(CacheKeyType::Image);
+        let guess = locked(&self.runs).learned.unwrap_or(CacheKeyType::Image);
         match self.join(guess, repository, account).await {
             (asked, Ok(given)) if given.key_type.base(&asked) == given.key_type.base(repository) => Ok(given.auth),
             (asked, Err(error)) if asked == repository => Err(error),
@@ -198,7 +199,7 @@ impl Provider {
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
         let (asked, run) = {
-            let mut runs = self.runs();
+            let mut runs = locked(&self.runs);
             // A lookup does not join a finished run.
             let running = |run: &WeakShared<Run>| run.upgrade().filter(|run| run.peek().is_none());
             let found = runs.by_key.get(&key).and_then(|(asked, run)| Some((asked.clone(), running(run)?)));
@@ -255,7 +256,7 @@ impl Provider {
             return Err(ProviderError::CacheKeyType(shown.chars().take(KEY_TYPE_SHOWN_MAX).collect()));
         };
         self.keep(repository, account, key_type, &response);
-        self.runs().learned = Some(key_type);
+        locked(&self.runs).learned = Some(key_type);
         Ok(CheckedAnswer { key_type, auth: response.auth })
     }
 
@@ -264,13 +265,8 @@ impl Provider {
         // A negative duration is treated as zero.
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
-            Ok(key) => {
-                let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-                cache.keep(key, response.auth.clone(), good_for, Instant::now());
-            }
-            Err(error) => {
-                tracing::warn!(provider = self.entry.name, %error, "credentials are used and not kept");
-            }
+            Ok(key) => locked(&self.cache).keep(key, response.auth.clone(), good_for, Instant::now()),
+            Err(error) => tracing::warn!(provider = self.entry.name, %error, "credentials are used and not kept"),
         }
     }
 
@@ -299,10 +295,6 @@ impl Provider {
         let token = account.map(|account| account.token.expose());
         let variables = self.entry.env.iter().map(|variable| variable.value.as_str());
         redact(said, known.into_iter().chain(token).chain(variables))
-    }
-
-    fn runs(&self) -> MutexGuard<'_, Runs> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use futures_util::{StreamExt, stream};
@@ -11,6 +11,7 @@ use super::{KeepRules, labels_read};
 use crate::{
     image::{Image, ImageId, ImageSpec},
     inventory::Snapshot,
+    lock::locked,
     ports::RuntimeManager,
 };
 
@@ -31,7 +32,7 @@ impl LabelCache {
             return Labels::new();
         }
         let mut labels = {
-            let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let cached = locked(&self.0);
             if Arc::ptr_eq(&cached.0, rules) { cached.1.clone() } else { Labels::new() }
         };
         let present: HashSet<&ImageId> = snapshot.entries.iter().map(|entry| &entry.image.id).collect();
@@ -50,7 +51,7 @@ impl LabelCache {
             .await;
         // The next collection retries images whose call failed.
         labels.extend(asked.into_iter().flatten());
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::clone(rules), labels.clone());
+        *locked(&self.0) = (Arc::clone(rules), labels.clone());
         labels
     }
 }

@@ -1,15 +1,13 @@
 //! Unreachable goals: the users of the disk space, the report text, and the report rate.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Mutex};
 
 use super::PlanInput;
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, counted},
     inventory::ImageEntry,
+    lock::locked,
     ports::{Certainty, Freed},
 };
 
@@ -110,7 +108,7 @@ pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 impl ReportedShortfall {
     /// Whether the shortfall differs from the last reported shortfall. A different one replaces it.
     pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
-        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = locked(&self.0);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
             return false;
         }
@@ -119,7 +117,7 @@ impl ReportedShortfall {
     }
 
     pub(crate) fn clear(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&self.0) = None;
     }
 }
 

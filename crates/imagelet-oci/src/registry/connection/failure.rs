@@ -11,9 +11,9 @@ use imagelet_core::error::{ErrorClass, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
 use super::{
+    HttpError,
     connector::ConnectError,
     dial::DialError,
-    http_error::HttpError,
     proxy::{Proxy, TunnelError},
     stream::Rejected,
 };

@@ -19,10 +19,10 @@ use imagelet_core::{
 use tokio::time::{Instant, timeout};
 
 use super::{
+    HttpError,
     connector::ConnectError,
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
-    http_error::HttpError,
     origin::{Origin, Target, listing_hint, may_send_on},
     reception::{AwaitedHead, Reception, Silent, awaits, no_answer},
     settings::ConnectionSettings,

@@ -14,7 +14,7 @@ mod registries_yaml;
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    io::{self, ErrorKind, Read as _},
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
@@ -23,13 +23,12 @@ use http::HeaderMap;
 use imagelet_core::{
     credentials::Credential,
     error::{RuntimeError, RuntimeErrorKind},
-    image::{ByteSize, DOCKER_HUB, DOCKER_HUB_HOST, Reference},
+    image::{DOCKER_HUB, DOCKER_HUB_HOST, Reference},
     ports::RegistryHost,
     trusted_files,
 };
 use indexmap::{IndexMap, IndexSet};
 use serde::{Deserialize, Deserializer};
-use zeroize::Zeroizing;
 
 use super::{
     connection::{ConnectionSettings, Identity, Origin, Target, TlsSettings},
@@ -225,7 +224,7 @@ fn read_file<T>(
     parse: impl FnOnce(&str, &mut Vec<String>) -> Result<T, String>,
 ) -> Result<T, RuntimeError> {
     check_folder(path.parent().unwrap_or(Path::new("")))?;
-    let bytes = read(path).map_err(|error| complaint(path, &error.to_string()))?;
+    let bytes = trusted_files::read(path, FILE_BYTES_MAX).map_err(|error| complaint(path, &error.to_string()))?;
     let text = std::str::from_utf8(&bytes).map_err(|_| complaint(path, "it is not UTF-8"))?;
     let mut warnings = Vec::new();
     let parsed = parse(text, &mut warnings);
@@ -270,16 +269,8 @@ fn tls_settings(
 }
 
 fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
-    read(path).map(|bytes| Arc::from(bytes.as_slice())).map_err(|error| format!("`{}`: {error}", path.display()))
-}
-
-fn read(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut bytes = Zeroizing::new(Vec::new());
-    trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {}", ByteSize(FILE_BYTES_MAX))));
-    }
-    Ok(bytes)
+    let bytes = trusted_files::read(path, FILE_BYTES_MAX).map_err(|error| format!("`{}`: {error}", path.display()))?;
+    Ok(Arc::from(bytes.as_slice()))
 }
 
 /// The parser's message with the line number, without quoted values: the values may be secrets.

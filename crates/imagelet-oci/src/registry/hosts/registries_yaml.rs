@@ -13,6 +13,7 @@ use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     error::RuntimeError,
     image::{ByteSize, DOCKER_HUB, Reference},
+    text::nullable,
 };
 use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
@@ -57,18 +58,18 @@ pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeE
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct File {
-    #[serde(deserialize_with = "or_nulls")]
+    #[serde(deserialize_with = "all_nullable")]
     mirrors: BTreeMap<String, Mirror>,
-    #[serde(deserialize_with = "or_nulls")]
+    #[serde(deserialize_with = "all_nullable")]
     configs: BTreeMap<String, Config>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Mirror {
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     endpoint: Vec<String>,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     rewrite: IndexMap<String, String>,
 }
 
@@ -76,47 +77,42 @@ struct Mirror {
 #[serde(default)]
 struct Config {
     auth: Option<Auth>,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     tls: Tls,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Auth {
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     username: String,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     password: Zeroizing<String>,
     /// `USER:PASSWORD` in base64.
-    #[serde(rename = "auth", deserialize_with = "or_null")]
+    #[serde(rename = "auth", deserialize_with = "nullable")]
     encoded: Zeroizing<String>,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     identity_token: Zeroizing<String>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Tls {
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     ca_file: String,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     cert_file: String,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     key_file: String,
-    #[serde(deserialize_with = "or_null")]
+    #[serde(deserialize_with = "nullable")]
     insecure_skip_verify: bool,
 }
 
-/// A null is an absent value.
-fn or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// As [`or_null`], also for each value of the mapping.
-fn or_nulls<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+/// As [`nullable`], also for each value of the mapping.
+fn all_nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
-    let read: BTreeMap<String, Option<T>> = or_null(deserializer)?;
+    let read: BTreeMap<String, Option<T>> = nullable(deserializer)?;
     Ok(read.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect())
 }
 

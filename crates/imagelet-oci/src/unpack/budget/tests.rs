@@ -14,7 +14,7 @@ fn sharing(free: u64) -> Arc<UnpackBudget> {
 
 /// Whether another layer waits for memory that this one holds.
 fn is_wanted(layer: &LayerMemory) -> bool {
-    layer.holds_shared() && layer.budget.lock().lacks(&layer.owner).is_some()
+    layer.holds_shared() && locked(&layer.budget.pool).lacks(&layer.owner).is_some()
 }
 
 /// A layer of a tenant.
@@ -156,7 +156,7 @@ async fn a_tenant_that_waits_for_its_own_memory_keeps_no_other_waiting() {
     drop(waiting);
     assert!(!is_wanted(&holder), "a wait that is dropped leaves the line");
     drop((held, holder, other));
-    assert_eq!(budget.lock().free, 64 << 20);
+    assert_eq!(locked(&budget.pool).free, 64 << 20);
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
 //! A cache of the encoded `ListImages` answer. Encoding 10,000 images takes longer than sending them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::{Buf, BufMut, Bytes};
-use imagelet_core::ports::Listing;
+use imagelet_core::{lock::locked, ports::Listing};
 use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, WireType, skip_field},
@@ -16,15 +16,11 @@ pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 impl ListCache {
     /// The encoding if the list is equal to the cached list. Equal images of a store are the same objects.
     pub(super) fn get(&self, listing: &Listing) -> Option<EncodedList> {
-        self.lock().as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
+        locked(&self.0).as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
     }
 
     pub(super) fn set(&self, listing: Listing, list: EncodedList) {
-        *self.lock() = Some((listing, list));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Listing, EncodedList)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.0) = Some((listing, list));
     }
 }
 

@@ -14,6 +14,7 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     credentials::Secret,
     image::{ByteSize, Reference, shown_name},
+    lock::locked,
     printable::printable,
 };
 use serde_json::json;
@@ -26,7 +27,7 @@ use crate::{
     cli::{LoginArgs, PullArgs},
     manifests::decode,
     output::{Format, exit_code, print, print_failure},
-    progress::{Screen, lock},
+    progress::Screen,
 };
 use imagelet_node::{
     api::{Hidden, Login, PullRequest, Pulled, RemovedForPull, Step},
@@ -150,7 +151,7 @@ async fn pull(
         let (removed, steps) = (Arc::clone(&removed), Arc::clone(&shown.steps));
         move |step| {
             if let Step::Removed(image) = &step {
-                lock(&removed).push(image.clone());
+                locked(&removed).push(image.clone());
             }
             steps(step);
         }
@@ -160,7 +161,7 @@ async fn pull(
     if let Ok(pulled) = &outcome {
         screen.say(&outcome_line(pulled));
     }
-    let removed = std::mem::take(&mut *lock(&removed));
+    let removed = std::mem::take(&mut *locked(&removed));
     (image, removed, outcome)
 }
 

@@ -25,9 +25,9 @@ const CORE_STOREYS: [&[&str]; 7] = [
     &["disks", "inventory"],
     &["leases", "ports", "records"],
     &["audit_log", "credentials", "events"],
-    &["durable"],
-    &["backoff", "bounded_map", "error", "failpoint", "hold", "image", "metrics", "node_policy", "trusted_files"],
-    &["printable", "text"],
+    &["durable", "trusted_files"],
+    &["backoff", "bounded_map", "error", "failpoint", "hold", "image", "metrics", "node_policy"],
+    &["lock", "printable", "text"],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type.

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::{Service as _, service_fn};
 
 use super::url::Proxy;
-use crate::registry::connection::{http_error::HttpError, stream::RegistryConnection};
+use crate::registry::connection::{HttpError, stream::RegistryConnection};
 
 /// The time limit for a proxy to connect to the host.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);

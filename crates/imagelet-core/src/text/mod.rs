@@ -1,5 +1,7 @@
 //! Texts in the form that Go prints and parses. Users search for that form.
 
+mod url;
+
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
@@ -14,6 +16,8 @@ use serde::{
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use zeroize::Zeroizing;
+
+pub use self::url::GoUrl;
 
 /// An error with a complete text that contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -135,8 +139,8 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map.
-pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+/// A map that rejects a duplicate key, as Go's strict decoder does. The error names the key. `null` is an empty map.
+pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
     struct Members<T>(PhantomData<T>);
@@ -150,10 +154,11 @@ pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
         }
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut members = BTreeMap::new();
-            while let Some((name, value)) = map.next_entry()? {
-                if members.insert(name, value).is_some() {
-                    return Err(A::Error::custom("a key is there twice"));
+            while let Some((name, value)) = map.next_entry::<String, T>()? {
+                if members.contains_key(&name) {
+                    return Err(A::Error::custom(format!("the key {} occurs twice", quoted(&name))));
                 }
+                members.insert(name, value);
             }
             Ok(members)
         }
@@ -185,9 +190,8 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Object<T> {
     }
 }
 
-pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    deserializer: D,
-) -> Result<T, D::Error> {
+/// A null is an absent value.
+pub fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
