@@ -258,7 +258,7 @@ pub fn unpack(
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
-        file: None,
+        artifact: None,
         cancelled: Arc::default(),
     };
     let mut encoded = |path: &[u8], entry| {

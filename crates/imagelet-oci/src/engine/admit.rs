@@ -17,7 +17,7 @@ use crate::{
         Admission, Amount, Demand, Fit, Reservation, Reservations, RunningPull, Space, expected, grant, helps_to_wait,
         refusal,
     },
-    manifest::{Compression, Descriptor, LayerKind, Manifest},
+    manifest::{Compression, Descriptor, Manifest},
     pipeline::{LayerLimits, reported},
     store::{Resumption, Store, could_not},
     tenant::Tenant,
@@ -227,8 +227,7 @@ impl Engine {
 
 impl Wanted {
     pub(super) fn of((manifest, layer): (&Manifest, &Descriptor), id: Digest, is_fetched: bool) -> Self {
-        let is_artifact = manifest.artifact_kind().is_some();
-        Self { id, compression: compression(&layer.media_type, is_artifact), packed: layer.size, is_fetched }
+        Self { id, compression: manifest.compression(layer), packed: layer.size, is_fetched }
     }
 }
 
@@ -298,17 +297,4 @@ fn reserve(
             Ok(Some(page.reserve(tenant, layers, granted)))
         }
     })
-}
-
-/// Depends only on the media type: the first bytes, which decide, are not fetched yet. The files of an artifact are
-/// stored unchanged, even a file with the type of an archive.
-pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
-    if is_artifact {
-        return Compression::Stored;
-    }
-    match LayerKind::of(media_type) {
-        LayerKind::Tar(compression) | LayerKind::Foreign(compression) => compression,
-        // Only artifacts have such layers.
-        LayerKind::Encrypted | LayerKind::Unknown => Compression::Stored,
-    }
 }

@@ -146,7 +146,7 @@ impl Engine {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
-            file: resolved.manifest.file_path(descriptor),
+            artifact: resolved.manifest.layout(descriptor),
             claim: fetches.claim.clone(),
             staging: LayerStaging {
                 store: Arc::clone(&self.store),

@@ -47,7 +47,7 @@ use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     hash::Hash,
-    manifest::Descriptor,
+    manifest::{BlobLayout, Descriptor},
     registry::{PullSession, ReaderWait},
     store::{
         BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
@@ -89,8 +89,8 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// The path of an artifact's file; `None`: the layer is an archive.
-    pub(crate) file: Option<String>,
+    /// How an artifact's blob becomes files; `None`: the layer is an image's.
+    pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
     pub(crate) blob: CompressedCopy,
@@ -284,9 +284,13 @@ impl LayerJob {
         Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
-    /// The digest of the inflated bytes. For a file, it is the blob's digest: the file's key is no digest of content.
-    fn content_digest(&self) -> &Digest {
-        if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id }
+    /// The digest of the inflated bytes, if it is known. The key of an artifact's layer is no digest of content.
+    fn content_digest(&self) -> Option<&Digest> {
+        match &self.artifact {
+            None => Some(&self.diff_id),
+            Some(BlobLayout::File(_)) => Some(&self.descriptor.digest),
+            Some(BlobLayout::Archive { content, .. }) => content.as_ref(),
+        }
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
@@ -309,7 +313,7 @@ impl LayerAttempt<'_> {
         written_bytes.restart();
         let staging = job.on_thread(|job| job.staging.store.stage()).await??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let hash = Hash::new(job.content_digest().algorithm());
+        let hash = Hash::new(job.content_digest().unwrap_or(&job.descriptor.digest).algorithm());
         let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone());
 
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -327,7 +331,8 @@ impl LayerAttempt<'_> {
             self.copying = Some(copying);
             copy
         });
-        let (confinement, is_archive) = (job.terms.confinement.clone(), job.file.is_none());
+        let is_archive = !matches!(job.artifact, Some(BlobLayout::File(_)));
+        let confinement = job.terms.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
             let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
             // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.

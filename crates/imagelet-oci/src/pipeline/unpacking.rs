@@ -19,8 +19,8 @@ use crate::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
     },
     unpack::{
-        EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
-        disk_size, process_umask, unpack_layer,
+        ARTIFACT_NAMES_MAX, EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind,
+        UnpackLimits, UnpackOptions, disk_size, process_umask, unpack_layer,
     },
 };
 
@@ -52,13 +52,16 @@ impl LayerJob {
                 LayerEnd::Sink => EntryRules::Containerd,
             },
             limits: UnpackLimits {
-                entries_max: self.terms.limits.entries_max,
+                entries_max: match self.artifact {
+                    Some(_) => self.terms.limits.entries_max.min(ARTIFACT_NAMES_MAX),
+                    None => self.terms.limits.entries_max,
+                },
                 free_bytes_floor: self.terms.limits.free_bytes_floor,
                 free_inodes_floor: self.terms.limits.free_inodes_floor,
                 ..UnpackLimits::default()
             },
             memory,
-            file: self.file.clone().map(|path| (path, self.descriptor.size)),
+            artifact: self.artifact.clone().map(|layout| (layout, self.descriptor.size)),
             umask: process_umask(),
             cancelled,
         };
@@ -80,15 +83,11 @@ impl LayerJob {
         let diff_id = drained.map_err(|error| {
             self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
         })?;
-        let wanted = self.content_digest();
-        if diff_id != *wanted {
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::Corrupt,
-                format!(
-                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{wanted}`",
-                    self.descriptor.digest
-                ),
-            ));
+        if let Some(wanted) = self.content_digest().filter(|wanted| diff_id != **wanted) {
+            let (digest, names) =
+                (&self.descriptor.digest, if self.artifact.is_some() { "manifest" } else { "configuration" });
+            let message = format!("layer `{digest}` unpacks to `{diff_id}`, and the image's {names} says `{wanted}`");
+            return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message));
         }
         failpoint!("unpack.verified");
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);

@@ -7,11 +7,14 @@
 //! Whiteouts are written in overlayfs' form, so a layer is unpacked without the layers below it. Directories without an
 //! entry get mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the
 //! directory is garbage until the caller commits it.
+//!
+//! An artifact's blob is one file, or an archive with rules of its own (see `member`).
 
 mod archive;
 mod budget;
 mod error;
 mod limits;
+mod member;
 mod name;
 #[cfg(test)]
 mod tests;
@@ -40,8 +43,12 @@ pub(crate) use self::{
         manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum},
     },
 };
+use crate::manifest::BlobLayout;
 
 pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
+
+/// Maximum names of an artifact, folders included.
+pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
 
 const DIRECTORY_COST: u64 = 4096;
 
@@ -53,9 +60,8 @@ pub(crate) struct UnpackOptions {
     /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// The path and size of an artifact's file; `None`: the input is an archive. Root owns the file, and all users can
-    /// read it.
-    pub(crate) file: Option<(String, u64)>,
+    /// How an artifact's blob becomes files, and its size; `None`: the input is an image's layer.
+    pub(crate) artifact: Option<(BlobLayout, u64)>,
     /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
@@ -117,23 +123,28 @@ pub(crate) fn unpack_layer<'a>(
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let written = match &options.file {
-        Some((path, size)) => {
+    let written = match &options.artifact {
+        Some((BlobLayout::File(path), size)) => {
             let entry = reader.whole_input_as_file(path.as_bytes(), *size);
             writer.write(&entry, &mut reader)
         }
-        None => write_all(&mut reader, &mut writer),
+        Some((BlobLayout::Archive { .. }, _)) => write_all(&mut reader, &mut writer, member::of_artifact),
+        None => write_all(&mut reader, &mut writer, Ok),
     };
     written.map_err(|fault| fault.at(&reader.place))?;
     writer.finish()
 }
 
-fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fault> {
+fn write_all(
+    reader: &mut Reader<'_>,
+    writer: &mut Writer<'_>,
+    as_written: impl Fn(TarEntry) -> Result<TarEntry, Fault>,
+) -> Result<(), Fault> {
     loop {
         let entry = reader.next()?;
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
-        writer.write(&entry, reader)?;
+        writer.write(&as_written(entry)?, reader)?;
     }
 }
 

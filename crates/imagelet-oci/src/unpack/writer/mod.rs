@@ -34,8 +34,9 @@ use super::{
     disk_size,
     error::Fault,
     limits::Gauge,
-    name,
+    member, name,
 };
+use crate::manifest::BlobLayout;
 use crate::scarce::patiently;
 
 const DIRECTORY_OPEN: u32 = 0o700;
@@ -123,6 +124,9 @@ impl<'a> Writer<'a> {
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place::new(self.parent(parent)?, name);
+        if let Some((BlobLayout::Archive { folder, .. }, _)) = &self.options.artifact {
+            member::check_place(&place.path, entry, folder)?;
+        }
         self.tree.deferred.forget_device(&place.path);
         match entry.kind {
             TarKind::File => self.file(&place, entry, reader),
@@ -377,6 +381,9 @@ impl<'a> Writer<'a> {
     }
 
     fn replace(&mut self, place: &Place) -> Result<(), Fault> {
+        if self.options.artifact.is_some() {
+            return Err(Fault::refused("an earlier entry of the archive has the same name"));
+        }
         let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
