@@ -263,7 +263,7 @@ async fn a_pod_is_seen(
     assert_eq!((sandboxes[0].name.as_str(), sandboxes[0].uid.as_str(), sandboxes[0].ready), ("web", "uid-web", true));
     let seen = runtime.containers().await.unwrap();
     assert_eq!((seen[0].id.as_str(), seen[0].state), (container.as_str(), ContainerState::Running));
-    assert_eq!((seen[0].image.image.as_str(), seen[0].image_ref.as_str()), (image.as_str(), image.as_str()));
+    assert_eq!((seen[0].image.spec.image.as_str(), seen[0].image.reference.as_str()), (image.as_str(), image.as_str()));
     assert_eq!(seen[0].labels["io.kubernetes.pod.name"], "web");
     assert!(runtime.mounted_images(&container).await.unwrap().is_empty());
     assert!(runtime.mounted_images("gone").await.unwrap().is_empty(), "a container that is gone holds nothing");

@@ -17,8 +17,8 @@ use imagelet_core::{
     inventory::{Inventory, PullCost, UseReport},
     node_policy::NodePolicy,
     ports::{
-        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
-        LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeManager, Sandbox,
+        Certainty, Container, ContainerImage, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems,
+        ImageService, LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeManager, Sandbox,
     },
 };
 
@@ -298,9 +298,7 @@ impl ContainerService for World {
             id: number.to_string(),
             sandbox_id: format!("sandbox-{number}"),
             name: "main".to_owned(),
-            image: ImageSpec::default(),
-            image_ref: String::new(),
-            image_id: self.id(*image).to_string(),
+            image: ContainerImage { id: self.id(*image).to_string(), ..ContainerImage::default() },
             state: ContainerState::Running,
             created_at: SystemTime::UNIX_EPOCH,
             labels: BTreeMap::new(),

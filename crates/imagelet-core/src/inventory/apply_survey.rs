@@ -68,7 +68,7 @@ impl InventoryState {
         let mut served = Vec::new();
         for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
             for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
-                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
+                served.push((ImageId::new(&container.image.id), pod.uid.clone(), container.created_at));
             }
         }
         for (id, pod, created_at) in served {

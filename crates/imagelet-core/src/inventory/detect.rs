@@ -67,19 +67,16 @@ pub(super) fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey,
 pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users, SandboxImages) {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
-    let texts = containers().flat_map(|(_, container)| {
-        let own = [&container.image_id, &container.image_ref, &container.image.image].into_iter();
-        own.chain(mounted(container)).map(String::as_str)
-    });
+    let texts = containers()
+        .flat_map(|(_, container)| container.image.names().into_iter().chain(mounted(container).map(String::as_str)));
     let of_sandboxes = survey.sandboxes.values().flatten().map(String::as_str);
     let names = ReferenceMatches::of(&survey.images, texts.chain(of_sandboxes));
     let (mut users, mut sandboxes) = (Users::new(), SandboxImages::new());
     for (pod, container) in containers() {
         let user = user_text(pod, container);
         // A used image may have been removed meanwhile, so it counts even if it is not listed.
-        let own = ImageKey::new(ImageId::new(&container.image_id), container.image.runtime_handler.clone());
-        let texts = [&container.image_id, &container.image_ref, &container.image.image];
-        let named = texts.into_iter().flat_map(|text| names.find(text)).map(Image::key);
+        let own = ImageKey::new(ImageId::new(&container.image.id), container.image.spec.runtime_handler.clone());
+        let named = container.image.names().into_iter().flat_map(|text| names.find(text)).map(Image::key);
         let volumes = mounted(container).flat_map(|text| names.find(text)).map(Image::key);
         let volume_user = format!("{user} (volume)");
         let by_user = iter::once(own).chain(named).map(|key| (key, &user));

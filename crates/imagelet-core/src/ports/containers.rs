@@ -73,16 +73,28 @@ pub struct Container {
     /// The sandbox of the container. Empty for a mount of the embedded store.
     pub sandbox_id: String,
     pub name: String,
-    /// The image with its handler, in the spelling of the container's creator.
-    pub image: ImageSpec,
-    /// The runtime's id or digest of the image.
-    pub image_ref: String,
-    /// The id of the image, if the runtime reports it (CRI 1.30).
-    pub image_id: String,
+    pub image: ContainerImage,
     pub state: ContainerState,
     pub created_at: SystemTime,
     /// The labels of the container, with the pod's identity.
     pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerImage {
+    /// The image with its handler, in the spelling of the container's creator.
+    pub spec: ImageSpec,
+    /// The runtime's id or digest of the image.
+    pub reference: String,
+    /// The id of the image, if the runtime reports it (CRI 1.30).
+    pub id: String,
+}
+
+impl ContainerImage {
+    /// The texts that may name the image; each may be empty.
+    pub fn names(&self) -> [&str; 3] {
+        [&self.id, &self.reference, &self.spec.image]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,9 +217,7 @@ mod tests {
                 id: self.id.to_owned(),
                 sandbox_id: String::new(),
                 name: String::new(),
-                image: ImageSpec::default(),
-                image_ref: String::new(),
-                image_id: String::new(),
+                image: ContainerImage::default(),
                 state: ContainerState::Running,
                 created_at: SystemTime::UNIX_EPOCH,
                 labels: BTreeMap::default(),

@@ -66,7 +66,7 @@ pub struct Pod {
     pub namespace: String,
     /// The creation time of the newest sandbox; without a sandbox, of the first container.
     pub created_at: SystemTime,
-    /// The containers, in any state. An empty `image_id` is filled from `image_ref`.
+    /// The containers, in any state. An empty image id is filled from the reference.
     pub containers: Vec<Container>,
     /// The sandboxes: the highest attempt first, then the newest.
     pub sandboxes: Vec<Sandbox>,
@@ -266,14 +266,13 @@ fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod>
         pods.entry(sandbox.uid.clone()).or_insert_with(of_pod).sandboxes.push(sandbox);
     }
     for mut container in containers {
-        let names_no_image =
-            container.image.image.is_empty() && container.image_ref.is_empty() && container.image_id.is_empty();
-        if container.id.is_empty() || names_no_image {
+        if container.id.is_empty() || container.image.names().iter().all(|name| name.is_empty()) {
             tracing::debug!(container = %container.name, "skipping a container without id or image");
             continue;
         }
-        if container.image_id.is_empty() {
-            container.image_id.clone_from(&container.image_ref);
+        let image = &mut container.image;
+        if image.id.is_empty() {
+            image.id.clone_from(&image.reference);
         }
         let label = |name: &str| container.labels.get(name).cloned();
         let uid =
@@ -292,7 +291,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{ports::ContainerState, testing::FakeRuntime};
+    use crate::{
+        ports::{ContainerImage, ContainerState},
+        testing::FakeRuntime,
+    };
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -316,9 +318,7 @@ mod tests {
             id: id.to_owned(),
             sandbox_id: sandbox_id.to_owned(),
             name: id.to_owned(),
-            image: ImageSpec::new("app"),
-            image_ref: "sha256:r".to_owned(),
-            image_id: String::new(),
+            image: ContainerImage { spec: ImageSpec::new("app"), reference: "sha256:r".to_owned(), id: String::new() },
             state: ContainerState::Exited,
             created_at: at(1),
             labels: BTreeMap::new(),
@@ -376,17 +376,16 @@ mod tests {
     #[test]
     fn the_image_id_falls_back_to_the_reference_the_runtime_resolved() {
         let mut modern = container("y", "a");
-        modern.image_id = "sha256:c".to_owned();
+        modern.image.id = "sha256:c".to_owned();
         let pods = assemble(vec![sandbox("a", "1", 1)], vec![container("x", "a"), modern]);
-        let ids: Vec<_> = pods[0].containers.iter().map(|container| container.image_id.as_str()).collect();
+        let ids: Vec<_> = pods[0].containers.iter().map(|container| container.image.id.as_str()).collect();
         assert_eq!(ids, ["sha256:r", "sha256:c"]);
     }
 
     #[test]
     fn containers_without_id_or_image_are_skipped() {
         let mut imageless = container("x", "a");
-        imageless.image = ImageSpec::default();
-        imageless.image_ref = String::new();
+        imageless.image = ContainerImage::default();
         let pods = assemble(vec![sandbox("a", "1", 1)], vec![container("", "a"), imageless]);
         assert!(pods[0].containers.is_empty());
     }

@@ -15,8 +15,8 @@ mod space_request;
 mod verify_report;
 
 pub use containers::{
-    CombinedContainers, Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage,
-    default_sandbox_image,
+    CombinedContainers, Container, ContainerImage, ContainerService, ContainerState, NoContainers, Sandbox,
+    SandboxImage, default_sandbox_image,
 };
 pub use details::{
     ImageDetails, JsonText, LayerDetails, Members, PulledArtifact, PulledLayer, PulledManifest, chain_ids,

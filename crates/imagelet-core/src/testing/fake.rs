@@ -14,9 +14,9 @@ use crate::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
     ports::{
-        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
-        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, LocalStore, Progress, PullEstimate,
-        PullEvent, PullRequest, Sandbox, SandboxImage,
+        Certainty, Container, ContainerImage, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails,
+        ImageFilesystems, ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, LocalStore, Progress,
+        PullEstimate, PullEvent, PullRequest, Sandbox, SandboxImage,
     },
 };
 
@@ -214,9 +214,11 @@ impl FakeRuntime {
             id: id.clone(),
             sandbox_id,
             name: name.to_owned(),
-            image: ImageSpec::new(image),
-            image_ref: image_id.to_string(),
-            image_id: image_id.to_string(),
+            image: ContainerImage {
+                spec: ImageSpec::new(image),
+                reference: image_id.to_string(),
+                id: image_id.to_string(),
+            },
             state,
             created_at: SystemTime::UNIX_EPOCH,
             labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),

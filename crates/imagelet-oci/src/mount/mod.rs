@@ -26,7 +26,7 @@ use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId, ImageSpec},
-    ports::{Container, ContainerService, ContainerState, MountOptions, MountedImage},
+    ports::{Container, ContainerImage, ContainerService, ContainerState, MountOptions, MountedImage},
     text::file_time,
 };
 use rustix::{io::Errno, mount::MountFlags};
@@ -295,9 +295,7 @@ fn container(mount: ListedMount) -> Container {
         id: format!("mount:{}", mount.target.display()),
         sandbox_id: String::new(),
         name: mount.target.display().to_string(),
-        image: ImageSpec::new(&mount.image),
-        image_ref: mount.image.clone(),
-        image_id: mount.image,
+        image: ContainerImage { spec: ImageSpec::new(&mount.image), reference: mount.image.clone(), id: mount.image },
         state: ContainerState::Running,
         created_at: file_time(mount.mounted_at).unwrap_or(SystemTime::UNIX_EPOCH),
         labels: BTreeMap::default(),

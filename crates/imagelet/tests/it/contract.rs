@@ -61,12 +61,15 @@ fn a_container_of_containerd_names_its_image_while_it_runs_and_after_it_exited()
         let id = pods.run_container(&sandbox, &name, &["/bin/sleep", "3600"]).await.unwrap();
         let found = containers.containers().await.unwrap();
         assert_eq!(found.iter().map(|one| (&one.id, one.state)).collect::<Vec<_>>(), [(&id, ContainerState::Running)]);
-        assert_eq!((found[0].image.image.as_str(), found[0].image_ref.as_str()), (name.as_str(), image.id()));
+        assert_eq!(
+            (found[0].image.spec.image.as_str(), found[0].image.reference.as_str()),
+            (name.as_str(), image.id())
+        );
 
         pods.stop_container(&id).await.unwrap();
         let found = containers.containers().await.unwrap();
         assert_eq!(found.iter().map(|one| (&one.id, one.state)).collect::<Vec<_>>(), [(&id, ContainerState::Exited)]);
-        assert_eq!(found[0].image_ref, image.id());
+        assert_eq!(found[0].image.reference, image.id());
 
         pods.remove_sandbox(&sandbox).await.unwrap();
         assert_eq!(containers.containers().await.unwrap(), []);

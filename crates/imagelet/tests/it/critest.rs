@@ -369,8 +369,8 @@ async fn container_ids(bed: &Bed, image: &str) -> Vec<String> {
     let container = service.containers().await.unwrap().into_iter().find(|container| container.id == id).unwrap();
     pods.remove_sandbox(&sandbox).await.unwrap();
     // containerd 1.6.20 is older than the field `image_id`; critest skips what is empty, and `image_ref` has the id.
-    assert_eq!(container.image_id, "", "a containerd that fills it needs a test of it");
-    vec![container.image_ref]
+    assert_eq!(container.image.id, "", "a containerd that fills it needs a test of it");
+    vec![container.image.reference]
 }
 
 #[test]

@@ -18,8 +18,8 @@ use crate::{
     gc::*,
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     ports::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        Sandbox,
+        Container, ContainerImage, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress,
+        PullRequest, Sandbox,
     },
     testing::{FakeRuntime, WaySettings as _},
 };
@@ -117,9 +117,11 @@ impl ContainerService for Scripted {
             id: format!("container-{number}"),
             sandbox_id: "sandbox".to_owned(),
             name: format!("container-{number}"),
-            image: ImageSpec { runtime_handler: handler.clone(), ..ImageSpec::default() },
-            image_ref: String::new(),
-            image_id: id.clone(),
+            image: ContainerImage {
+                spec: ImageSpec { runtime_handler: handler.clone(), ..ImageSpec::default() },
+                reference: String::new(),
+                id: id.clone(),
+            },
             state: ContainerState::Running,
             created_at: SystemTime::UNIX_EPOCH,
             labels: BTreeMap::new(),

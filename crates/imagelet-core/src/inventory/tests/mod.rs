@@ -19,8 +19,8 @@ use crate::{
     inventory::pins::PATTERNS_MAX,
     leases::RemovalBlocker,
     ports::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        Sandbox,
+        Container, ContainerImage, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress,
+        PullRequest, Sandbox,
     },
     testing::{FakeRuntime, WaySettings as _},
 };
@@ -81,13 +81,15 @@ impl ContainerService for Scripted {
             id: text(&it["id"]),
             sandbox_id: "sandbox".to_owned(),
             name: String::new(),
-            image: ImageSpec {
-                image: text(&it["image"]),
-                runtime_handler: text(&it["runtime_handler"]),
-                ..ImageSpec::default()
+            image: ContainerImage {
+                spec: ImageSpec {
+                    image: text(&it["image"]),
+                    runtime_handler: text(&it["runtime_handler"]),
+                    ..ImageSpec::default()
+                },
+                reference: String::new(),
+                id: text(&it["image_id"]),
             },
-            image_ref: String::new(),
-            image_id: text(&it["image_id"]),
             state: ContainerState::Exited,
             created_at: SystemTime::UNIX_EPOCH,
             labels: BTreeMap::new(),

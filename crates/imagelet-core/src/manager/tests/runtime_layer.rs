@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     image::Reference,
-    ports::{Container, ContainerState, Sandbox},
+    ports::{Container, ContainerImage, ContainerState, Sandbox},
 };
 
 fn named(id: &str, size: u64) -> Image {
@@ -119,15 +119,17 @@ async fn container_image(input: &Value) -> Option<String> {
         id: field("id"),
         sandbox_id: String::new(),
         name: "c".into(),
-        image: ImageSpec::new(text(&said["image"]["image"]).unwrap_or_default()),
-        image_ref: field("image_ref"),
-        image_id: field("image_id"),
+        image: ContainerImage {
+            spec: ImageSpec::new(text(&said["image"]["image"]).unwrap_or_default()),
+            reference: field("image_ref"),
+            id: field("image_id"),
+        },
         state: ContainerState::Running,
         created_at: SystemTime::UNIX_EPOCH,
         labels: std::collections::BTreeMap::new(),
     });
     let pods = runtime.pods().await.unwrap();
-    pods.into_iter().flat_map(|pod| pod.containers).map(|container| container.image_id).next()
+    pods.into_iter().flat_map(|pod| pod.containers).map(|container| container.image.id).next()
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,7 +18,10 @@ use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     events::PodIdentity,
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    ports::{Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience, PullRequest, Sandbox},
+    ports::{
+        Container, ContainerImage, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, Patience,
+        PullRequest, Sandbox,
+    },
 };
 use prost::Message as _;
 pub use runtime_handler::Handlers;
@@ -181,9 +184,11 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
         id: container.id,
         sandbox_id: container.pod_sandbox_id,
         name: container.metadata.map(|metadata| metadata.name).unwrap_or_default(),
-        image: spec_from_wire(container.image),
-        image_ref: container.image_ref,
-        image_id: container.image_id,
+        image: ContainerImage {
+            spec: spec_from_wire(container.image),
+            reference: container.image_ref,
+            id: container.image_id,
+        },
         state,
         created_at: time(container.created_at),
         labels: container.labels,

@@ -313,9 +313,9 @@ fn a_container_keeps_what_says_which_image_it_holds() {
         ..v1::Container::default()
     });
     assert_eq!((read.id.as_str(), read.sandbox_id.as_str(), read.name.as_str()), ("c", "s", "web"));
-    assert_eq!((read.image.image.as_str(), read.image.runtime_handler.as_str()), ("x", "kata"));
+    assert_eq!((read.image.spec.image.as_str(), read.image.spec.runtime_handler.as_str()), ("x", "kata"));
     assert_eq!(
-        (read.image_ref.as_str(), read.image_id.as_str(), read.state),
+        (read.image.reference.as_str(), read.image.id.as_str(), read.state),
         ("r", "sha256:i", ContainerState::Exited)
     );
 }

@@ -14,8 +14,8 @@ use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::step,
     ports::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        Sandbox, SandboxImage,
+        Container, ContainerImage, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress,
+        PullRequest, Sandbox, SandboxImage,
     },
 };
 
@@ -530,9 +530,7 @@ fn container(held: &Held) -> Container {
         id: container_name(held),
         sandbox_id: format!("sandbox-{}", held.pod),
         name: "app".to_owned(),
-        image: ImageSpec::new(named),
-        image_ref: image.clone(),
-        image_id: image,
+        image: ContainerImage { spec: ImageSpec::new(named), reference: image.clone(), id: image },
         state: if held.exited { ContainerState::Exited } else { ContainerState::Running },
         created_at: time(held.created) + Duration::from_millis(held.fraction + 1),
         labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
