@@ -2,6 +2,7 @@
 
 mod admit;
 mod archive;
+mod artifact;
 mod confirm;
 mod durability;
 mod estimate;

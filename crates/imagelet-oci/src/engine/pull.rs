@@ -219,6 +219,8 @@ impl Engine {
         }
         progress(PullEvent::Committing);
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
+        let checked = self.check_artifact(&resolved.manifest, &staged).await;
+        checked.inspect_err(|error| resumption.heed(error))?;
         let entries = self.entries(layers, &config.diff_ids, &staged);
         let new = new_image(resolved, &config, config_bytes, entries, names);
         let (view, resumption) = (Arc::clone(&fetches.view), resumption.clone());

@@ -159,8 +159,8 @@ impl Descriptor {
             };
         }
         // In older artifacts of `ModelPack`, the media type is that of an image's layer.
-        let types = [&self.media_type].into_iter().chain(&self.artifact_type);
-        match types.filter_map(|kind| media::model_archive(kind)).next() {
+        let mut types = [&self.media_type].into_iter().chain(&self.artifact_type);
+        match types.find_map(|kind| media::model_archive(kind)) {
             Some(compression) => BlobLayout::Archive { folder: String::new(), compression, content: None },
             None => BlobLayout::File(path.cloned().unwrap_or_else(|| self.digest.hex().to_owned())),
         }

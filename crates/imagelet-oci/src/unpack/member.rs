@@ -5,11 +5,10 @@
 //! their time is 1970.
 
 use super::{
-    archive::{TarEntry, TarKind, TarMetadata},
+    archive::{FILE_MODE, TarEntry, TarKind, TarMetadata},
     error::{Fault, shown},
 };
 
-pub(super) const FILE_MODE: u32 = 0o644;
 const EXECUTABLE_MODE: u32 = 0o755;
 
 /// Checks the names and the kind of a member, and replaces its metadata.
@@ -62,7 +61,7 @@ pub(super) fn check_place(path: &[u8], entry: &TarEntry, folder: &str) -> Result
 /// A target climbs only at its start: after a name it could climb from wherever a link of that name leads.
 fn check_target(path: &[u8], target: &[u8]) -> Result<(), Fault> {
     let leaves = || Err(Fault::refused(format!("it is a link to `{}`, which leaves the artifact", shown(target))));
-    let mut depth = path.iter().filter(|&&byte| byte == b'/').count();
+    let mut depth = path.split(|&byte| byte == b'/').count() - 1;
     let mut is_start = true;
     if target.starts_with(b"/") {
         return leaves();

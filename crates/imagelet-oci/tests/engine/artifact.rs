@@ -1,6 +1,6 @@
-//! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title.
+//! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title, or an archive of files.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, os::unix::fs::MetadataExt as _, path::Path};
 
 use imagelet_core::{
     credentials::Credential,
@@ -10,6 +10,7 @@ use imagelet_core::{
 };
 use imagelet_oci::Engine;
 use imagelet_oci::ImportStage;
+use serde_json::{Value, json};
 
 use crate::{
     fixture::{Layer, TestRegistry},
@@ -152,6 +153,123 @@ async fn an_artifact_crosses_an_air_gap_without_its_registry_and_without_kept_bl
         assert_eq!((id.as_str(), *present), (digest.as_str(), is_folder));
         assert_eq!(stored(&folder.path().join("target")), expected());
     }
+}
+
+/// A blob with its descriptor.
+type Described = (Value, Vec<u8>);
+
+fn typed(media_type: &str, layer: &Layer) -> Described {
+    (
+        json!({"mediaType": media_type, "annotations": {"org.cncf.model.filepath": "/in/no/way/used"}}),
+        layer.blob().to_vec(),
+    )
+}
+
+/// A folder as `oras push` packs it.
+fn folder(title: &str, layer: &Layer) -> Described {
+    let annotations = json!({
+        "org.opencontainers.image.title": title, "io.deis.oras.content.unpack": "true",
+        "io.deis.oras.content.digest": layer.diff_id(),
+    });
+    let media_type = "application/vnd.oci.image.layer.v1.tar+gzip";
+    (json!({"mediaType": media_type, "annotations": annotations}), layer.blob().to_vec())
+}
+
+/// A model of archives, a folder, a raw file and a blob without a name, and its files.
+fn model() -> (Vec<Described>, BTreeMap<String, Vec<u8>>) {
+    let config = Layer::new().special("conf/", b'5').file("conf/config.json", b"{}").file("README.md", b"read");
+    let docs = Layer::new().special("docs", b'5').file("docs/a/b.txt", b"text").link("docs/c", "a/b.txt");
+    let raw = json!({
+        "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+        "annotations": {"org.cncf.model.filepath": "conf/weights.bin"},
+    });
+    let blobs = vec![
+        typed("application/vnd.cncf.model.weight.config.v1.tar", &config.plain()),
+        typed("application/vnd.cnai.model.doc.v1.tar+gzip", &Layer::new().file("LICENSE", b"all").gzip()),
+        typed("application/vnd.cncf.model.dataset.v1.tar+zstd", &Layer::new().file("conf/data/1", b"one").zstd()),
+        typed("application/vnd.kitops.modelkit.code.v1.tar+gzip", &Layer::new().file("./run.py", b"run").gzip()),
+        folder("docs", &docs.gzip()),
+        (raw, b"weights".to_vec()),
+        (json!({"mediaType": "application/vnd.cncf.helm.chart.content.v1.tar+gzip"}), b"chart".to_vec()),
+    ];
+    let unnamed = imagelet_core::image::Digest::of(b"chart").hex().to_owned();
+    let files: [(&str, &[u8]); 9] = [
+        ("conf/config.json", b"{}"),
+        ("README.md", b"read"),
+        ("LICENSE", b"all"),
+        ("conf/data/1", b"one"),
+        ("run.py", b"run"),
+        ("docs/a/b.txt", b"text"),
+        ("docs/c", b"text"),
+        ("conf/weights.bin", b"weights"),
+        (&unnamed, b"chart"),
+    ];
+    (blobs, files.map(|(path, bytes)| (path.to_owned(), bytes.to_vec())).into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn archives_of_models_and_folders_of_oras_are_unpacked_beside_plain_files() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let (blobs, files) = model();
+    let digest = registry.artifact_of("model", "v1", blobs);
+    let (engine, name) = (open(folder.path()).await, registry.name("model:v1"));
+    let id = pull(&engine, &name).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((id.as_str(), stored(folder.path())), (&*digest, files.clone()));
+    assert_eq!(findings(&engine).await, "");
+
+    let details = engine.details(&ImageSpec::new(&name)).await.expect("it answers").expect("it is present");
+    let paths: Vec<_> = details.layers.iter().map(|layer| layer.path.as_deref().unwrap_or_default()).collect();
+    let unnamed = imagelet_core::image::Digest::of(b"chart").hex().to_owned();
+    assert_eq!(paths, ["./", "./", "./", "./", "docs/", "conf/weights.bin", &unnamed]);
+
+    // The members have no owner, mode or time of their own.
+    let member = tree(folder.path()).into_keys().find(|path| path.ends_with("fs/conf/config.json")).expect("a member");
+    let metadata = std::fs::metadata(folder.path().join(&member)).expect("a member");
+    assert_eq!((metadata.mode() & 0o7777, metadata.mtime()), (0o644, 0));
+
+    // A damaged archive is fetched again, and its names are found in the other blobs again.
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
+    std::fs::write(folder.path().join(member), b"rotten").expect("written");
+    assert!(findings(&engine).await.contains("conf/config.json"));
+    engine.repair(&id, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((stored(folder.path()), findings(&engine).await), (files.clone(), String::new()));
+
+    // An export has the blobs as the registry has them.
+    let place = ArchivePlace { path: folder.path().join("archive"), is_folder: true };
+    let request = ExportRequest { image: name.clone(), place: place.clone() };
+    engine.export(&request, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let target = open(&folder.path().join("target")).await;
+    let request = ImportRequest { place, ..ImportRequest::default() };
+    let imported = target.import(&request, &no_progress()).await.expect("an archive");
+    imported[0].outcome.as_ref().unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(stored(&folder.path().join("target")), files);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_under_two_names_is_two_files_and_an_artifact_without_blobs_is_an_empty_folder() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let large = vec![7; 3 << 20];
+    registry.artifact("model", "v1", &[("a", &large), ("d/b", &large), ("a", &large), ("", b""), ("", b"")]);
+    registry.artifact("model", "v2", &[]);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("model:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let empty = imagelet_core::image::Digest::of(b"").hex().to_owned();
+    let files = [("a".to_owned(), large.clone()), ("d/b".to_owned(), large), (empty, Vec::new())];
+    assert_eq!((stored(folder.path()), findings(&engine).await), (files.into(), String::new()));
+    pull(&engine, &registry.name("model:v2")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(findings(&engine).await, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_estimate_of_an_archive_of_an_artifact_is_that_of_a_layer() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let layer = Layer::new().file("a", &vec![7; 1_000_000]).plain();
+    let size = layer.blob().len() as u64;
+    registry.artifact_of("model", "v1", vec![typed("application/vnd.cncf.model.weight.v1.tar", &layer)]);
+    let engine = open(folder.path()).await;
+    let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
+    let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
+    assert_eq!(estimate.bytes_unpacked.0, size * 3 / 2 + (64 << 10));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,6 +25,8 @@ const HEADER_COST: usize = 4;
 /// The cost of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 64;
+/// Mode of an artifact's file.
+pub(super) const FILE_MODE: u32 = 0o644;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TarKind {
@@ -150,7 +152,7 @@ impl<'a> Reader<'a> {
         TarEntry {
             name: path.to_vec(),
             kind: TarKind::File,
-            metadata: TarMetadata { mode: super::member::FILE_MODE, ..TarMetadata::default() },
+            metadata: TarMetadata { mode: FILE_MODE, ..TarMetadata::default() },
             data: TarData { size, stored: size, ranges: None },
             ..TarEntry::default()
         }
