@@ -217,7 +217,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(source, true, &mut blocks, bounds).1);
+        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
         let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
@@ -258,7 +258,6 @@ pub fn unpack(
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
-        file: None,
         cancelled: Arc::default(),
     };
     let mut encoded = |path: &[u8], entry| {

@@ -19,6 +19,7 @@ mod writer;
 
 use std::{
     io::BufRead,
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -53,9 +54,6 @@ pub(crate) struct UnpackOptions {
     /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// The path and size of an artifact's file; `None`: the input is an archive. Root owns the file, and all users can
-    /// read it.
-    pub(crate) file: Option<(String, u64)>,
     /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
@@ -117,14 +115,31 @@ pub(crate) fn unpack_layer<'a>(
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let written = match &options.file {
-        Some((path, size)) => {
-            let entry = reader.whole_input_as_file(path.as_bytes(), *size);
-            writer.write(&entry, &mut reader)
-        }
-        None => write_all(&mut reader, &mut writer),
-    };
-    written.map_err(|fault| fault.at(&reader.place))?;
+    write_all(&mut reader, &mut writer).map_err(|fault| fault.at(&reader.place))?;
+    writer.finish()
+}
+
+/// A whole and verified file of an artifact. Root owns it, and all users can read it.
+#[derive(Debug)]
+pub(crate) struct WholeFile<'a> {
+    /// The path below the layer's root.
+    pub(crate) path: &'a str,
+    /// Where the file is, on the same file system.
+    pub(crate) from: &'a Path,
+    pub(crate) size: u64,
+    pub(crate) content: Sum,
+}
+
+/// Moves a file into an empty directory, as a layer of its own.
+pub(crate) fn place_file<'a>(
+    file: &WholeFile<'_>,
+    root: BorrowedFd<'a>,
+    options: &'a UnpackOptions,
+    manifest: Option<FileManifest<'a>>,
+) -> Result<UnpackReport, UnpackError> {
+    let failed = |fault: Fault| fault.at(file.path.as_bytes());
+    let mut writer = Writer::new(root, options, manifest).map_err(failed)?;
+    writer.place(file).map_err(failed)?;
     writer.finish()
 }
 
