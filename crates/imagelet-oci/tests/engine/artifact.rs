@@ -214,3 +214,17 @@ async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_a
         assert_eq!(findings(&engine).await, "");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let bytes = noise(12, 300_000);
+    registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
+    registry.trickle(1_000_000, 0);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));
+    assert_eq!(stored(folder.path()), BTreeMap::from(expected));
+    let left: Vec<_> = tree(folder.path()).into_keys().filter(|path| path.starts_with("ingest/")).collect();
+    assert_eq!((left, findings(&engine).await), (Vec::new(), String::new()));
+}
