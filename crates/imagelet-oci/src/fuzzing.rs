@@ -25,7 +25,7 @@ use crate::{
     engine::choose_archived,
     hash::Hash,
     image_archive::{ArchiveFiles, ImageArchive, references},
-    manifest::{BlobLayout, Compression, Descriptor, ImageConfig, Index, ManifestDocument, select},
+    manifest::{BlobLayout, Descriptor, ImageConfig, Index, ManifestDocument, select},
     pipeline::{
         buffer_pool::{Expansion, queue},
         frames::{Frame, FrameReader},
@@ -234,7 +234,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(source, true, &mut blocks, bounds).1);
+        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
         let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
@@ -285,10 +285,7 @@ pub fn unpack(
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
-        artifact: folder.map(|folder| {
-            let folder = folder.to_owned();
-            (BlobLayout::Archive { folder, compression: Compression::None, content: None }, 0)
-        }),
+        folder: folder.map(str::to_owned),
         cancelled: Arc::default(),
     };
     let mut encoded = |path: &[u8], entry| {

@@ -357,7 +357,7 @@ impl LocalStore for Engine {
             mount::sweep(store)?;
             store.sweep()?;
             if unfinished {
-                store.free_unfinished(u64::MAX)?;
+                store.free_unfinished(u64::MAX, &[])?;
             }
             Ok(())
         })

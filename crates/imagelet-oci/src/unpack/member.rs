@@ -5,10 +5,12 @@
 //! their time is 1970.
 
 use super::{
-    archive::{FILE_MODE, TarEntry, TarKind, TarMetadata},
+    archive::{TarEntry, TarKind, TarMetadata},
     error::{Fault, shown},
 };
 
+/// Mode of an artifact's file.
+pub(super) const FILE_MODE: u32 = 0o644;
 const EXECUTABLE_MODE: u32 = 0o755;
 
 /// Checks the names and the kind of a member, and replaces its metadata.

@@ -22,11 +22,13 @@ mod writer;
 
 use std::{
     io::BufRead,
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use rustix::fd::BorrowedFd;
 
+pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
@@ -43,9 +45,6 @@ pub(crate) use self::{
         manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum},
     },
 };
-use crate::manifest::BlobLayout;
-
-pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 
 /// Maximum names of an artifact, folders included.
 pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
@@ -60,8 +59,8 @@ pub(crate) struct UnpackOptions {
     /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// How an artifact's blob becomes files, and its size; `None`: the input is an image's layer.
-    pub(crate) artifact: Option<(BlobLayout, u64)>,
+    /// The folder of an artifact's archive, empty for the artifact's root; `None`: the input is an image's layer.
+    pub(crate) folder: Option<String>,
     /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
@@ -123,15 +122,35 @@ pub(crate) fn unpack_layer<'a>(
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let written = match &options.artifact {
-        Some((BlobLayout::File(path), size)) => {
-            let entry = reader.whole_input_as_file(path.as_bytes(), *size);
-            writer.write(&entry, &mut reader)
-        }
-        Some((BlobLayout::Archive { .. }, _)) => write_all(&mut reader, &mut writer, member::of_artifact),
+    let written = match options.folder {
+        Some(_) => write_all(&mut reader, &mut writer, member::of_artifact),
         None => write_all(&mut reader, &mut writer, Ok),
     };
     written.map_err(|fault| fault.at(&reader.place))?;
+    writer.finish()
+}
+
+/// A whole and verified file of an artifact. Root owns it, and all users can read it.
+#[derive(Debug)]
+pub(crate) struct WholeFile<'a> {
+    /// The path below the layer's root.
+    pub(crate) path: &'a str,
+    /// Where the file is, on the same file system.
+    pub(crate) from: &'a Path,
+    pub(crate) size: u64,
+    pub(crate) content: Sum,
+}
+
+/// Moves a file into an empty directory, as a layer of its own.
+pub(crate) fn place_file<'a>(
+    file: &WholeFile<'_>,
+    root: BorrowedFd<'a>,
+    options: &'a UnpackOptions,
+    manifest: Option<FileManifest<'a>>,
+) -> Result<UnpackReport, UnpackError> {
+    let failed = |fault: Fault| fault.at(file.path.as_bytes());
+    let mut writer = Writer::new(root, options, manifest).map_err(failed)?;
+    writer.place(file).map_err(failed)?;
     writer.finish()
 }
 

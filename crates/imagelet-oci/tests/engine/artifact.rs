@@ -1,6 +1,6 @@
 //! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title, or an archive of files.
 
-use std::{collections::BTreeMap, os::unix::fs::MetadataExt as _, path::Path};
+use std::{collections::BTreeMap, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
 use imagelet_core::{
     credentials::Credential,
@@ -8,14 +8,14 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
-use imagelet_oci::Engine;
-use imagelet_oci::ImportStage;
+use imagelet_oci::{Engine, EngineConfig, ImportStage, RegistryConfig};
 use serde_json::{Value, json};
 
 use crate::{
+    blobs::noise,
     fixture::{Layer, TestRegistry},
     import::Bed,
-    open, pull, tree,
+    open, open_as, pull, tree,
 };
 
 /// A gzip header, so that an inflater would take the file for compressed.
@@ -295,4 +295,54 @@ async fn an_estimate_of_an_artifact_is_its_size_also_on_the_disk() {
     assert_eq!((estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 2));
     // Each has its records beside it.
     assert_eq!(estimate.bytes_unpacked.0, 1_000_001 + 2 * (64 << 10));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_another_process() {
+    let (mib, bytes) = (1 << 20, noise(11, 12 << 20));
+    for (keep_blobs, restarts) in [(false, false), (true, true)] {
+        let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+        registry.artifact("a", "v1", &[("weights/big", &bytes)]);
+        let blob = format!("a/blobs/{}", imagelet_core::image::Digest::of(&bytes));
+        registry.put(&blob, "layer", bytes.clone(), Some(10 * mib));
+        let settings = RegistryConfig {
+            progress_timeout: Duration::from_secs(1),
+            retry_budget: Duration::from_secs(1),
+            ..RegistryConfig::default()
+        };
+        let config = EngineConfig { keep_blobs, registry: settings, ..EngineConfig::new(folder.path()) };
+        let mut engine = open_as(config.clone()).await;
+        pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+        if restarts {
+            drop(engine);
+            engine = open_as(config).await;
+        }
+        let large = || tree(folder.path()).into_iter().filter(|(_, size)| *size > 1 << 20).collect::<Vec<_>>();
+        let [(path, size)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
+        assert!(path.starts_with("ingest/") && *size >= 9 << 20, "{path}: {size}");
+
+        registry.put(&blob, "layer", bytes.clone(), None);
+        registry.take_ranges();
+        pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        let range = registry.take_ranges().pop().flatten().expect("the rest is requested");
+        assert_eq!(range, format!("bytes={size}-"));
+        assert_eq!(stored(folder.path()), BTreeMap::from([("weights/big".to_owned(), bytes.clone())]));
+        let [(path, _)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
+        assert!(path.starts_with("layers/"), "{path}");
+        assert_eq!(findings(&engine).await, "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let bytes = noise(12, 300_000);
+    registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
+    registry.trickle(1_000_000, 0);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));
+    assert_eq!(stored(folder.path()), BTreeMap::from(expected));
+    let left: Vec<_> = tree(folder.path()).into_keys().filter(|path| path.starts_with("ingest/")).collect();
+    assert_eq!((left, findings(&engine).await), (Vec::new(), String::new()));
 }

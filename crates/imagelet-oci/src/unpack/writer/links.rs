@@ -51,7 +51,7 @@ impl Writer<'_> {
             return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
         }
         // From another folder, the same target may leave the artifact.
-        if self.options.artifact.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        if self.options.folder.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
             let target = shown(&entry.link);
             return Err(Fault::refused(format!("it is a hard link to the symbolic link `{target}`")));
         }
