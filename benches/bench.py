@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 
+import artifact
 import between
 import candidates
 import corpus
@@ -33,7 +34,7 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, network.distant, partial.partial)
+FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, network.distant, partial.partial, artifact.artifact)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
 NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web", "distant": "web", "partial": "web"}

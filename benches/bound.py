@@ -74,18 +74,19 @@ def digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def receive(address, blob, size):
-    """Reads a blob from the registry and drops it; fails where less than it comes."""
+def receive(address, blob, size, start=0):
+    """Reads so many bytes of a blob from the registry and drops them; fails where fewer come."""
     host, _, port = address.partition(":")
     with contextlib.closing(socket.create_connection((host, int(port)))) as connection:
-        connection.sendall(f"GET /v2/perf/any/blobs/{blob} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+        wanted = f"Host: {address}\r\nRange: bytes={start}-{start + size - 1}\r\nConnection: close"
+        connection.sendall(f"GET /v2/perf/any/blobs/{blob} HTTP/1.1\r\n{wanted}\r\n\r\n".encode())
         head = b""
         while b"\r\n\r\n" not in head:
             if not (piece := connection.recv(PIECE)):
                 raise Failed(f"the registry sends no head for {blob}")
             head += piece
         head, _, begun = head.partition(b"\r\n\r\n")
-        if b" 200 " not in head.splitlines()[0]:
+        if b" 206 " not in head.splitlines()[0]:
             raise Failed(f"the registry answers {head.splitlines()[0].decode()} for {blob}")
         buffer, left = bytearray(PIECE), size - len(begun)
         while left > 0:

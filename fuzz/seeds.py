@@ -159,6 +159,39 @@ def archives():
     write("tar", "star", changed(archive([entry("s", data=b"star")]), rb"\0{4}$", b"tar\0"))
 
 
+def artifacts():
+    """Manifests of ModelPack, ORAS and Helm, and archives of models, all beside hostile ones."""
+    config = descriptor("application/vnd.oci.empty.v1+json", 2)
+    model, title = "application/vnd.cncf.model.", "org.opencontainers.image.title"
+
+    def put(name, *layers):
+        document = {"schemaVersion": 2, "artifactType": model + "manifest.v1+json", "config": config, "layers": layers}
+        write("artifact", name, json.dumps(document, separators=(",", ":")).encode())
+
+    def blob(kind, number=0, **annotations):
+        return {"mediaType": kind, "digest": f"sha256:{number:064x}", "size": 7, "annotations": annotations}
+
+    path = {"org.cncf.model.filepath": "weights/1.bin"}
+    unpack = {"io.deis.oras.content.unpack": "true", "io.deis.oras.content.digest": EMPTY}
+    put("modelpack", blob(model + "weight.v1.raw", **path), blob(model + "weight.config.v1.tar", 1), blob(model + "doc.v1.tar+gzip", 2))
+    put("modelpack-older", blob("application/vnd.cnai.model.weight.v1.tar+zstd", **{"org.cnai.model.filepath": "a"}))
+    put("oras", blob("text/plain", **{title: "a/b.txt"}), blob(OCI + "layer.v1.tar+gzip", 1, **{title: "docs", **unpack}))
+    put("oras-root", blob(OCI + "layer.v1.tar+gzip", **{title: ".", **unpack}))
+    put("helm", blob("application/vnd.cncf.helm.chart.content.v1.tar+gzip"))
+    put("empty")
+    put("clashes", blob("a/b", **{title: "a"}), blob("a/b", 1, **{title: "a"}), blob("a/b", 2, **{title: "a/b"}))
+    put("unsafe", blob("a/b", **{title: "../../etc/passwd"}), blob("a/b", **{title: "/etc/.wh.x"}))
+    directory, symlink, hard_link = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+    plain = [entry("d/", directory), entry("d/e/", directory), entry("d/e/a", data=b"1"), entry("d/e/b", symlink, link="a"), entry("d/e/c", hard_link, link="d/e/a")]
+    write("artifact", "members", archive(plain))
+    write("artifact", "members-of-the-root", archive([entry("./", directory), entry("./config.json", data=b"{}"), entry("l", symlink, link="./config.json")]))
+    # Its one link up is within the artifact.
+    write("artifact", "links", archive([*plain, entry("d/e/f", symlink, link="../e/a"), entry("d/e/g", symlink, link="f"), entry("d/e/h", directory), entry("d/e/g/x", data=b"2")]))
+    escapes = [("d/e/l", symlink, "../../../x"), ("d/e/l", symlink, "/x"), ("d/e/l", symlink, "a/../../.."), ("d/e/n", tarfile.CHRTYPE, ""), ("d/e/.wh.a", tarfile.REGTYPE, ""), ("d/e/l", hard_link, "d/e/b"), ("d/e/a", tarfile.REGTYPE, "")]
+    for number, (name, kind, link) in enumerate(escapes):
+        write("artifact", f"escape-{number}", archive([*plain, entry(name, kind, link=link)]))
+
+
 # Documents.
 
 
@@ -580,6 +613,6 @@ if __name__ == "__main__":
             write(sys.argv[1], hashlib.sha1(content).hexdigest(), content)
     else:
         os.umask(0o022)
-        for make in [archives, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states, configurations, cri_messages, containerd_lists]:
+        for make in [archives, artifacts, documents, streams, recipes, names, challenges, registries, policies, imports, answers, states, configurations, cri_messages, containerd_lists]:
             make()
     keep()

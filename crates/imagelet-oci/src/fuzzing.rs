@@ -25,7 +25,7 @@ use crate::{
     engine::choose_archived,
     hash::Hash,
     image_archive::{ArchiveFiles, ImageArchive, references},
-    manifest::{Descriptor, ImageConfig, Index, ManifestDocument, select},
+    manifest::{BlobLayout, Descriptor, ImageConfig, Index, ManifestDocument, select},
     pipeline::{
         buffer_pool::{Expansion, queue},
         frames::{Frame, FrameReader},
@@ -79,6 +79,23 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
 fn not_offered(index: &Index, platform: &Platform) -> Option<RuntimeError> {
     let selected = select(&(), index.clone(), 1, platform).now_or_never().expect("no document is waited for");
     selected.err().filter(|error| error.kind() != RuntimeErrorKind::NotFound)
+}
+
+/// The path and key of a blob of an artifact, and whether the blob is an archive.
+pub type PlainArtifactFile = (String, Digest, bool);
+
+/// `None`: the document is no artifact.
+pub fn artifact(bytes: &[u8]) -> Result<Option<Vec<PlainArtifactFile>>, RuntimeError> {
+    let ManifestDocument::Image(manifest) = ManifestDocument::parse(bytes, "")? else { return Ok(None) };
+    if manifest.artifact_kind().is_none() {
+        return Ok(None);
+    }
+    manifest.check_layers()?;
+    let files = manifest.artifact_files()?.into_iter().map(|file| {
+        let is_archive = matches!(file.layout, BlobLayout::Archive { .. });
+        (file.layout.path().to_owned(), file.key, is_archive)
+    });
+    Ok(Some(files.collect()))
 }
 
 /// The diff-ids of a configuration, and why the image does not run on each platform.
@@ -217,7 +234,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(source, true, &mut blocks, bounds).1);
+        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
         let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
@@ -240,11 +257,21 @@ pub struct Unpacked {
     pub ownership: Vec<(String, bool)>,
 }
 
-/// Unpacks an archive as root or as another user; `record` gets each path with its record in `files.list`.
+/// How an archive is unpacked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UnpackForm<'a> {
+    pub as_root: bool,
+    /// With limits that a short archive reaches.
+    pub is_small: bool,
+    /// The folder of an artifact's archive, empty for its root; `None`: the archive is an image's layer.
+    pub folder: Option<&'a str>,
+}
+
+/// Unpacks an archive; `record` gets each path with its record in `files.list`.
 pub fn unpack(
     archive: &mut dyn BufRead,
     root: BorrowedFd<'_>,
-    (as_root, is_small): (bool, bool),
+    UnpackForm { as_root, is_small, folder }: UnpackForm<'_>,
     record: &mut dyn FnMut(&[u8], &[u8]),
 ) -> Result<Unpacked, Box<dyn Error>> {
     let mut limits = UnpackLimits::default();
@@ -258,7 +285,7 @@ pub fn unpack(
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
-        file: None,
+        folder: folder.map(str::to_owned),
         cancelled: Arc::default(),
     };
     let mut encoded = |path: &[u8], entry| {

@@ -27,6 +27,11 @@ fn manifests_keep_their_limits() {
 }
 
 #[test]
+fn files_of_artifacts_have_safe_names_and_their_links_stay_in_the_artifact() {
+    replay("artifact");
+}
+
+#[test]
 fn compressed_layers_inflate_as_reference_decoders_have_it() {
     replay("framing");
 }

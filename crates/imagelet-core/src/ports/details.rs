@@ -89,12 +89,15 @@ fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDetails {
-    /// The digest of the layer's uncompressed tar.
+    /// The digest of the layer's uncompressed tar, or the key of an artifact's blob.
     #[serde(rename = "diffID")]
     pub diff_id: Digest,
     /// The unpacked size of the layer, if the store knows it.
     #[serde(default, rename = "size", skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
+    /// The path of an artifact's file, or with a `/` at its end, the folder of an artifact's archive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
 }
 
 /// The fields under `info`. containerd has the first and the third field, CRI-O the second and the third.
@@ -135,7 +138,7 @@ impl ImageDetails {
         Self {
             chain_id: chain_ids(&diff_ids).pop(),
             labels,
-            layers: diff_ids.into_iter().map(|diff_id| LayerDetails { diff_id, bytes: None }).collect(),
+            layers: diff_ids.into_iter().map(|diff_id| LayerDetails { diff_id, bytes: None, path: None }).collect(),
             config: Some(config),
             ..Self::bare(image)
         }
@@ -319,7 +322,7 @@ mod tests {
         let details = ImageDetails::of_config(image(), JsonText::new(config).expect("an object"));
         let details = ImageDetails {
             compressed: Some(ByteSize(7)),
-            layers: vec![LayerDetails { diff_id: layer, bytes: Some(ByteSize(5)) }],
+            layers: vec![LayerDetails { diff_id: layer, bytes: Some(ByteSize(5)), path: Some("a/b".to_owned()) }],
             info: BTreeMap::from([("other".to_owned(), "{}".to_owned())]),
             ..details
         };

@@ -105,13 +105,16 @@ fn assumed(compression: Compression) -> (u64, u64) {
     }
 }
 
-/// Estimates the space of a layer with `packed` compressed bytes, and of its blob if blobs are kept.
+/// Estimates the space of a layer with `packed` compressed bytes, and of its blob if blobs are kept. A stored file is its
+/// own blob, and its size is known.
 pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) -> Amount {
     let (thousandths, per_mebibyte) = assumed(compression);
-    let blob = if keeps_blob { packed } else { 0 };
+    let is_stored = compression == Compression::Stored;
+    let blob = if keeps_blob && !is_stored { packed } else { 0 };
+    let margin = if is_stored { 0 } else { packed / MARGIN_DIVISOR };
     Amount {
         bytes: scaled(packed, thousandths, 1_000).saturating_add(LAYER_BYTES).saturating_add(blob),
-        bytes_min: packed.saturating_add(packed / MARGIN_DIVISOR).saturating_add(LAYER_BYTES_MIN + blob),
+        bytes_min: packed.saturating_add(margin).saturating_add(LAYER_BYTES_MIN + blob),
         inodes: scaled(packed, per_mebibyte, MEBIBYTE).saturating_add(LAYER_INODES),
         inodes_min: LAYER_INODES,
     }

@@ -40,6 +40,7 @@ struct ReservedPull {
 }
 
 struct ReservedLayer {
+    /// The space of the whole layer.
     amount: Amount,
     packed: u64,
     progress: Arc<LayerProgress>,
@@ -177,16 +178,19 @@ impl OpenReservations<'_> {
         Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
 
-    /// Reserves layers, with their compressed sizes, for a pull. The pull may write `granted` bytes before it requests
-    /// more.
+    /// Reserves the rest of layers for a pull. The pull may write `granted` bytes before it requests more.
     pub(crate) fn reserve(
         mut self,
         tenant: Arc<Tenant>,
-        layers: impl IntoIterator<Item = (Digest, u64, Amount)>,
+        layers: impl IntoIterator<Item = (Digest, LayerBytes, Amount)>,
         granted: u64,
     ) -> Reservation {
         let number = self.table.next;
-        let layer = |(digest, packed, amount)| (digest, ReservedLayer { amount, packed, progress: Arc::default() });
+        let layer = |(digest, bytes, amount): (Digest, LayerBytes, Amount)| {
+            let (read, written) = (bytes.read.into(), bytes.written.into());
+            let progress = Arc::new(LayerProgress { read, written, is_over: AtomicBool::new(false) });
+            (digest, ReservedLayer { amount, packed: bytes.packed, progress })
+        };
         let layers: HashMap<_, _> = layers.into_iter().map(layer).collect();
         let space = Arc::new(PullSpace::new(granted));
         let progress = layers.iter().map(|(digest, layer)| (digest.clone(), Arc::clone(&layer.progress))).collect();
@@ -300,7 +304,7 @@ impl WrittenBytes {
         }
     }
 
-    /// Counts packed bytes that are inflated.
+    /// Counts packed bytes that are inflated, or that need not be.
     pub(crate) fn read(&self, bytes: u64) {
         self.layer.read.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -312,9 +316,10 @@ impl WrittenBytes {
         }
     }
 
-    pub(crate) fn restart(&self) {
-        self.layer.written.store(0, Ordering::Relaxed);
-        self.layer.read.store(0, Ordering::Relaxed);
+    /// The layer starts again after its first `known` bytes.
+    pub(crate) fn restart(&self, known: u64) {
+        self.layer.written.store(known, Ordering::Relaxed);
+        self.layer.read.store(known, Ordering::Relaxed);
     }
 }
 
@@ -336,12 +341,16 @@ mod tests {
         Amount { bytes, bytes_min: bytes / 2, inodes: bytes / 10, inodes_min: 1 }
     }
 
+    fn packed(packed: u64) -> LayerBytes {
+        LayerBytes { packed, ..LayerBytes::default() }
+    }
+
     fn reserve(reservations: &Arc<Reservations>, layers: &[(&str, u64)]) -> Reservation {
         reserve_as(reservations, "", layers)
     }
 
     fn reserve_as(reservations: &Arc<Reservations>, tenant_name: &str, layers: &[(&str, u64)]) -> Reservation {
-        let layers = layers.iter().map(|(name, bytes)| (layer(name), bytes / 3, amount(*bytes)));
+        let layers = layers.iter().map(|(name, bytes)| (layer(name), packed(bytes / 3), amount(*bytes)));
         reservations.open().reserve(tenant(tenant_name), layers, u64::MAX)
     }
 
@@ -387,7 +396,7 @@ mod tests {
         assert_eq!((left.bytes, left.bytes_min, left.inodes), (600, 100, 60));
         written_bytes.add(5_000);
         assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
-        written_bytes.restart();
+        written_bytes.restart(0);
         assert_eq!(reserved(&reservations), (1_000, 1));
         pull.release(&layer("a"));
         assert_eq!(reserved(&reservations), (0, 1));
@@ -415,11 +424,22 @@ mod tests {
         assert_eq!(page.steps().bytes, 138 * MIB);
     }
 
+    #[test]
+    fn a_file_that_is_on_the_disk_in_part_reserves_only_its_rest() {
+        let (reservations, whole) = (Arc::<Reservations>::default(), 10 << 30);
+        let bytes = LayerBytes { packed: whole, read: 6 << 30, written: 6 << 30 };
+        let amount = Amount { bytes: whole, bytes_min: whole, inodes: 1, inodes_min: 1 };
+        let pull = reservations.open().reserve(tenant(""), [(layer("a"), bytes, amount)], u64::MAX);
+        assert_eq!(reserved(&reservations), (4 << 30, 1));
+        pull.written_bytes(&layer("a")).restart(0);
+        assert_eq!(reserved(&reservations), (whole, 1), "the part proved wrong");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_pull_stops_where_its_space_ends_and_continues_with_more() {
         const MIB: u64 = 1 << 20;
         let reservations: Arc<Reservations> = Arc::default();
-        let pull = reservations.open().reserve(tenant("a"), [(layer("a"), 9 * MIB, amount(30 * MIB))], 8 * MIB);
+        let pull = reservations.open().reserve(tenant("a"), [(layer("a"), packed(9 * MIB), amount(30 * MIB))], 8 * MIB);
         let bytes = pull.written_bytes(&layer("a"));
         bytes.add(3 * MIB);
         bytes.read(MIB);

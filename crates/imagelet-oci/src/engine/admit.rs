@@ -11,15 +11,16 @@ use imagelet_core::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Engine, EngineConfig};
+use super::{Engine, EngineConfig, sharing::only_from};
 use crate::{
     admission::{
-        Admission, Amount, Demand, Fit, Reservation, Reservations, RunningPull, Space, expected, grant, helps_to_wait,
-        refusal,
+        Admission, Amount, Demand, Fit, LayerBytes, Reservation, Reservations, RunningPull, Space, expected, grant,
+        helps_to_wait, refusal, rest,
     },
-    manifest::{Compression, Descriptor, LayerKind, Manifest},
+    manifest::{Compression, Descriptor},
     pipeline::{LayerLimits, reported},
-    store::{Resumption, Store, could_not},
+    registry::Resolved,
+    store::{PartialKey, Resumption, Store, could_not},
     tenant::Tenant,
 };
 
@@ -38,6 +39,8 @@ pub(super) struct Wanted {
     compression: Compression,
     packed: u64,
     is_fetched: bool,
+    /// The unfinished file that the pull continues. An archive is unpacked from its first byte.
+    partial: Option<PartialKey>,
 }
 
 #[derive(Clone)]
@@ -103,7 +106,7 @@ impl Engine {
                 Ok(reservation) => return Ok(reservation),
                 Err(no_space) => no_space,
             };
-            if self.free_unfinished(&now).await? > 0 {
+            if self.free_unfinished(of, &now).await? > 0 {
                 continue;
             }
             let ((whole, least), (step, _)) = (self.in_bytes(&missing), self.in_bytes(&now));
@@ -165,20 +168,24 @@ impl Engine {
                 }
             }
             let unfinished = ByteSize(self.store.unfinished_bytes());
-            if least <= removable + unfinished && self.free_unfinished(&missing).await? > 0 {
+            if least <= removable + unfinished && self.free_unfinished(of, &missing).await? > 0 {
                 continue;
             }
             return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
         }
     }
 
-    /// Removes content of unfinished pulls until the missing space is free.
-    async fn free_unfinished(&self, missing: &Amount) -> Result<u64, RuntimeError> {
+    /// Removes content of other unfinished pulls until the missing space is free.
+    async fn free_unfinished(&self, of: &SpaceFor, missing: &Amount) -> Result<u64, RuntimeError> {
         let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
         if short == 0 {
             return Ok(0);
         }
-        self.on_disk(move |store| match store.free_unfinished(short)? {
+        let kept: Vec<PartialKey> = match of {
+            SpaceFor::Layers(wanted, _) => wanted.iter().filter_map(|layer| layer.partial.clone()).collect(),
+            SpaceFor::Rest(_) => Vec::new(),
+        };
+        self.on_disk(move |store| match store.free_unfinished(short, &kept)? {
             freed if freed >= short => Ok(freed),
             freed => Ok(freed + store.revoke_partials()?),
         })
@@ -226,9 +233,19 @@ impl Engine {
 }
 
 impl Wanted {
-    pub(super) fn of((manifest, layer): (&Manifest, &Descriptor), id: Digest, is_fetched: bool) -> Self {
-        let is_artifact = manifest.artifact_kind().is_some();
-        Self { id, compression: compression(&layer.media_type, is_artifact), packed: layer.size, is_fetched }
+    pub(super) fn of((resolved, layer): (&Resolved, &Descriptor), id: Digest, is_fetched: bool) -> Self {
+        let manifest = &resolved.manifest;
+        let compression = manifest.compression(layer);
+        let repository = only_from(manifest, resolved.session.reference());
+        let is_stored = compression == Compression::Stored;
+        let partial = is_stored.then(|| PartialKey::new(&layer.digest, repository));
+        Self { id, compression, packed: layer.size, is_fetched, partial }
+    }
+
+    /// The bytes that are on the disk already.
+    fn known(&self, store: &Store) -> LayerBytes {
+        let known = self.partial.as_ref().map_or(0, |key| store.resumable_bytes(key, self.packed));
+        LayerBytes { packed: self.packed, read: known, written: known }
     }
 }
 
@@ -251,17 +268,17 @@ fn reserve(
         }
         SpaceFor::Layers(wanted, tenant) => {
             let mut seen = HashSet::new();
-            let absent: Vec<(&Wanted, Amount)> = wanted
+            let absent: Vec<(&Wanted, LayerBytes, Amount)> = wanted
                 .iter()
                 .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
                 .filter(|layer| seen.insert(&layer.id))
-                .map(|layer| (layer, expected(layer.compression, layer.packed, config.keep_blobs)))
+                .map(|layer| (layer, layer.known(store), expected(layer.compression, layer.packed, config.keep_blobs)))
                 .collect();
-            let own = || absent.iter().filter(|(layer, _)| !page.brings(&layer.id));
+            let own = || absent.iter().filter(|(layer, ..)| !page.brings(&layer.id));
             let demand = Demand {
                 layers: own().count(),
-                compressed: own().map(|(layer, _)| layer.packed).fold(0, u64::saturating_add),
-                amount: own().map(|(_, expected)| *expected).fold(Amount::default(), Amount::plus),
+                compressed: own().map(|(_, bytes, _)| bytes.packed - bytes.read).fold(0, u64::saturating_add),
+                amount: own().map(|(_, bytes, whole)| rest(*whole, *bytes)).fold(Amount::default(), Amount::plus),
                 is_measured: false,
                 keeps_blobs: config.keep_blobs,
             };
@@ -294,21 +311,8 @@ fn reserve(
             Ok(None)
         }
         (Ok(granted), None) => {
-            let layers = absent.into_iter().map(|(layer, expected)| (layer.id.clone(), layer.packed, expected));
+            let layers = absent.into_iter().map(|(layer, bytes, whole)| (layer.id.clone(), bytes, whole));
             Ok(Some(page.reserve(tenant, layers, granted)))
         }
     })
-}
-
-/// Depends only on the media type: the first bytes, which decide, are not fetched yet. The files of an artifact are
-/// stored unchanged, even a file with the type of an archive.
-pub(super) fn compression(media_type: &str, is_artifact: bool) -> Compression {
-    if is_artifact {
-        return Compression::Stored;
-    }
-    match LayerKind::of(media_type) {
-        LayerKind::Tar(compression) | LayerKind::Foreign(compression) => compression,
-        // Only artifacts have such layers.
-        LayerKind::Encrypted | LayerKind::Unknown => Compression::Stored,
-    }
 }

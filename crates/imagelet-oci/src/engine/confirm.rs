@@ -6,13 +6,13 @@ use std::{path::Path, sync::Arc};
 use imagelet_core::{
     error::{RuntimeError, Stage},
     image::{ByteSize, Digest, ImageId},
-    ports::{ImageDetails, JsonText},
+    ports::{ImageDetails, JsonText, LayerDetails},
 };
 
 use super::{Engine, estimate::PullTarget};
 use crate::{
     hash::Hash,
-    manifest::{Manifest, ManifestDocument, corrupt},
+    manifest::{BlobLayout, Manifest, ManifestDocument, corrupt},
     registry::{ImageDocument, PullSession, Resolved},
     store::{DocumentBytes, ImageRecord, Store, could_not},
 };
@@ -131,7 +131,10 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
         store.image_file(id, "config.json").map_err(could_not("read the configuration of", Path::new(id.as_str())))?;
     let mut details = match (String::from_utf8(bytes).ok().and_then(JsonText::new), &record.pulled.artifact) {
         (Some(config), None) => ImageDetails::of_config(image, config),
-        (config, Some(_)) => ImageDetails { config, ..ImageDetails::bare(image) },
+        (config, Some(_)) => {
+            let layers = files_of(store, &record, id);
+            ImageDetails { config, layers, ..ImageDetails::bare(image) }
+        }
         (None, None) => ImageDetails::bare(image),
     };
     for layer in &mut details.layers {
@@ -141,6 +144,25 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
     details.pulled = Some(record.pulled);
     Ok(Some(details))
+}
+
+/// The files of an artifact; empty if its manifest in the store is damaged.
+fn files_of(store: &Store, record: &ImageRecord, id: &ImageId) -> Vec<LayerDetails> {
+    let bytes = store.image_file(id, "manifest.json").unwrap_or_default();
+    if !Hash::matches(&record.pulled.digest, &bytes) {
+        return Vec::new();
+    }
+    let Ok(ManifestDocument::Image(manifest)) = ManifestDocument::parse(&bytes, "") else { return Vec::new() };
+    let files = manifest.artifact_files().unwrap_or_default().into_iter().map(|file| LayerDetails {
+        path: Some(match &file.layout {
+            BlobLayout::File(path) => path.clone(),
+            BlobLayout::Archive { folder, .. } if folder.is_empty() => "./".to_owned(),
+            BlobLayout::Archive { folder, .. } => format!("{folder}/"),
+        }),
+        diff_id: file.key,
+        bytes: None,
+    });
+    files.collect()
 }
 
 pub(super) fn lost(name: &str) -> RuntimeError {

@@ -14,7 +14,7 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::{Engine, admit::compression, parse_reference, sharing::only_from};
+use super::{Engine, parse_reference, sharing::only_from};
 use crate::{admission::expected, manifest::Descriptor, registry::Resolved};
 
 /// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
@@ -129,10 +129,8 @@ impl Engine {
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, repository) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
-        let is_artifact = resolved.manifest.artifact_kind().is_some();
         let unpacked = |layer: &Descriptor| {
-            let compression = compression(&layer.media_type, is_artifact);
-            ByteSize(expected(compression, layer.size, self.config.keep_blobs).bytes)
+            ByteSize(expected(resolved.manifest.compression(layer), layer.size, self.config.keep_blobs).bytes)
         };
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),

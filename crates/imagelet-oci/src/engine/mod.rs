@@ -2,6 +2,7 @@
 
 mod admit;
 mod archive;
+mod artifact;
 mod confirm;
 mod durability;
 mod estimate;
@@ -356,7 +357,7 @@ impl LocalStore for Engine {
             mount::sweep(store)?;
             store.sweep()?;
             if unfinished {
-                store.free_unfinished(u64::MAX)?;
+                store.free_unfinished(u64::MAX, &[])?;
             }
             Ok(())
         })

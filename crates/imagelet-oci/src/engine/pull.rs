@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing::only_from};
 use crate::{
     admission::Reservation,
-    manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
+    manifest::{BlobLayout, CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
     pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
@@ -142,11 +142,11 @@ impl Engine {
         end: LayerEnd,
     ) -> LayerJob {
         let repository = only_from(&resolved.manifest, resolved.session.reference());
+        let artifact = resolved.manifest.layout(descriptor);
         LayerJob {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
-            file: resolved.manifest.file_path(descriptor),
             claim: fetches.claim.clone(),
             staging: LayerStaging {
                 store: Arc::clone(&self.store),
@@ -155,12 +155,14 @@ impl Engine {
                 written_bytes: fetches.reservation.written_bytes(reserved),
             },
             blob: CompressedCopy {
-                is_kept: self.config.keep_blobs,
+                // A file is its own blob.
+                is_kept: self.config.keep_blobs && !matches!(artifact, Some(BlobLayout::File(_))),
                 resumption: fetches.resumption.clone(),
                 key: PartialKey::new(&descriptor.digest, repository),
                 unreserved_space: self.unreserved_space(),
                 trusts_kept: self.may_share(repository, diff_id),
             },
+            artifact,
             terms: UnpackTerms {
                 limits: self.config.limits,
                 allowance: Arc::clone(&fetches.allowance),
@@ -190,7 +192,7 @@ impl Engine {
             .filter(|(_, diff_id)| !self.store.has_spare(&SpareWanted { diff_id, repository, end }))
             .map(|(layer, diff_id)| {
                 let is_fetched = !self.may_share(repository, diff_id);
-                Wanted::of((&resolved.manifest, layer), diff_id.clone(), is_fetched)
+                Wanted::of((resolved, layer), diff_id.clone(), is_fetched)
             })
             .collect();
         let fetches = self.begin_fetches(resolved, &wanted, tenant, progress).await?;
@@ -219,6 +221,8 @@ impl Engine {
         }
         progress(PullEvent::Committing);
         let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
+        let checked = self.check_artifact(&resolved.manifest, &staged).await;
+        checked.inspect_err(|error| resumption.heed(error))?;
         let entries = self.entries(layers, &config.diff_ids, &staged);
         let new = new_image(resolved, &config, config_bytes, entries, names);
         let (view, resumption) = (Arc::clone(&fetches.view), resumption.clone());

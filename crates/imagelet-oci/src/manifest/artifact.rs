@@ -1,15 +1,17 @@
-//! Artifacts: manifests whose layers are plain files, not file systems (OCI image spec 1.1, KEP-4639).
+//! Artifacts: manifests whose blobs are files or archives of files, not layers of a file system (OCI image spec 1.1,
+//! KEP-4639).
 //!
-//! Each blob becomes one file of the mounted directory. Its name is `org.opencontainers.image.title`, else
-//! `org.cncf.model.filepath` (`ModelPack`; formerly `org.cnai.model.filepath`), else the hex digits of the digest. The
-//! names are checked before any blob is fetched.
+//! A blob is one file, named by `org.opencontainers.image.title`, else by `org.cncf.model.filepath` (`ModelPack`;
+//! formerly `org.cnai.model.filepath`), else by the hex digits of its digest. It is an archive of files if its media
+//! type is one of `ModelPack`'s or `KitOps`' for archives, or if ORAS marked it as a folder (`io.deis.oras.content.unpack`).
+//! All that the manifest tells is checked before any blob is fetched.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use imagelet_core::{error::RuntimeError, image::Digest};
 use serde::Deserialize;
 
-use super::{Descriptor, ImageConfig, Manifest, media, printable, unacceptable};
+use super::{Compression, Descriptor, ImageConfig, LayerKind, Manifest, media, printable, unacceptable};
 
 const PATH_BYTES_MAX: usize = 1024;
 const COMPONENT_BYTES_MAX: usize = 255;
@@ -17,7 +19,7 @@ const DEPTH_MAX: usize = 16;
 /// The prefix marks removed files in image layers, so other readers of the layer would not see a file with this name.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
-/// The annotations of a descriptor that name a file; others are ignored.
+/// The annotations of a descriptor that tell how its blob becomes files; others are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct FileAnnotations {
     #[serde(rename = "org.opencontainers.image.title")]
@@ -26,12 +28,55 @@ pub(crate) struct FileAnnotations {
     model_path: Option<String>,
     #[serde(rename = "org.cnai.model.filepath")]
     older_model_path: Option<String>,
+    /// `true`: the blob is a compressed archive of the folder that the title names.
+    #[serde(rename = "io.deis.oras.content.unpack")]
+    unpack: Option<String>,
+    /// The digest of the archive before its compression.
+    #[serde(rename = "io.deis.oras.content.digest")]
+    content: Option<String>,
 }
 
 impl FileAnnotations {
-    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
-        self.title.iter().chain(&self.model_path).chain(&self.older_model_path)
+    fn paths(&self) -> impl Iterator<Item = &String> {
+        [&self.title, &self.model_path, &self.older_model_path].into_iter().flatten()
     }
+
+    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
+        self.paths().chain(&self.unpack).chain(&self.content)
+    }
+}
+
+/// How a blob of an artifact becomes files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BlobLayout {
+    /// The blob is the file with this path.
+    File(String),
+    Archive {
+        /// All members are in this folder; empty: the artifact's root.
+        folder: String,
+        compression: Compression,
+        /// The digest of the archive before its compression, if the manifest names it.
+        content: Option<Digest>,
+    },
+}
+
+impl BlobLayout {
+    /// The path of the file, or of the archive's folder.
+    pub(crate) fn path(&self) -> &str {
+        match self {
+            Self::File(path) => path,
+            Self::Archive { folder, .. } => folder,
+        }
+    }
+}
+
+/// A blob of an artifact, whose path is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ArtifactFile<'a> {
+    pub(crate) blob: &'a Descriptor,
+    pub(crate) layout: BlobLayout,
+    /// The key of the blob's layer in the store.
+    pub(crate) key: Digest,
 }
 
 impl Manifest {
@@ -50,50 +95,88 @@ impl Manifest {
     /// Reads the configuration. An artifact's configuration is not parsed; its layers are identified by digest and
     /// path.
     pub(crate) fn read_config(&self, bytes: &[u8]) -> Result<ImageConfig, RuntimeError> {
-        match self.artifact_kind() {
-            Some(_) => Ok(ImageConfig { diff_ids: self.file_keys()?, ..ImageConfig::default() }),
-            None => ImageConfig::parse(bytes),
+        if self.artifact_kind().is_none() {
+            return ImageConfig::parse(bytes);
+        }
+        let diff_ids = self.artifact_files()?.into_iter().map(|file| file.key).collect();
+        Ok(ImageConfig { diff_ids, ..ImageConfig::default() })
+    }
+
+    /// How a layer's blob becomes files; `None`: the manifest is an image.
+    pub(crate) fn layout(&self, layer: &Descriptor) -> Option<BlobLayout> {
+        self.artifact_kind().map(|_| layer.layout())
+    }
+
+    /// The expected compression of a layer: the first bytes, which decide, are not fetched yet.
+    pub(crate) fn compression(&self, layer: &Descriptor) -> Compression {
+        match self.layout(layer) {
+            None => layer.layer_compression().unwrap_or(Compression::Stored),
+            Some(BlobLayout::File(_)) => Compression::Stored,
+            Some(BlobLayout::Archive { compression, .. }) => compression,
         }
     }
 
-    /// The path of a layer's file; `None`: the manifest is not an artifact.
-    pub(crate) fn file_path(&self, layer: &Descriptor) -> Option<String> {
-        self.artifact_kind().map(|_| layer.file_path())
-    }
-
-    /// The keys of the layers in the store, after a check of all paths.
-    pub(super) fn file_keys(&self) -> Result<Vec<Digest>, RuntimeError> {
-        let paths: Vec<String> = self.layers.iter().map(Descriptor::file_path).collect();
-        let mut files = BTreeSet::new();
-        for (layer, path) in self.layers.iter().zip(&paths) {
-            let refused = |why: &str| {
-                let digest = &layer.digest;
-                unacceptable(format!("the artifact's file name `{}` of blob `{digest}` {why}", printable(path)))
-            };
+    /// The blobs of an artifact in the order of its layers, after a check of all paths. Names in archives are checked
+    /// when the archives are unpacked.
+    pub(crate) fn artifact_files(&self) -> Result<Vec<ArtifactFile<'_>>, RuntimeError> {
+        let layouts = self.layers.iter().map(|blob| (blob, blob.layout()));
+        let files: Vec<_> =
+            layouts.map(|(blob, layout)| ArtifactFile { key: layout.key(&blob.digest), blob, layout }).collect();
+        let mut named: BTreeMap<&str, &ArtifactFile> = BTreeMap::new();
+        for file in files.iter().filter(|file| !file.layout.path().is_empty()) {
+            let (path, digest) = (file.layout.path(), &file.blob.digest);
+            let refused =
+                |why| unacceptable(format!("the artifact's file name `{}` of blob `{digest}` {why}", printable(path)));
             check_path(path).map_err(refused)?;
-            if !files.insert(path.as_str()) {
+            // The same blob a second time under the same name is the same file.
+            if named.insert(path, file).is_some_and(|other| other.key != file.key) {
                 return Err(refused("is that of another blob, too"));
             }
         }
-        let folder_of = |path: &str| path.rmatch_indices('/').map(|(at, _)| path[..at].to_owned()).collect::<Vec<_>>();
-        if let Some(folder) = paths.iter().flat_map(|path| folder_of(path)).find(|folder| files.contains(&**folder)) {
-            return Err(unacceptable(format!("the artifact has `{}` as a file and as a folder", printable(&folder))));
+        let is_file = |path: &&str| named.get(path).is_some_and(|file| matches!(file.layout, BlobLayout::File(_)));
+        let mut folders = named.keys().flat_map(|path| path.rmatch_indices('/').map(|(at, _)| &path[..at]));
+        if let Some(folder) = folders.find(is_file) {
+            return Err(unacceptable(format!("the artifact has `{}` as a file and as a folder", printable(folder))));
         }
-        Ok(self.layers.iter().zip(&paths).map(|(layer, path)| file_key(&layer.digest, path)).collect())
+        Ok(files)
     }
 }
 
 impl Descriptor {
-    fn file_path(&self) -> String {
-        let mut named = self.annotations.iter().flat_map(|names| names.texts()).filter(|name| !name.is_empty());
-        named.next().cloned().unwrap_or_else(|| self.digest.hex().to_owned())
+    fn layout(&self) -> BlobLayout {
+        let names = self.annotations.as_deref();
+        let path = names.into_iter().flat_map(FileAnnotations::paths).find(|name| !name.is_empty());
+        let title = names.and_then(|names| names.title.as_deref()).filter(|title| !title.is_empty());
+        let is_folder = names.and_then(|names| names.unpack.as_deref()) == Some("true");
+        if let Some(title) = title.filter(|_| is_folder) {
+            return BlobLayout::Archive {
+                folder: if title == "." { String::new() } else { title.to_owned() },
+                compression: match LayerKind::of(&self.media_type) {
+                    LayerKind::Tar(compression) => compression,
+                    _ => Compression::Gzip,
+                },
+                content: names.and_then(|names| names.content.as_deref()).and_then(|text| text.parse().ok()),
+            };
+        }
+        // In older artifacts of `ModelPack`, the media type is that of an image's layer.
+        let mut types = [&self.media_type].into_iter().chain(&self.artifact_type);
+        match types.find_map(|kind| media::model_archive(kind)) {
+            Some(compression) => BlobLayout::Archive { folder: String::new(), compression, content: None },
+            None => BlobLayout::File(path.cloned().unwrap_or_else(|| self.digest.hex().to_owned())),
+        }
     }
 }
 
-/// The key of a file's layer. No image layer can have the same key: a diff-id is the digest of a tar file, and a tar
-/// file cannot start with these words.
-fn file_key(blob: &Digest, path: &str) -> Digest {
-    Digest::of(format!("artifact file\n{blob}\n{path}").as_bytes())
+impl BlobLayout {
+    /// The key of a blob's layer. No image layer can have the same key: a diff-id is the digest of a tar file, and a
+    /// tar file cannot start with these words.
+    fn key(&self, blob: &Digest) -> Digest {
+        let kind = match self {
+            Self::File(_) => "file",
+            Self::Archive { .. } => "archive",
+        };
+        Digest::of(format!("artifact {kind}\n{blob}\n{}", self.path()).as_bytes())
+    }
 }
 
 fn check_path(path: &str) -> Result<(), &'static str> {
@@ -123,22 +206,24 @@ fn check_path(path: &str) -> Result<(), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::manifest::ManifestDocument;
 
     const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+    const TITLE: &str = "org.opencontainers.image.title";
 
-    fn manifest(config_type: &str, layers: &[(&[u8], serde_json::Value)]) -> Manifest {
-        let layers: Vec<_> = layers
-            .iter()
-            .map(|(bytes, annotations)| {
-                let digest = Digest::of(bytes).to_string();
-                json!({"mediaType": "text/x", "digest": digest, "size": bytes.len(), "annotations": annotations})
-            })
-            .collect();
+    /// A manifest of layers with these bytes and these other fields.
+    fn manifest(config_type: &str, layers: &[(&[u8], Value)]) -> Manifest {
+        let layers = layers.iter().map(|(bytes, fields)| {
+            let (mut layer, digest) = (fields.clone(), Digest::of(bytes).to_string());
+            layer["digest"] = json!(digest);
+            layer["size"] = json!(bytes.len());
+            layer
+        });
         let config = json!({"mediaType": config_type, "digest": Digest::of(b"{}").as_str(), "size": 2});
+        let layers: Vec<Value> = layers.collect();
         let text = json!({"schemaVersion": 2, "artifactType": "a/model", "config": config, "layers": layers});
         match ManifestDocument::parse(text.to_string().as_bytes(), "").expect("a manifest") {
             ManifestDocument::Image(manifest) => manifest,
@@ -146,10 +231,22 @@ mod tests {
         }
     }
 
+    fn file(title: &str) -> Value {
+        json!({"mediaType": "text/x", "annotations": {TITLE: title}})
+    }
+
+    fn folder(title: &str) -> Value {
+        json!({"mediaType": "text/x", "annotations": {TITLE: title, "io.deis.oras.content.unpack": "true"}})
+    }
+
+    /// An artifact of files whose content is their title.
     fn titled(titles: &[&str]) -> Manifest {
-        let titles: Vec<_> =
-            titles.iter().map(|title| (title.as_bytes(), json!({"org.opencontainers.image.title": title}))).collect();
-        manifest(EMPTY, &titles)
+        manifest(EMPTY, &titles.iter().map(|title| (title.as_bytes(), file(title))).collect::<Vec<_>>())
+    }
+
+    fn layout(layer: Value) -> BlobLayout {
+        let artifact = manifest(EMPTY, &[(b"x", layer)]);
+        artifact.layout(&artifact.layers[0]).expect("an artifact")
     }
 
     #[test]
@@ -157,29 +254,83 @@ mod tests {
         let of_manifest = Digest::of(b"manifest");
         let artifact = titled(&["a"]);
         assert_eq!((artifact.artifact_kind(), artifact.id(&of_manifest)), (Some("a/model"), &of_manifest));
-        let image = manifest("application/vnd.oci.image.config.v1+json", &[]);
+        let image = manifest("application/vnd.oci.image.config.v1+json", &[(b"x", file("a"))]);
         assert_eq!((image.artifact_kind(), image.id(&of_manifest)), (None, &Digest::of(b"{}")));
+        assert_eq!(image.layout(&image.layers[0]), None);
         let untyped = Manifest { artifact_type: None, ..titled(&[]) };
         assert_eq!(untyped.artifact_kind(), Some(EMPTY));
     }
 
     #[test]
     fn a_file_is_named_by_its_title_else_by_its_path_in_a_model_else_by_its_digest() {
-        let (title, path) = ("org.opencontainers.image.title", "org.cncf.model.filepath");
-        let older = "org.cnai.model.filepath";
+        let (path, older) = ("org.cncf.model.filepath", "org.cnai.model.filepath");
         for (annotations, expected) in [
-            (json!({title: "weights.bin", path: "other", older: "older"}), "weights.bin"),
-            (json!({title: "", path: "a/b"}), "a/b"),
+            (json!({TITLE: "weights.bin", path: "other", older: "older"}), "weights.bin"),
+            (json!({TITLE: "", path: "a/b"}), "a/b"),
             (json!({path: "a/b", older: "c/d"}), "a/b"),
             (json!({path: "", older: "c/d"}), "c/d"),
             (json!({path: null, older: "c/d"}), "c/d"),
-            (json!({title: null}), Digest::of(b"x").hex()),
+            (json!({TITLE: null}), Digest::of(b"x").hex()),
             (json!({"org.example": "y"}), Digest::of(b"x").hex()),
             (json!(null), Digest::of(b"x").hex()),
         ] {
-            let artifact = manifest(EMPTY, &[(b"x", annotations.clone())]);
-            assert_eq!(artifact.file_path(&artifact.layers[0]).as_deref(), Some(expected), "{annotations}");
+            assert_eq!(layout(json!({"annotations": annotations})), BlobLayout::File(expected.into()), "{annotations}");
         }
+    }
+
+    #[test]
+    fn the_specification_of_a_media_type_decides_whether_a_blob_is_an_archive_of_files() {
+        let archive = |compression| BlobLayout::Archive { folder: String::new(), compression, content: None };
+        let plain = || BlobLayout::File("a".into());
+        for (media_type, expected) in [
+            ("application/vnd.cncf.model.weight.v1.raw", plain()),
+            ("application/vnd.cncf.model.weight.v1.tar", archive(Compression::None)),
+            ("Application/vnd.cncf.model.weight.config.v1.tar+gzip; x=y", archive(Compression::Gzip)),
+            ("application/vnd.cncf.model.dataset.v1.tar+zstd", archive(Compression::Zstd)),
+            ("application/vnd.cnai.model.doc.v1.tar", archive(Compression::None)),
+            ("application/vnd.cnai.model.layer.v1.tar+gzip", archive(Compression::Gzip)),
+            ("application/vnd.kitops.modelkit.modelpart.v1.tar+gzip", archive(Compression::Gzip)),
+            ("application/vnd.cncf.model.weight.v1.tar+lzma", plain()),
+            ("application/vnd.cncf.model.weight.v1.gguf", plain()),
+            ("application/vnd.cncf.helm.chart.content.v1.tar+gzip", plain()),
+            ("application/vnd.oci.image.layer.v1.tar+gzip", plain()),
+            ("application/x-tar", plain()),
+        ] {
+            let mut layer = file("a");
+            layer["mediaType"] = json!(media_type);
+            assert_eq!(layout(layer), expected, "{media_type}");
+        }
+        let older = json!({
+            "mediaType": "application/vnd.oci.image.layer.v1.tar", "artifactType": "application/vnd.cnai.model.layer.v1.tar",
+        });
+        assert_eq!(layout(older), archive(Compression::None));
+    }
+
+    #[test]
+    fn a_folder_of_oras_is_an_archive_below_its_title_with_the_digest_that_it_names() {
+        let content = Digest::of(b"plain");
+        for (media_type, compression) in [
+            ("application/vnd.oci.image.layer.v1.tar+gzip", Compression::Gzip),
+            ("application/vnd.oci.image.layer.v1.tar", Compression::None),
+            ("application/vnd.example.part", Compression::Gzip),
+        ] {
+            let mut layer = folder("details");
+            layer["mediaType"] = json!(media_type);
+            layer["annotations"]["io.deis.oras.content.digest"] = json!(content);
+            let expected =
+                BlobLayout::Archive { folder: "details".into(), compression, content: Some(content.clone()) };
+            assert_eq!(layout(layer), expected, "{media_type}");
+        }
+        let root = BlobLayout::Archive { folder: String::new(), compression: Compression::Gzip, content: None };
+        assert_eq!(layout(folder(".")), root);
+        let mut odd = folder("d");
+        odd["annotations"]["io.deis.oras.content.digest"] = json!("no digest");
+        assert!(matches!(layout(odd), BlobLayout::Archive { content: None, .. }));
+        let mut packed = folder("d");
+        packed["annotations"]["io.deis.oras.content.unpack"] = json!("false");
+        assert_eq!(layout(packed), BlobLayout::File("d".into()));
+        let unnamed = json!({"annotations": {"io.deis.oras.content.unpack": "true"}});
+        assert_eq!(layout(unnamed), BlobLayout::File(Digest::of(b"x").hex().into()));
     }
 
     #[test]
@@ -202,15 +353,36 @@ mod tests {
             (&[&long], "255 bytes"),
             (&[&deep], "deeper"),
             (&[&wide], "1024 bytes"),
-            (&["a", "b", "a"], "another blob"),
             (&["a/b", "a"], "as a file and as a folder"),
             (&["a", "a/b/c"], "as a file and as a folder"),
         ] {
-            let error = titled(titles).file_keys().expect_err(why);
+            let error = titled(titles).artifact_files().expect_err(why);
             assert!(error.to_string().contains(why), "{titles:?}: {error}");
         }
-        let keys = titled(&["a/b", "a/c", "ab", "..a", "b.wh.", "é"]).file_keys().expect("all are safe");
-        assert_eq!(BTreeSet::from_iter(&keys).len(), 6);
-        assert_eq!(titled(&["a/b"]).file_keys().expect("safe")[0], keys[0], "a key depends on blob and path alone");
+        let refused = |layers: &[(&[u8], Value)], why: &str| {
+            let error = manifest(EMPTY, layers).artifact_files().expect_err(why);
+            assert!(error.to_string().contains(why), "{layers:?}: {error}");
+        };
+        refused(&[(b"1", file("a")), (b"2", file("b")), (b"3", file("a"))], "another blob");
+        refused(&[(b"1", folder("a")), (b"2", file("a"))], "another blob");
+        refused(&[(b"1", folder("a")), (b"2", folder("a"))], "another blob");
+        refused(&[(b"1", file("a")), (b"2", folder("a/b"))], "as a file and as a folder");
+        refused(&[(b"1", folder("../a"))], "`..`");
+        let keys = |artifact: &Manifest| -> Vec<Digest> {
+            artifact.artifact_files().expect("all are safe").into_iter().map(|file| file.key).collect()
+        };
+        let safe = keys(&titled(&["a/b", "a/c", "ab", "..a", "b.wh.", "é"]));
+        assert_eq!(safe.iter().collect::<std::collections::BTreeSet<_>>().len(), 6);
+        assert_eq!(keys(&titled(&["a/b"]))[0], safe[0], "a key depends on blob and path alone");
+        keys(&manifest(EMPTY, &[(b"1", folder("a")), (b"2", file("a/b"))]));
+    }
+
+    #[test]
+    fn a_blob_under_two_names_is_two_files_and_twice_under_one_name_is_one() {
+        let artifact = manifest(EMPTY, &[(b"x", file("a")), (b"x", file("b")), (b"x", file("a")), (b"x", folder("d"))]);
+        let files = artifact.artifact_files().expect("no name is that of two blobs");
+        let paths: Vec<_> = files.iter().map(|file| file.layout.path()).collect();
+        assert_eq!(paths, ["a", "b", "a", "d"]);
+        assert!(files[0].key == files[2].key && files[0].key != files[1].key && files[0].key != files[3].key);
     }
 }

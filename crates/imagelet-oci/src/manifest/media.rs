@@ -47,6 +47,21 @@ impl LayerKind {
     }
 }
 
+/// The compression of an artifact's archive, by a media type whose specification says that the blob is an archive of
+/// the artifact's files: those of `ModelPack`, also by its earlier name, and of `KitOps`.
+pub(super) fn model_archive(media_type: &str) -> Option<Compression> {
+    const FAMILIES: [&str; 3] =
+        ["application/vnd.cncf.model.", "application/vnd.cnai.model.", "application/vnd.kitops.modelkit."];
+    let media_type = media_type_base(media_type);
+    let of_family = FAMILIES.iter().find_map(|family| media_type.strip_prefix(family))?;
+    match of_family.rsplit_once(".tar")?.1 {
+        "" => Some(Compression::None),
+        "+gzip" => Some(Compression::Gzip),
+        "+zstd" => Some(Compression::Zstd),
+        _ => None,
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentKind {
     Image,

@@ -21,7 +21,7 @@ use serde::{
     de::{Error as _, IgnoredAny, SeqAccess, Visitor},
 };
 
-pub(crate) use artifact::FileAnnotations;
+pub(crate) use artifact::{BlobLayout, FileAnnotations};
 pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
@@ -44,7 +44,7 @@ const REASON_MAX: usize = 256;
 
 /// Identifies content by digest, size and media type.
 ///
-/// Ignored are `urls` (alternative locations) and all annotations but an artifact's file name.
+/// Ignored are `urls` (alternative locations) and all annotations but those of an artifact's files.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -204,12 +204,11 @@ impl Manifest {
     /// Checks that the layers can be unpacked, before any fetch.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {
-            self.file_keys()?;
+            self.artifact_files()?;
+        } else {
+            self.layers.iter().try_for_each(|layer| layer.layer_compression().map(drop))?;
         }
         for layer in &self.layers {
-            if self.artifact_kind().is_none() {
-                layer.layer_compression()?;
-            }
             if layer.size > LAYER_BYTES_MAX {
                 let (digest, size, limit) = (&layer.digest, ByteSize(layer.size), ByteSize(LAYER_BYTES_MAX));
                 return Err(unacceptable(format!("layer `{digest}` has {size}; the limit is {limit}")));

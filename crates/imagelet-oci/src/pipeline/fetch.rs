@@ -1,4 +1,5 @@
-//! The first stage: reads bytes from the disk and a registry, hashes them, and passes them to the inflater in order.
+//! The first stage: reads bytes from the disk and a registry, hashes them, and passes them to the inflater or into an
+//! artifact's file, in order.
 
 use std::{
     io::{self, Read as _},
@@ -20,13 +21,15 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use twox_hash::xxhash3_128::Hasher;
+
 use super::{LayerJob, Place, frames::Frame, pace::Checks};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
     registry::{BlobSource, RangedStream, ReaderWait},
     store::{BlobWriter, KeptBytes},
-    unpack::LayerMemory,
+    unpack::{LayerMemory, Sum},
 };
 
 const PROGRESS_STEP: u64 = 1 << 20;
@@ -69,6 +72,8 @@ pub(super) struct LayerAttempt<'a> {
     is_lossy: bool,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
+    /// The digest of a whole file for the layer's list.
+    pub(super) content: Option<Sum>,
 }
 
 /// The rest of a blob, and the digest of what came before it.
@@ -85,8 +90,8 @@ impl<'a> LayerAttempt<'a> {
         memory: &'a Arc<LayerMemory>,
         (place, progress): (&'a Place, &'a Progress),
     ) -> Self {
-        let (copying, rest) = (None, None);
-        Self { job, source, memory, place, progress, copying, is_opening: false, is_lossy: false, rest }
+        let (copying, rest, content) = (None, None, None);
+        Self { job, source, memory, place, progress, copying, is_opening: false, is_lossy: false, rest, content }
     }
 }
 
@@ -158,7 +163,11 @@ impl LayerAttempt<'_> {
         }
         intake.report(job, self.progress);
         job.verify(&intake.hash)?;
-        let is_read = intake.frames.send(Frame::End).await.is_ok();
+        self.content = intake.content.map(|content| content.finish_128());
+        let is_read = match intake.frames {
+            Some(frames) => frames.send(Frame::End).await.is_ok(),
+            None => true,
+        };
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread })
     }
 
@@ -245,7 +254,7 @@ impl LayerAttempt<'_> {
     async fn start_copy(&mut self, intake: &mut Intake) -> Result<(), RuntimeError> {
         let Some(early) = intake.early.take().filter(|early| !early.is_empty()) else { return Ok(()) };
         let Some(writer) = self.job.on_thread(|job| job.copy(0)).await?? else { return Ok(()) };
-        let (copy, copying) = copy_to(writer, self.job.staging.written_bytes.clone());
+        let (copy, copying) = copy_to(writer, self.job.staging.written_bytes.clone(), None);
         if copy.send(early.freeze()).await.is_ok() {
             intake.copy = Some(copy);
         }
@@ -285,15 +294,23 @@ impl LayerJob {
     }
 }
 
-/// Starts a thread that writes the copy of a layer's compressed bytes. It ends when the sender is dropped, after all that
-/// was sent is written, or when a write fails or has no space.
+/// Starts a thread that writes the copy of a layer's compressed bytes, or an artifact's file. It ends when the sender is
+/// dropped, after all that was sent is written, or when a write fails or has no space. A file has no inflater: its
+/// `reader_wait` is the thread's.
 pub(super) fn copy_to(
     mut writer: BlobWriter,
     written_bytes: WrittenBytes,
+    reader_wait: Option<ReaderWait>,
 ) -> (mpsc::Sender<Bytes>, JoinHandle<io::Result<BlobWriter>>) {
     let (sender, mut frames) = mpsc::channel::<Bytes>(COPIES_QUEUED);
     let thread = tokio::task::spawn_blocking(move || {
-        while let Some(bytes) = frames.blocking_recv() {
+        loop {
+            let since = Instant::now();
+            let Some(bytes) = frames.blocking_recv() else { break };
+            if let Some(reader_wait) = &reader_wait {
+                reader_wait.add(since.elapsed());
+                written_bytes.read(bytes.len() as u64);
+            }
             writer.write(&bytes)?;
             if writer.is_reserved() {
                 written_bytes.add(bytes.len() as u64);
@@ -309,11 +326,13 @@ pub(super) fn copy_to(
 
 /// The queues for the bytes of an attempt, and their counts and hash.
 pub(super) struct Intake {
-    frames: mpsc::Sender<Frame>,
+    /// `None`: the bytes are an artifact's file.
+    frames: Option<mpsc::Sender<Frame>>,
     reader_wait: ReaderWait,
     /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
     hash: Hash,
+    pub(super) content: Option<Hasher>,
     received: u64,
     from_disk: u64,
     reported: u64,
@@ -325,12 +344,13 @@ pub(super) struct Intake {
 impl Intake {
     pub(super) fn new(
         algorithm: DigestAlgorithm,
-        frames: mpsc::Sender<Frame>,
+        frames: Option<mpsc::Sender<Frame>>,
         reader_wait: ReaderWait,
         copy: Option<mpsc::Sender<Bytes>>,
     ) -> Self {
         let (hash, reported_at) = (Hash::new(algorithm), Instant::now());
-        Self { frames, reader_wait, copy, hash, received: 0, from_disk: 0, reported: 0, reported_at, early: None }
+        let (received, from_disk, reported) = (0, 0, 0);
+        Self { frames, reader_wait, copy, hash, content: None, received, from_disk, reported, reported_at, early: None }
     }
 
     /// Passes bytes to the inflater and, if `copies`, to the copy. `false`: the inflater or the copy stopped.
@@ -338,13 +358,16 @@ impl Intake {
         if let Some(copy) = self.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
         {
-            if job.blob.is_kept {
+            if job.blob.is_kept || self.frames.is_none() {
                 return false;
             }
             // There is no space for a resumption.
             self.copy = None;
         }
         self.hash.update(&bytes);
+        if let Some(content) = &mut self.content {
+            content.write(&bytes);
+        }
         self.received += bytes.len() as u64;
         let fetched = self.received - self.from_disk;
         // The first report shows that the layer has started; the periodic reports show the rate of a slow layer.
@@ -353,7 +376,10 @@ impl Intake {
             self.report(job, progress);
         }
         job.staging.written_bytes.space().await;
-        self.frames.send(Frame::Bytes(bytes)).await.is_ok()
+        match &self.frames {
+            Some(frames) => frames.send(Frame::Bytes(bytes)).await.is_ok(),
+            None => true,
+        }
     }
 
     fn report(&mut self, job: &LayerJob, progress: &Progress) {

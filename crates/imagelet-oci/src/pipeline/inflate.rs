@@ -25,19 +25,18 @@ pub(crate) struct Bounds {
 }
 
 /// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. The first
-/// bytes decide the compression, as in every runtime. If `is_archive` is false, the bytes are passed on unchanged.
+/// bytes decide the compression, as in every runtime.
 pub(crate) fn inflate(
     mut source: FrameReader,
-    is_archive: bool,
     blocks: &mut BlockWriter,
     bounds: Bounds,
 ) -> (FrameReader, Result<bool, RuntimeError>) {
     let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
-        Ok(head) if is_archive && head.starts_with(&GZIP_MAGIC) => {
+        Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
         }
-        Ok(head) if is_archive && is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
+        Ok(head) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
             .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
         Ok(_) => blocks.copy(&mut source, expansion),
         Err(error) => Err(error),
@@ -77,7 +76,7 @@ mod tests {
         let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let source = FrameReader::new(receiver, ReaderWait::default(), WrittenBytes::default());
-        let (_, inflated) = inflate(source, true, &mut writer, bounds);
+        let (_, inflated) = inflate(source, &mut writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

@@ -1,4 +1,5 @@
-//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
+//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder. An artifact's file is not
+//! inflated (see `file`).
 //!
 //! Three stages run in parallel. The caller's task fetches and hashes compressed bytes. A blocking thread inflates them
 //! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
@@ -7,6 +8,7 @@
 
 pub(crate) mod buffer_pool;
 mod fetch;
+mod file;
 pub(crate) mod frames;
 pub(crate) mod inflate;
 mod pace;
@@ -47,7 +49,7 @@ use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     hash::Hash,
-    manifest::Descriptor,
+    manifest::{BlobLayout, Descriptor},
     registry::{PullSession, ReaderWait},
     store::{
         BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
@@ -89,8 +91,8 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// The path of an artifact's file; `None`: the layer is an archive.
-    pub(crate) file: Option<String>,
+    /// How an artifact's blob becomes files; `None`: the layer is an image's.
+    pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
     pub(crate) blob: CompressedCopy,
@@ -150,7 +152,11 @@ impl LayerJob {
             let (on_disk, copy) = self.on_disk(disk).await?;
             let was_on_disk = on_disk.is_some();
             let attempt = LayerAttempt::new(self, &source, &memory, (place, progress));
-            let error = match attempt.run(on_disk, copy).await {
+            let attempted = match (&self.artifact, copy) {
+                (Some(BlobLayout::File(path)), Some(writer)) => attempt.run_file(path, on_disk, writer).await,
+                (_, copy) => attempt.run(on_disk, copy).await,
+            };
+            let error = match attempted {
                 Err(error) => error,
                 Ok(None) => {
                     drop(memory);
@@ -197,7 +203,7 @@ impl LayerJob {
                 RuntimeErrorKind::DiskFull => {
                     let freed = self.on_thread(|job| {
                         let store = &job.staging.store;
-                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX)? + store.revoke_partials()?)
+                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX, &[])? + store.revoke_partials()?)
                     });
                     let freed = freed.await??;
                     if freed == 0 || self.blob.is_kept || !std::mem::replace(&mut disk.copies, false) {
@@ -253,6 +259,16 @@ impl LayerJob {
             };
             // A partial blob is continued. A whole blob that this pull must not read stays unchanged.
             let known = kept.as_ref().filter(|kept| kept.is_in_copy).map(|kept| kept.length);
+            if let Some(BlobLayout::File(_)) = job.artifact {
+                let written =
+                    store.write_blob(&job.blob.key, known.unwrap_or(0), (job.keeps(), &job.blob.resumption))?;
+                return Ok(if written.is_some() {
+                    (kept, written)
+                } else {
+                    let kept = kept.filter(|kept| !kept.is_in_copy);
+                    (kept, store.write_blob_again(&job.blob.key, job.keeps())?)
+                });
+            }
             let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
             let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
             Ok((kept, copy))
@@ -263,8 +279,12 @@ impl LayerJob {
     /// Starts or continues the copy of the compressed bytes.
     fn copy(&self, known: u64) -> Result<Option<BlobWriter>, RuntimeError> {
         let CompressedCopy { is_kept, resumption, key, unreserved_space, .. } = &self.blob;
-        let purpose = if *is_kept { BlobPurpose::Keep } else { BlobPurpose::Resume(Arc::clone(unreserved_space)) };
+        let purpose = if *is_kept { self.keeps() } else { BlobPurpose::Resume(Arc::clone(unreserved_space)) };
         self.staging.store.write_blob(key, known, (purpose, resumption))
+    }
+
+    fn keeps(&self) -> BlobPurpose {
+        BlobPurpose::Keep(self.terms.limits.free_bytes_floor)
     }
 
     /// Whether the compressed bytes are copied to the disk. A small layer is fetched again as quickly.
@@ -284,9 +304,13 @@ impl LayerJob {
         Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
-    /// The digest of the inflated bytes. For a file, it is the blob's digest: the file's key is no digest of content.
-    fn content_digest(&self) -> &Digest {
-        if self.file.is_some() { &self.descriptor.digest } else { &self.diff_id }
+    /// The digest of an archive's inflated bytes, if it is known. The key of an artifact's layer is no digest of content.
+    fn content_digest(&self) -> Option<&Digest> {
+        match &self.artifact {
+            None => Some(&self.diff_id),
+            Some(BlobLayout::Archive { content, .. }) => content.as_ref(),
+            Some(BlobLayout::File(_)) => None,
+        }
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
@@ -306,10 +330,10 @@ impl LayerAttempt<'_> {
     ) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, memory) = (self.job, self.memory);
         let written_bytes = &job.staging.written_bytes;
-        written_bytes.restart();
+        written_bytes.restart(0);
         let staging = job.on_thread(|job| job.staging.store.stage()).await??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let hash = Hash::new(job.content_digest().algorithm());
+        let hash = Hash::new(job.content_digest().unwrap_or(&job.descriptor.digest).algorithm());
         let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone());
 
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -323,13 +347,13 @@ impl LayerAttempt<'_> {
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
         let copy = copy.map(|writer| {
-            let (copy, copying) = copy_to(writer, written_bytes.clone());
+            let (copy, copying) = copy_to(writer, written_bytes.clone(), None);
             self.copying = Some(copying);
             copy
         });
-        let (confinement, is_archive) = (job.terms.confinement.clone(), job.file.is_none());
+        let confinement = job.terms.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || inflate::inflate(compressed, is_archive, &mut blocks, bounds));
+            let inflated = confinement.run(None, move || inflate::inflate(compressed, &mut blocks, bounds));
             // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
             inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
         });
@@ -338,7 +362,7 @@ impl LayerAttempt<'_> {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
-        let intake = Intake::new(job.descriptor.digest.algorithm(), frames, reader_wait, copy);
+        let intake = Intake::new(job.descriptor.digest.algorithm(), Some(frames), reader_wait, copy);
         let fetched = self.fetch(on_disk, intake).await;
         let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
         if gave_way || fetched.is_err() {

@@ -11,16 +11,20 @@ use imagelet_core::{
     failpoint,
     image::Digest,
 };
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fd::BorrowedFd,
+    fs::{Mode, OFlags},
+};
 
 use super::{LayerJob, buffer_pool::BlockReader, unconfined};
 use crate::{
+    manifest::BlobLayout,
     store::{
         DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
     },
     unpack::{
-        EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
-        disk_size, process_umask, unpack_layer,
+        ARTIFACT_NAMES_MAX, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership, UnpackError, UnpackErrorKind,
+        UnpackLimits, UnpackOptions, UnpackReport, WholeFile, disk_size, place_file, process_umask, unpack_layer,
     },
 };
 
@@ -35,6 +39,53 @@ impl LayerJob {
         mut reader: BlockReader,
         memory: Arc<LayerMemory>,
         cancelled: Arc<AtomicBool>,
+    ) -> Result<StagedLayer, RuntimeError> {
+        self.staged(staging, (memory, cancelled), |root, options, list| {
+            let mut listed = list.map(recorder);
+            let unpacked = self.terms.confinement.run(Some(root), move || {
+                let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
+                let report = unpack_layer(&mut reader, root, options, manifest)?;
+                failpoint!("unpack.end");
+                Ok((report, reader.drain()))
+            });
+            let (report, drained) =
+                unpacked.map_err(unconfined)?.map_err(|error| self.in_layer(unpack_error(error)))?;
+            let diff_id = drained.map_err(|error| {
+                self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
+            })?;
+            let Some(wanted) = self.content_digest().filter(|wanted| diff_id != **wanted) else { return Ok(report) };
+            let (digest, document) =
+                (&self.descriptor.digest, if self.artifact.is_some() { "manifest" } else { "configuration" });
+            let message =
+                format!("layer `{digest}` unpacks to `{diff_id}`, and the image's {document} says `{wanted}`");
+            Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
+        })
+    }
+
+    /// Moves a whole and verified file into a layer of its own. Blocks.
+    pub(super) fn place_file(
+        &self,
+        file: &WholeFile<'_>,
+        memory: &Arc<LayerMemory>,
+    ) -> Result<StagedLayer, RuntimeError> {
+        let staging = self.staging.store.stage()?;
+        self.staged(staging, (Arc::clone(memory), Arc::default()), |root, options, list| {
+            let mut listed = list.map(recorder);
+            let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
+            place_file(file, root, options, manifest).map_err(|error| self.in_layer(unpack_error(error)))
+        })
+    }
+
+    /// Makes a layer in a staging folder, whose tree `write` fills.
+    fn staged(
+        &self,
+        staging: Staging,
+        (memory, cancelled): (Arc<LayerMemory>, Arc<AtomicBool>),
+        write: impl FnOnce(
+            BorrowedFd<'_>,
+            &UnpackOptions,
+            Option<&mut FileManifestWriter>,
+        ) -> Result<UnpackReport, RuntimeError>,
     ) -> Result<StagedLayer, RuntimeError> {
         let tree = staging.path().join("fs");
         let open = || -> std::io::Result<_> {
@@ -52,13 +103,19 @@ impl LayerJob {
                 LayerEnd::Sink => EntryRules::Containerd,
             },
             limits: UnpackLimits {
-                entries_max: self.terms.limits.entries_max,
+                entries_max: match self.artifact {
+                    Some(_) => self.terms.limits.entries_max.min(ARTIFACT_NAMES_MAX),
+                    None => self.terms.limits.entries_max,
+                },
                 free_bytes_floor: self.terms.limits.free_bytes_floor,
                 free_inodes_floor: self.terms.limits.free_inodes_floor,
                 ..UnpackLimits::default()
             },
             memory,
-            file: self.file.clone().map(|path| (path, self.descriptor.size)),
+            folder: match &self.artifact {
+                Some(BlobLayout::Archive { folder, .. }) => Some(folder.clone()),
+                None | Some(BlobLayout::File(_)) => None,
+            },
             umask: process_umask(),
             cancelled,
         };
@@ -69,27 +126,7 @@ impl LayerJob {
         };
         let mut list = (self.staging.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
-        let mut listed = list.as_mut().map(|list| |path: &[u8], record| list.record(path, &record));
-        let unpacked = self.terms.confinement.run(Some(root), move || {
-            let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
-            let report = unpack_layer(&mut reader, root, &options, manifest)?;
-            failpoint!("unpack.end");
-            Ok((report, reader.drain()))
-        });
-        let (report, drained) = unpacked.map_err(unconfined)?.map_err(|error| self.in_layer(unpack_error(error)))?;
-        let diff_id = drained.map_err(|error| {
-            self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
-        })?;
-        let wanted = self.content_digest();
-        if diff_id != *wanted {
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::Corrupt,
-                format!(
-                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{wanted}`",
-                    self.descriptor.digest
-                ),
-            ));
-        }
+        let report = write(root, &options, list.as_mut())?;
         failpoint!("unpack.verified");
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);
         if let Some(list) = list {
@@ -139,6 +176,10 @@ impl LayerJob {
         }
         layer.resumable(self.session.reference().repository(), &self.blob.resumption)
     }
+}
+
+fn recorder(list: &mut FileManifestWriter) -> impl FnMut(&[u8], FileRecord) -> std::io::Result<()> + Send {
+    |path, record| list.record(path, &record)
 }
 
 fn unpack_error(error: UnpackError) -> RuntimeError {

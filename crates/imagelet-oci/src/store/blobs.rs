@@ -1,17 +1,18 @@
-//! Compressed blobs: whole blobs if the configuration keeps them, and the first bytes of others for a pull that
-//! continues.
+//! Blobs as they come: whole blobs if the configuration keeps them, the first bytes of others for a pull that continues,
+//! and the files of artifacts until they are whole.
 //!
 //! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull
 //! that continues hashes all bytes again, and so finds bytes that a power cut removed or changed. A partial blob of at
 //! least [`RESUME_MIN`] stays. The commit of an image moves its kept blobs to `blobs/ALGORITHM/HEX`.
 //!
 //! A blob that is written only for a resumption uses only space that no pull has reserved. Its space is freed on
-//! request.
+//! request. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
+    num::NonZeroU64,
     ops::RangeInclusive,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -22,7 +23,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
+use imagelet_core::{
+    error::RuntimeError,
+    failpoint,
+    image::{ByteSize, Digest},
+};
+use rustix::fs::{Advice, fadvise};
 
 use super::{
     Store, could_not,
@@ -36,6 +42,9 @@ pub(crate) const RESUME_MIN: u64 = 8 << 20;
 /// The space is measured each time after this many written bytes.
 const MEASURE_PERIOD: u64 = 16 << 20;
 const PARTIAL_SUFFIX: &str = ".partial";
+/// The kernel starts to write a blob to the disk each time after this many bytes.
+const WRITE_BACK_PERIOD: u64 = 4 << 20;
+const PAGE: u64 = 4 << 10;
 
 /// Identifies a partial download: its digest, and the repository if other repositories must not reuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +66,9 @@ impl PartialKey {
 /// Why a blob is written.
 #[derive(Clone)]
 pub(crate) enum BlobPurpose {
-    /// The blob stays with its image; a failed write fails the pull.
-    Keep,
+    /// The blob stays with its image, or is a file of an artifact. So many bytes of the disk stay free. A failed write
+    /// fails the pull.
+    Keep(u64),
     /// Only for a resumption. The function returns whether this many more bytes leave the space that other pulls
     /// reserved.
     Resume(Arc<dyn Fn(u64) -> bool + Send + Sync>),
@@ -87,6 +97,12 @@ impl Store {
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
         Some(KeptBytes { is_in_copy: true, ..KeptBytes::open(&self.partial_path(key), 1..=size)? })
+    }
+
+    /// The bytes of a blob that a later pull need not fetch again.
+    pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> u64 {
+        let length = fs::metadata(self.partial_path(key)).map_or(0, |metadata| metadata.len());
+        if length > size || self.is_written(key) { 0 } else { length }
     }
 
     pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
@@ -121,6 +137,17 @@ impl Store {
         self.index().unfinished.written.contains_key(&key.file_name)
     }
 
+    /// Starts a blob that has another writer. No other pull continues it.
+    pub(crate) fn write_blob_again(
+        self: &Arc<Self>,
+        key: &PartialKey,
+        purpose: BlobPurpose,
+    ) -> Result<Option<BlobWriter>, RuntimeError> {
+        let number = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let key = PartialKey { file_name: format!("{}-{number}", key.file_name), ..key.clone() };
+        self.write_blob(&key, 0, (purpose, &Resumption::new(false)))
+    }
+
     /// Starts to append after the first `known` bytes of a blob, and removes later bytes. `None`: the blob has another
     /// writer, or the known bytes no longer exist.
     pub(crate) fn write_blob(
@@ -147,6 +174,7 @@ impl Store {
             file: None,
             length: known,
             measured: None,
+            written_back: known,
             purpose,
             revoked,
             resumption: resumption.clone(),
@@ -223,6 +251,10 @@ impl Partial {
         index.unfinished.written.contains_key(&self.file_name)
     }
 
+    pub(super) fn is_any_of(&self, keys: &[PartialKey]) -> bool {
+        keys.iter().any(|key| key.file_name == self.file_name)
+    }
+
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
@@ -243,6 +275,8 @@ pub(crate) struct BlobWriter {
     length: u64,
     /// The length at the last measurement of the space.
     measured: Option<u64>,
+    /// The disk has these bytes, or the kernel writes them.
+    written_back: u64,
     purpose: BlobPurpose,
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
@@ -254,28 +288,50 @@ pub(crate) struct BlobWriter {
 impl BlobWriter {
     /// Appends. Fails only if the blob must be kept. Otherwise a failure removes the file, and the pull continues.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if !self.has_space() {
-            self.give_up();
-        }
+        let has_space = self.check_space();
         let Some(file) = &mut self.file else { return Ok(()) };
-        if let Err(error) = file.write_all(bytes) {
+        if let Err(error) = has_space.and_then(|()| file.write_all(bytes)) {
             self.give_up();
             return if self.is_reserved() { Err(error) } else { Ok(()) };
         }
         self.length += bytes.len() as u64;
+        self.write_back();
         Ok(())
     }
 
-    fn has_space(&mut self) -> bool {
-        let BlobPurpose::Resume(has_space) = &self.purpose else { return true };
+    fn check_space(&mut self) -> io::Result<()> {
         if self.revoked.load(Ordering::Relaxed) {
-            return false;
+            return Err(io::ErrorKind::StorageFull.into());
         }
         if self.measured.is_some_and(|measured| self.length - measured < MEASURE_PERIOD) {
-            return true;
+            return Ok(());
         }
         self.measured = Some(self.length);
-        has_space(MEASURE_PERIOD)
+        match &self.purpose {
+            BlobPurpose::Resume(has_space) if has_space(MEASURE_PERIOD) => Ok(()),
+            BlobPurpose::Resume(_) => Err(io::ErrorKind::StorageFull.into()),
+            BlobPurpose::Keep(floor) => match self.store.free()? {
+                (free, _) if free < *floor => {
+                    let short = format!("{} free, of which {} must stay free", ByteSize(free), ByteSize(*floor));
+                    Err(io::Error::new(io::ErrorKind::StorageFull, short))
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Lets the kernel write a blob that stays while its next bytes arrive. So the sync at the end of the pull is short.
+    fn write_back(&mut self) {
+        let end = self.length - self.length % PAGE;
+        let Some(length) = end.checked_sub(self.written_back).and_then(NonZeroU64::new) else { return };
+        if length.get() < WRITE_BACK_PERIOD || !self.is_reserved() {
+            return;
+        }
+        if let Some(file) = &self.file {
+            // The kernel cannot drop a dirty page, and starts to write it. Only a hint: the sync reports errors.
+            let _ = fadvise(file, self.written_back, Some(length), Advice::DontNeed);
+        }
+        self.written_back = end;
     }
 
     fn give_up(&mut self) {
@@ -304,7 +360,12 @@ impl BlobWriter {
 
     /// Whether the pull has reserved space for it.
     pub(crate) fn is_reserved(&self) -> bool {
-        matches!(self.purpose, BlobPurpose::Keep)
+        matches!(self.purpose, BlobPurpose::Keep(_))
+    }
+
+    /// The file. The pull may move it into a layer.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -420,11 +481,12 @@ mod tests {
         let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
         let allowed = Resumption::new(true);
         let writer = written(&store, &allowed, |_| true);
-        assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep, &allowed)).unwrap().is_none(), "one writer");
+        assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep(0), &allowed)).unwrap().is_none(), "one writer");
         assert_eq!(store.remove_partials(|_| true).unwrap(), 0, "it is being written");
         drop(writer);
         assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
-        assert_eq!(store.free_unfinished(1).unwrap(), 9 << 20);
+        assert_eq!(store.free_unfinished(1, &[key()]).unwrap(), 0, "the pull that asks continues it");
+        assert_eq!(store.free_unfinished(1, &[]).unwrap(), 9 << 20);
         assert_eq!(store.partial_bytes(), 0);
 
         drop(written(&store, &allowed, |_| false));

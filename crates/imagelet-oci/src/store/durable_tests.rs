@@ -245,7 +245,7 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let view = store.sync_view().unwrap();
     let blob = Digest::of(BLOB);
     let mut writer = store
-        .write_blob(&PartialKey::new(&blob, None), 0, (BlobPurpose::Keep, &Resumption::new(true)))
+        .write_blob(&PartialKey::new(&blob, None), 0, (BlobPurpose::Keep(0), &Resumption::new(true)))
         .unwrap()
         .unwrap();
     writer.write(BLOB).unwrap();

@@ -86,6 +86,15 @@ impl StagedLayer {
         &self.unpacked.origin.entry
     }
 
+    pub(crate) fn record(&self) -> &LayerRecord {
+        &self.unpacked.record
+    }
+
+    /// The tree of the layer until it is in the store.
+    pub(crate) fn staged_tree(&self) -> PathBuf {
+        self.unpacked.folder.join("fs")
+    }
+
     pub(crate) fn view(&self) -> &Arc<SyncView> {
         &self.unpacked.view
     }

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
 
 use super::{
-    Store, could_not,
+    PartialKey, Store, could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
 };
@@ -110,16 +110,17 @@ impl Store {
         self.partial_bytes() + self.staged_bytes()
     }
 
-    /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. Returns
-    /// the freed bytes.
-    pub(crate) fn free_unfinished(&self, wanted: u64) -> Result<u64, RuntimeError> {
+    /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. The blobs
+    /// with the keys `kept` stay. Returns the freed bytes.
+    pub(crate) fn free_unfinished(&self, wanted: u64, kept: &[PartialKey]) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
         let spare = |spare: &Spare| {
             (spare.since, spare.record.disk_bytes, spare.folder.clone(), Some(spare.record.diff_id.clone()))
         };
         let mut unfinished: Vec<_> = index.unused_spares().map(spare).collect();
-        let partials = self.partials().into_iter().filter(|partial| !partial.is_written(&index));
+        let partials =
+            self.partials().into_iter().filter(|partial| !partial.is_written(&index) && !partial.is_any_of(kept));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
         unfinished.sort_by_key(|(since, ..)| *since);
         let (mut freed, mut failed) = (0, Ok(()));
@@ -197,7 +198,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::store::{PartialKey, StoreOptions};
+    use crate::store::StoreOptions;
 
     #[test]
     fn the_oldest_go_first_and_no_more_than_is_wanted() {
@@ -211,7 +212,7 @@ mod tests {
                 fs::File::open(&path).unwrap().set_modified(ago(minutes)).unwrap();
                 path
             });
-            store.free_unfinished(wanted).unwrap();
+            store.free_unfinished(wanted, &[]).unwrap();
             let [young, old, middle] = partials.map(|path| path.exists());
             assert_eq!([young, middle, old], [left > 0, left > 1, left > 2], "{wanted}");
         }

@@ -7,11 +7,14 @@
 //! Whiteouts are written in overlayfs' form, so a layer is unpacked without the layers below it. Directories without an
 //! entry get mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the
 //! directory is garbage until the caller commits it.
+//!
+//! An artifact's blob is one file, or an archive with rules of its own (see `member`).
 
 mod archive;
 mod budget;
 mod error;
 mod limits;
+mod member;
 mod name;
 #[cfg(test)]
 mod tests;
@@ -19,11 +22,13 @@ mod writer;
 
 use std::{
     io::BufRead,
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use rustix::fd::BorrowedFd;
 
+pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
@@ -41,7 +46,8 @@ pub(crate) use self::{
     },
 };
 
-pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
+/// Maximum names of an artifact, folders included.
+pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
 
 const DIRECTORY_COST: u64 = 4096;
 
@@ -53,9 +59,8 @@ pub(crate) struct UnpackOptions {
     /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// The path and size of an artifact's file; `None`: the input is an archive. Root owns the file, and all users can
-    /// read it.
-    pub(crate) file: Option<(String, u64)>,
+    /// The folder of an artifact's archive, empty for the artifact's root; `None`: the input is an image's layer.
+    pub(crate) folder: Option<String>,
     /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
@@ -117,23 +122,48 @@ pub(crate) fn unpack_layer<'a>(
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let written = match &options.file {
-        Some((path, size)) => {
-            let entry = reader.whole_input_as_file(path.as_bytes(), *size);
-            writer.write(&entry, &mut reader)
-        }
-        None => write_all(&mut reader, &mut writer),
+    let written = match options.folder {
+        Some(_) => write_all(&mut reader, &mut writer, member::of_artifact),
+        None => write_all(&mut reader, &mut writer, Ok),
     };
     written.map_err(|fault| fault.at(&reader.place))?;
     writer.finish()
 }
 
-fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), Fault> {
+/// A whole and verified file of an artifact. Root owns it, and all users can read it.
+#[derive(Debug)]
+pub(crate) struct WholeFile<'a> {
+    /// The path below the layer's root.
+    pub(crate) path: &'a str,
+    /// Where the file is, on the same file system.
+    pub(crate) from: &'a Path,
+    pub(crate) size: u64,
+    pub(crate) content: Sum,
+}
+
+/// Moves a file into an empty directory, as a layer of its own.
+pub(crate) fn place_file<'a>(
+    file: &WholeFile<'_>,
+    root: BorrowedFd<'a>,
+    options: &'a UnpackOptions,
+    manifest: Option<FileManifest<'a>>,
+) -> Result<UnpackReport, UnpackError> {
+    let failed = |fault: Fault| fault.at(file.path.as_bytes());
+    let mut writer = Writer::new(root, options, manifest).map_err(failed)?;
+    writer.place(file).map_err(failed)?;
+    writer.finish()
+}
+
+fn write_all(
+    reader: &mut Reader<'_>,
+    writer: &mut Writer<'_>,
+    as_written: impl Fn(TarEntry) -> Result<TarEntry, Fault>,
+) -> Result<(), Fault> {
     loop {
         let entry = reader.next()?;
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
-        writer.write(&entry, reader)?;
+        writer.write(&as_written(entry)?, reader)?;
     }
 }
 

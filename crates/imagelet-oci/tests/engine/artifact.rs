@@ -1,6 +1,6 @@
-//! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title.
+//! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title, or an archive of files.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
 use imagelet_core::{
     credentials::Credential,
@@ -8,13 +8,14 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
-use imagelet_oci::Engine;
-use imagelet_oci::ImportStage;
+use imagelet_oci::{Engine, EngineConfig, ImportStage, RegistryConfig};
+use serde_json::{Value, json};
 
 use crate::{
+    blobs::noise,
     fixture::{Layer, TestRegistry},
     import::Bed,
-    open, pull, tree,
+    open, open_as, pull, tree,
 };
 
 /// A gzip header, so that an inflater would take the file for compressed.
@@ -154,6 +155,123 @@ async fn an_artifact_crosses_an_air_gap_without_its_registry_and_without_kept_bl
     }
 }
 
+/// A blob with its descriptor.
+type Described = (Value, Vec<u8>);
+
+fn typed(media_type: &str, layer: &Layer) -> Described {
+    (
+        json!({"mediaType": media_type, "annotations": {"org.cncf.model.filepath": "/in/no/way/used"}}),
+        layer.blob().to_vec(),
+    )
+}
+
+/// A folder as `oras push` packs it.
+fn folder(title: &str, layer: &Layer) -> Described {
+    let annotations = json!({
+        "org.opencontainers.image.title": title, "io.deis.oras.content.unpack": "true",
+        "io.deis.oras.content.digest": layer.diff_id(),
+    });
+    let media_type = "application/vnd.oci.image.layer.v1.tar+gzip";
+    (json!({"mediaType": media_type, "annotations": annotations}), layer.blob().to_vec())
+}
+
+/// A model of archives, a folder, a raw file and a blob without a name, and its files.
+fn model() -> (Vec<Described>, BTreeMap<String, Vec<u8>>) {
+    let config = Layer::new().special("conf/", b'5').file("conf/config.json", b"{}").file("README.md", b"read");
+    let docs = Layer::new().special("docs", b'5').file("docs/a/b.txt", b"text").link("docs/c", "a/b.txt");
+    let raw = json!({
+        "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+        "annotations": {"org.cncf.model.filepath": "conf/weights.bin"},
+    });
+    let blobs = vec![
+        typed("application/vnd.cncf.model.weight.config.v1.tar", &config.plain()),
+        typed("application/vnd.cnai.model.doc.v1.tar+gzip", &Layer::new().file("LICENSE", b"all").gzip()),
+        typed("application/vnd.cncf.model.dataset.v1.tar+zstd", &Layer::new().file("conf/data/1", b"one").zstd()),
+        typed("application/vnd.kitops.modelkit.code.v1.tar+gzip", &Layer::new().file("./run.py", b"run").gzip()),
+        folder("docs", &docs.gzip()),
+        (raw, b"weights".to_vec()),
+        (json!({"mediaType": "application/vnd.cncf.helm.chart.content.v1.tar+gzip"}), b"chart".to_vec()),
+    ];
+    let unnamed = imagelet_core::image::Digest::of(b"chart").hex().to_owned();
+    let files: [(&str, &[u8]); 9] = [
+        ("conf/config.json", b"{}"),
+        ("README.md", b"read"),
+        ("LICENSE", b"all"),
+        ("conf/data/1", b"one"),
+        ("run.py", b"run"),
+        ("docs/a/b.txt", b"text"),
+        ("docs/c", b"text"),
+        ("conf/weights.bin", b"weights"),
+        (&unnamed, b"chart"),
+    ];
+    (blobs, files.map(|(path, bytes)| (path.to_owned(), bytes.to_vec())).into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn archives_of_models_and_folders_of_oras_are_unpacked_beside_plain_files() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let (blobs, files) = model();
+    let digest = registry.artifact_of("model", "v1", blobs);
+    let (engine, name) = (open(folder.path()).await, registry.name("model:v1"));
+    let id = pull(&engine, &name).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((id.as_str(), stored(folder.path())), (&*digest, files.clone()));
+    assert_eq!(findings(&engine).await, "");
+
+    let details = engine.details(&ImageSpec::new(&name)).await.expect("it answers").expect("it is present");
+    let paths: Vec<_> = details.layers.iter().map(|layer| layer.path.as_deref().unwrap_or_default()).collect();
+    let unnamed = imagelet_core::image::Digest::of(b"chart").hex().to_owned();
+    assert_eq!(paths, ["./", "./", "./", "./", "docs/", "conf/weights.bin", &unnamed]);
+
+    // The members have no owner, mode or time of their own.
+    let member = tree(folder.path()).into_keys().find(|path| path.ends_with("fs/conf/config.json")).expect("a member");
+    let metadata = std::fs::metadata(folder.path().join(&member)).expect("a member");
+    assert_eq!((metadata.mode() & 0o7777, metadata.mtime()), (0o644, 0));
+
+    // A damaged archive is fetched again, and its names are found in the other blobs again.
+    let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
+    std::fs::write(folder.path().join(member), b"rotten").expect("written");
+    assert!(findings(&engine).await.contains("conf/config.json"));
+    engine.repair(&id, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((stored(folder.path()), findings(&engine).await), (files.clone(), String::new()));
+
+    // An export has the blobs as the registry has them.
+    let place = ArchivePlace { path: folder.path().join("archive"), is_folder: true };
+    let request = ExportRequest { image: name.clone(), place: place.clone() };
+    engine.export(&request, &anonymous, &no_progress()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let target = open(&folder.path().join("target")).await;
+    let request = ImportRequest { place, ..ImportRequest::default() };
+    let imported = target.import(&request, &no_progress()).await.expect("an archive");
+    imported[0].outcome.as_ref().unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(stored(&folder.path().join("target")), files);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_under_two_names_is_two_files_and_an_artifact_without_blobs_is_an_empty_folder() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let large = vec![7; 3 << 20];
+    registry.artifact("model", "v1", &[("a", &large), ("d/b", &large), ("a", &large), ("", b""), ("", b"")]);
+    registry.artifact("model", "v2", &[]);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("model:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let empty = imagelet_core::image::Digest::of(b"").hex().to_owned();
+    let files = [("a".to_owned(), large.clone()), ("d/b".to_owned(), large), (empty, Vec::new())];
+    assert_eq!((stored(folder.path()), findings(&engine).await), (files.into(), String::new()));
+    pull(&engine, &registry.name("model:v2")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(findings(&engine).await, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_estimate_of_an_archive_of_an_artifact_is_that_of_a_layer() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let layer = Layer::new().file("a", &vec![7; 1_000_000]).plain();
+    let size = layer.blob().len() as u64;
+    registry.artifact_of("model", "v1", vec![typed("application/vnd.cncf.model.weight.v1.tar", &layer)]);
+    let engine = open(folder.path()).await;
+    let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
+    let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
+    assert_eq!(estimate.bytes_unpacked.0, size * 3 / 2 + (64 << 10));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_images() {
     let bed = Bed::new(|_| {}).await;
@@ -177,4 +295,54 @@ async fn an_estimate_of_an_artifact_is_its_size_also_on_the_disk() {
     assert_eq!((estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 2));
     // Each has its records beside it.
     assert_eq!(estimate.bytes_unpacked.0, 1_000_001 + 2 * (64 << 10));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_another_process() {
+    let (mib, bytes) = (1 << 20, noise(11, 12 << 20));
+    for (keep_blobs, restarts) in [(false, false), (true, true)] {
+        let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+        registry.artifact("a", "v1", &[("weights/big", &bytes)]);
+        let blob = format!("a/blobs/{}", imagelet_core::image::Digest::of(&bytes));
+        registry.put(&blob, "layer", bytes.clone(), Some(10 * mib));
+        let settings = RegistryConfig {
+            progress_timeout: Duration::from_secs(1),
+            retry_budget: Duration::from_secs(1),
+            ..RegistryConfig::default()
+        };
+        let config = EngineConfig { keep_blobs, registry: settings, ..EngineConfig::new(folder.path()) };
+        let mut engine = open_as(config.clone()).await;
+        pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+        if restarts {
+            drop(engine);
+            engine = open_as(config).await;
+        }
+        let large = || tree(folder.path()).into_iter().filter(|(_, size)| *size > 1 << 20).collect::<Vec<_>>();
+        let [(path, size)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
+        assert!(path.starts_with("ingest/") && *size >= 9 << 20, "{path}: {size}");
+
+        registry.put(&blob, "layer", bytes.clone(), None);
+        registry.take_ranges();
+        pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        let range = registry.take_ranges().pop().flatten().expect("the rest is requested");
+        assert_eq!(range, format!("bytes={size}-"));
+        assert_eq!(stored(folder.path()), BTreeMap::from([("weights/big".to_owned(), bytes.clone())]));
+        let [(path, _)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
+        assert!(path.starts_with("layers/"), "{path}");
+        assert_eq!(findings(&engine).await, "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let bytes = noise(12, 300_000);
+    registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
+    registry.trickle(1_000_000, 0);
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));
+    assert_eq!(stored(folder.path()), BTreeMap::from(expected));
+    let left: Vec<_> = tree(folder.path()).into_keys().filter(|path| path.starts_with("ingest/")).collect();
+    assert_eq!((left, findings(&engine).await), (Vec::new(), String::new()));
 }

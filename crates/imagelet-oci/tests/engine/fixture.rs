@@ -277,14 +277,22 @@ impl TestRegistry {
     /// The same with files of a media type.
     pub(crate) fn artifact_typed(&self, name: &str, tag: &str, media_type: &str, files: &[(&str, &[u8])]) -> String {
         let layer = |(title, bytes): &(&str, &[u8])| {
-            let digest = Digest::of(bytes);
-            self.put(&format!("{name}/blobs/{digest}"), "layer", bytes.to_vec(), None);
-            serde_json::json!({
-                "mediaType": media_type, "digest": digest.as_str(), "size": bytes.len(),
-                "annotations": {"org.opencontainers.image.title": title},
-            })
+            let annotations = serde_json::json!({"org.opencontainers.image.title": title});
+            (serde_json::json!({"mediaType": media_type, "annotations": annotations}), bytes.to_vec())
         };
-        let layers: Vec<_> = files.iter().map(layer).collect();
+        self.artifact_of(name, tag, files.iter().map(layer).collect())
+    }
+
+    /// The same with blobs by their descriptors, whose digest and size follow.
+    pub(crate) fn artifact_of(&self, name: &str, tag: &str, blobs: Vec<(serde_json::Value, Vec<u8>)>) -> String {
+        let layer = |(mut described, bytes): (serde_json::Value, Vec<u8>)| {
+            let digest = Digest::of(&bytes);
+            described["digest"] = serde_json::json!(digest);
+            described["size"] = serde_json::json!(bytes.len());
+            self.put(&format!("{name}/blobs/{digest}"), "layer", bytes, None);
+            described
+        };
+        let layers: Vec<_> = blobs.into_iter().map(layer).collect();
         let (empty, media_type) = (Digest::of(b"{}"), "application/vnd.oci.image.manifest.v1+json");
         let manifest = serde_json::json!({
             "schemaVersion": 2, "mediaType": media_type, "artifactType": "application/vnd.example.model",

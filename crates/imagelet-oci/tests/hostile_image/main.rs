@@ -3,6 +3,7 @@
 //! The ids are those of the catalogue of bad inputs. Each instance is really pulled, by the engine, from a registry in
 //! this process; afterwards nothing may be left, and the engine must still pull.
 
+mod artifacts;
 mod bombs;
 mod case;
 mod child;
@@ -26,6 +27,7 @@ fn every_id_of_the_catalogue_has_an_instance() {
         compression::cases(),
         bombs::cases(),
         media::cases(),
+        artifacts::cases(),
         digests::cases(),
         manifests::cases(),
         configs::cases(),

@@ -24,13 +24,13 @@ const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
 /// An artifact whose blobs have these names.
 fn titled(titles: &[&str]) -> Image {
-    let layer = |title: &&str| {
-        Layer::gzip("x", title.as_bytes()).described(|layer| {
+    let layer = |(number, title): (usize, &&str)| {
+        Layer::gzip(&number.to_string(), title.as_bytes()).described(|layer| {
             layer["mediaType"] = "application/vnd.example.part".into();
             layer["annotations"] = json!({"org.opencontainers.image.title": title});
         })
     };
-    Image::of(titles.iter().map(layer))
+    Image::of(titles.iter().enumerate().map(layer))
         .with_config(b"{}".to_vec())
         .manifest(|manifest| manifest["config"]["mediaType"] = EMPTY.into())
 }

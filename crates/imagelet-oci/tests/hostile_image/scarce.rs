@@ -13,7 +13,7 @@ use imagelet_core::error::RuntimeErrorKind::Unacceptable;
 use imagelet_oci::{Engine, EngineConfig, UNPACK_MEMORY_MIN};
 
 use super::{
-    bombs,
+    artifacts, bombs,
     case::{Bench, Case, content, pull, scratch, scratch_on_disk, settled},
     child, compression, configs, digests, foreign,
     image::{Image, Layer, TAR},
@@ -226,6 +226,7 @@ fn every_bad_image_of_the_catalogue_is_dealt_with_in_128_mib() {
             compression::cases(),
             bombs::cases(),
             media::cases(),
+            artifacts::cases(),
             digests::cases(),
             manifests::cases(),
             configs::cases(),

@@ -2,7 +2,10 @@
 
 use std::{io::Write, process::ExitCode};
 
-use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use imagelet_core::{
+    image::{ByteSize, ImageId, shown_name},
+    printable::printable,
+};
 use jiff::Timestamp;
 use serde::Deserialize;
 
@@ -104,12 +107,20 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
             ("Awaited by:", list(&image.awaited_by)),
         ];
         let details = details.into_iter().flat_map(|details| {
-            let layers = details.layers.into_iter().map(|it| format!("{} {}", text(it.blob), ByteSize(it.size)));
+            let is_artifact = details.layers.iter().any(|layer| layer.path.is_some());
+            let named = |layer: ShownLayer| match layer.path {
+                Some(folder) if folder.ends_with('/') => {
+                    format!("{} (an archive of {})", printable(&folder), ByteSize(layer.size))
+                }
+                Some(path) => format!("{} {}", printable(&path), ByteSize(layer.size)),
+                None => format!("{} {}", text(layer.blob), ByteSize(layer.size)),
+            };
+            let layers: Vec<_> = details.layers.into_iter().map(named).collect();
             [
                 ("Platform:", Some(text(details.platform))),
                 ("Artifact type:", details.artifact_type.map(|it| text(Some(it)))),
                 ("Manifest:", Some(text(details.manifest))),
-                ("Layers:", list(&layers.collect::<Vec<_>>())),
+                (if is_artifact { "Files:" } else { "Layers:" }, list(&layers)),
             ]
         });
         Table::facts(facts.into_iter().chain(details)).write(out)
@@ -130,6 +141,7 @@ struct ShownDetails {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ShownLayer {
+    path: Option<String>,
     blob: Option<String>,
     size: u64,
 }

@@ -17,11 +17,12 @@ use super::{
     file_manifest::Recorder,
     fingerprint,
 };
-use imagelet_oci::fuzzing::{SMALL_BYTES_MAX, SMALL_ENTRIES_MAX, Unpacked, unpack};
+use imagelet_oci::fuzzing::{SMALL_BYTES_MAX, SMALL_ENTRIES_MAX, UnpackForm, Unpacked, unpack};
 
 /// The buffer a pull has.
 const BUFFER: usize = 256 << 10;
 const BLOCK: usize = 512;
+const SMALL: UnpackForm<'static> = UnpackForm { as_root: false, is_small: true, folder: None };
 
 /// Unpacks as a pull by root does and as one by anybody else does; compares what both can have.
 pub(crate) fn check(bytes: &[u8], folder: &Path) {
@@ -62,7 +63,8 @@ impl Site {
     }
 
     fn unpack(&self, bytes: &[u8], as_root: bool, buffer: usize) -> Outcome {
-        self.within(bytes, (as_root, true), buffer, |result, nodes| {
+        let form = UnpackForm { as_root, ..SMALL };
+        self.within(bytes, form, buffer, |result, nodes| {
             match result {
                 Ok(report) => {
                     assert_true_report(report, nodes, bytes);
@@ -85,7 +87,7 @@ impl Site {
     pub(crate) fn within(
         &self,
         bytes: &[u8],
-        form: (bool, bool),
+        form: UnpackForm<'_>,
         buffer: usize,
         look: impl FnOnce(&Outcome, &Nodes),
     ) -> Outcome {
@@ -229,7 +231,7 @@ mod tests {
     fn look_at(tamper: impl FnOnce(&mut Unpacked, &mut Nodes)) {
         let home = tempfile::tempdir().unwrap();
         Site::new(home.path())
-            .within(&archive(), (false, true), BUFFER, |result, nodes| {
+            .within(&archive(), SMALL, BUFFER, |result, nodes| {
                 let (mut report, mut nodes) = (result.as_ref().unwrap().clone(), nodes.clone());
                 tamper(&mut report, &mut nodes);
                 assert_true_report(&report, &nodes, &archive());
@@ -284,7 +286,7 @@ mod tests {
         let mut listing = Recorder::default();
         let root = File::open(home.path()).unwrap();
         let mut record = |path: &[u8], record: &[u8]| listing.record(path, record);
-        unpack(&mut &archive()[..], root.as_fd(), (false, true), &mut record).unwrap();
+        unpack(&mut &archive()[..], root.as_fd(), SMALL, &mut record).unwrap();
         listing.assert_lists(&disk::read(home.path()));
         fs::write(home.path().join("e/f"), "damage!").unwrap();
         listing.assert_lists(&disk::read(home.path()));
@@ -295,7 +297,7 @@ mod tests {
     fn a_touched_host_is_found() {
         let home = tempfile::tempdir().unwrap();
         let site = Site::new(home.path());
-        let _ = site.within(&archive(), (false, true), BUFFER, |_, _| {
+        let _ = site.within(&archive(), SMALL, BUFFER, |_, _| {
             fs::write(site.host.join("secret"), "changed!!").unwrap();
         });
     }

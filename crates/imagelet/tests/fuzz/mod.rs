@@ -5,6 +5,7 @@
 
 mod answers;
 mod archive;
+mod artifacts;
 mod blocks;
 mod configuration;
 mod containerd;
@@ -43,9 +44,10 @@ pub(crate) struct Target {
 }
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 18] = [
+pub(crate) const TARGETS: [Target; 19] = [
     Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
     Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
+    Target { name: "artifact", check: artifacts::check, mutate: artifacts::mutate, repair: artifacts::repair },
     Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
     Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, repair: leave },
     Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use imagelet_oci::fuzzing::UnpackForm;
 use rustix::fs::FileType;
 
 use super::{
@@ -33,21 +34,27 @@ pub(crate) fn check(bytes: &[u8], folder: &Path) {
     let (layer, sensible) = Layer::of(&steps);
     let is_root = rustix::process::geteuid().is_root();
     for as_root in [false, true].into_iter().filter(|as_root| is_root || !as_root) {
-        let result = site.within(&archive, (as_root, false), BUFFER, |result, nodes| match (result, sensible) {
-            _ if layer.winding => {}
-            (Ok(report), true) => {
-                let upper = Upper { nodes, root_opaque: report.root_opaque };
-                for lower in lowers() {
-                    assert_eq!(upper.upon(&lower), layer.upon(&lower), "{steps:?} upon {lower:?}, as root: {as_root}");
+        let result = site.within(&archive, UnpackForm { as_root, ..UnpackForm::default() }, BUFFER, |result, nodes| {
+            match (result, sensible) {
+                _ if layer.winding => {}
+                (Ok(report), true) => {
+                    let upper = Upper { nodes, root_opaque: report.root_opaque };
+                    for lower in lowers() {
+                        assert_eq!(
+                            upper.upon(&lower),
+                            layer.upon(&lower),
+                            "{steps:?} upon {lower:?}, as root: {as_root}"
+                        );
+                    }
+                    let implied: Vec<Vec<u8>> = layer.implied.iter().map(|path| path.join("/").into_bytes()).collect();
+                    let mut reported = report.implicit_directories.clone();
+                    reported.sort();
+                    assert_eq!(reported.len(), implied.len(), "{steps:?}: {reported:?}, {implied:?}");
+                    assert!(implied.iter().all(|path| reported.contains(path)), "{steps:?}: {reported:?}, {implied:?}");
                 }
-                let implied: Vec<Vec<u8>> = layer.implied.iter().map(|path| path.join("/").into_bytes()).collect();
-                let mut reported = report.implicit_directories.clone();
-                reported.sort();
-                assert_eq!(reported.len(), implied.len(), "{steps:?}: {reported:?}, {implied:?}");
-                assert!(implied.iter().all(|path| reported.contains(path)), "{steps:?}: {reported:?}, {implied:?}");
+                (Err(_), false) => {}
+                (result, _) => panic!("{steps:?}: {result:?}, and the layer means {layer:?}"),
             }
-            (Err(_), false) => {}
-            (result, _) => panic!("{steps:?}: {result:?}, and the layer means {layer:?}"),
         });
         if let Err(error) = result {
             assert!(!is_io(&*error), "{steps:?}: the file system had to say no: {error:?}");
@@ -205,7 +212,7 @@ mod tests {
         let (layer, sensible) = Layer::of(meant);
         assert!(sensible);
         let mut agree = true;
-        let report = Site::new(home.path()).within(&archive, (false, false), BUFFER, |result, nodes| {
+        let report = Site::new(home.path()).within(&archive, UnpackForm::default(), BUFFER, |result, nodes| {
             let upper = Upper { nodes, root_opaque: result.as_ref().unwrap().root_opaque };
             agree = lowers().iter().all(|lower| upper.upon(lower) == layer.upon(lower));
         });

@@ -1,6 +1,6 @@
 //! The row of one image.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{collections::BTreeMap, iter, time::SystemTime};
 
 use imagelet_core::{
     disks::FsStats,
@@ -57,6 +57,8 @@ struct StoredDetails<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredLayer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<&'a str>,
     /// Empty: unknown.
     blob: &'a str,
     size: u64,
@@ -66,7 +68,9 @@ struct StoredLayer<'a> {
 
 pub(crate) fn details_of(details: &ImageDetails) -> Option<Box<RawValue>> {
     let pulled = details.pulled.as_ref()?;
-    let layers = pulled.layers.iter().map(|layer| StoredLayer {
+    let paths = details.layers.iter().map(|layer| layer.path.as_deref()).chain(iter::repeat(None));
+    let layers = pulled.layers.iter().zip(paths).map(|(layer, path)| StoredLayer {
+        path,
         blob: layer.blob.as_ref().map_or("", Digest::as_str),
         size: layer.size,
         diff_id: layer.diff_id.as_str(),

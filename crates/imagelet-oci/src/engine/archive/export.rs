@@ -20,7 +20,7 @@ use crate::{
         blob_name,
         write::{LayoutWriter, tables},
     },
-    manifest::{Descriptor, Manifest, corrupt},
+    manifest::{BlobLayout, Descriptor, Manifest, corrupt},
     registry::{BlobSource, ImageDocument},
 };
 
@@ -149,13 +149,16 @@ async fn on_writer<T: Send + 'static>(
     blocking(move || work(&mut writer.lock().expect("no thread panics while it writes"))).await
 }
 
-/// The file of an artifact in the store, which is a whole blob: its layer's key, and its path in the layer.
+/// The file of an artifact in the store that is a whole blob: its layer's key, and its path in the layer.
 type BlobFile = (Digest, String);
 
 impl Source {
     fn layers(&self) -> Result<Vec<(&Descriptor, Option<BlobFile>)>, RuntimeError> {
         let config = self.manifest.read_config(&self.documents[&self.manifest.config.digest])?;
-        let file = |layer, key| self.manifest.file_path(layer).map(|path| (key, path));
+        let file = |layer, key| match self.manifest.layout(layer) {
+            Some(BlobLayout::File(path)) => Some((key, path)),
+            None | Some(BlobLayout::Archive { .. }) => None,
+        };
         Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
     }
 

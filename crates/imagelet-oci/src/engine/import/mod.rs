@@ -245,9 +245,9 @@ impl EngineImporter {
             engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
         };
         let missing = (present..layers.len()).filter(|index| !has_spare(index));
-        let manifest = &resolved.manifest;
-        let wanted = missing.map(|index| Wanted::of((manifest, &manifest.layers[index]), chains[index].clone(), true));
-        let wanted: Vec<Wanted> = wanted.collect();
+        let wanted =
+            |index: usize| Wanted::of((resolved, &resolved.manifest.layers[index]), chains[index].clone(), true);
+        let wanted: Vec<Wanted> = missing.map(wanted).collect();
         let fetches = engine.begin_fetches(resolved, &wanted, Arc::clone(tenant), progress).await?;
         let attempt = Attempt {
             engine,

@@ -25,8 +25,6 @@ const HEADER_COST: usize = 4;
 /// The cost of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 64;
-/// Mode of an artifact's file.
-const FILE_MODE: u32 = 0o644;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TarKind {
@@ -142,19 +140,6 @@ impl<'a> Reader<'a> {
             if is_pending && self.is_at_end()? {
                 return Err(truncated());
             }
-        }
-    }
-
-    /// An entry for input that is the data of one file, not an archive.
-    pub(crate) fn whole_input_as_file(&mut self, path: &[u8], size: u64) -> TarEntry {
-        path.clone_into(&mut self.place);
-        (self.remaining, self.padding) = (size, 0);
-        TarEntry {
-            name: path.to_vec(),
-            kind: TarKind::File,
-            metadata: TarMetadata { mode: FILE_MODE, ..TarMetadata::default() },
-            data: TarData { size, stored: size, ranges: None },
-            ..TarEntry::default()
         }
     }
 

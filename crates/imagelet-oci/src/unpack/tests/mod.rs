@@ -46,7 +46,7 @@ impl Site {
             limits,
             umask: super::process_umask(),
             memory: LayerMemory::of_its_own(64 << 20),
-            file: None,
+            folder: None,
             cancelled: Arc::default(),
         };
         Site { home, options }

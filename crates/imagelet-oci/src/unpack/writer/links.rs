@@ -50,6 +50,11 @@ impl Writer<'_> {
             let target = shown(&entry.link);
             return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
         }
+        // From another folder, the same target may leave the artifact.
+        if self.options.folder.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            let target = shown(&entry.link);
+            return Err(Fault::refused(format!("it is a hard link to the symbolic link `{target}`")));
+        }
         let link = || {
             let (from_name, name) = (from.name.as_slice(), place.name.as_slice());
             rustix::fs::linkat(&from.parent, from_name, &place.parent, name, AtFlags::empty())

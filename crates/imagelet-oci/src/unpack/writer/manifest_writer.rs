@@ -203,6 +203,11 @@ impl<'a> ManifestWriter<'a> {
         self.content = Content::of(stored);
     }
 
+    /// The data of the next file was not written here.
+    pub(crate) fn begin_known(&mut self, content: Sum) {
+        self.content = Content { at_once: Some(content), ..Content::of(0) };
+    }
+
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
         if self.listing.is_none() {
             return;

@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
     io::Errno,
 };
 
@@ -29,11 +29,12 @@ use self::{
     whiteout::{Mark, Opacity, look, mark},
 };
 use super::{
-    DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport,
+    DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport, WholeFile,
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
     limits::Gauge,
+    member::{self, FILE_MODE},
     name,
 };
 use crate::scarce::patiently;
@@ -123,6 +124,9 @@ impl<'a> Writer<'a> {
             Mark::Ignored | Mark::Plain => return Ok(()),
         }
         let place = Place::new(self.parent(parent)?, name);
+        if let Some(folder) = &self.options.folder {
+            member::check_place(&place.path, entry, folder)?;
+        }
         self.tree.deferred.forget_device(&place.path);
         match entry.kind {
             TarKind::File => self.file(&place, entry, reader),
@@ -133,6 +137,27 @@ impl<'a> Writer<'a> {
             TarKind::CharDevice | TarKind::BlockDevice => self.device(&place, entry),
             TarKind::Unknown => Ok(()),
         }
+    }
+
+    /// Moves an artifact's file to its place.
+    pub(super) fn place(&mut self, whole: &WholeFile<'_>) -> Result<(), Fault> {
+        let path = name::clean(whole.path.as_bytes(), "name", &self.gauge.limits)?;
+        let (parent, name) = name::split(&path);
+        let place = Place::new(self.parent(parent)?, name);
+        rustix::fs::renameat(CWD, whole.from, &place.parent, name).map_err(Fault::io("move"))?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&place.parent, name, flags, Mode::empty());
+        let file = patiently(open).map_err(Fault::io("open"))?;
+        if self.options.ownership == Ownership::Apply {
+            rustix::fs::fchown(&file, Some(Uid::ROOT), Some(Gid::ROOT)).map_err(Fault::io("set the owner of"))?;
+        }
+        let metadata = TarMetadata { mode: FILE_MODE, ..TarMetadata::default() };
+        self.set_metadata(&file, &metadata, Some(FILE_MODE), &Xattrs::new())?;
+        self.report.entries += 1;
+        self.report.bytes += whole.size;
+        self.report.disk_bytes += disk_size(whole.size);
+        self.manifest.begin_known(whole.content);
+        self.manifest.file(&place.path, &file, None, false)
     }
 
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
@@ -377,6 +402,9 @@ impl<'a> Writer<'a> {
     }
 
     fn replace(&mut self, place: &Place) -> Result<(), Fault> {
+        if self.options.folder.is_some() {
+            return Err(Fault::refused("an earlier entry of the archive has the same name"));
+        }
         let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
