@@ -117,7 +117,7 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
 /// the format. `None`: the file does not configure the image's registry.
 pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<String>>, String> {
     let hosts = registry_hosts_of(text, extension, reference)?;
-    Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.base_path)).collect()))
+    Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.path.base)).collect()))
 }
 
 pub fn token(body: &[u8]) -> Option<String> {

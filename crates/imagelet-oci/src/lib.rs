@@ -37,7 +37,7 @@ pub use layer_sink::{
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, ImageDocument, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules,
-    RegistryConfig, check_login, check_path, check_registry_files, registry_hosts,
+    RegistryConfig, RegistryTimeouts, check_login, check_path, check_registry_files, registry_hosts,
 };
 pub use store::{Access, DocumentBytes, Durability, command_of_owner};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

@@ -19,7 +19,8 @@ use imagelet_core::{
     trusted_files,
 };
 use imagelet_oci::{
-    Bandwidth, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig, UNPACK_MEMORY_MIN,
+    Bandwidth, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig, RegistryTimeouts,
+    UNPACK_MEMORY_MIN,
 };
 use imagelet_runtime::{ImportMode, cri::Endpoint};
 
@@ -299,7 +300,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let header_timeout = found.at_least("registry.headTimeout", head_timeout, SECOND);
     // A progress deadline that is shorter than the default head timeout is allowed: it ends the pull earlier, as
     // intended.
-    let is_default = header_timeout == RegistryConfig::default().header_timeout;
+    let is_default = header_timeout == RegistryTimeouts::default().header;
     let is_in_deadline = is_default || silence_max.is_none_or(|deadline| header_timeout <= deadline);
     let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
     found.rule(is_in_deadline, "registry.headTimeout", head_timeout, rule);
@@ -324,11 +325,9 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         hosts_dirs,
         signature_policy,
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
-        header_timeout,
-        silence_max,
-        retry_budget,
         connections_per_host: connections.unwrap_or(NonZeroUsize::MIN),
         bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
+        timeouts: RegistryTimeouts { header: header_timeout, silence_max, retry_budget, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     }
 }

@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 
 use super::{
-    PullSession, Registry, RegistryConfig,
+    PullSession, Registry, RegistryConfig, RegistryTimeouts,
     connection::{Urgency, drain},
     request::Query,
 };
@@ -42,7 +42,11 @@ pub async fn check_login(
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
             .with_hint(format!("give the registry's port or domain, such as `{registry}:443`")));
     }
-    let client = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
+    let client = Registry::new(RegistryConfig {
+        health_file: None,
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
+        ..config
+    })?;
     let hosts = client.configured_hosts(&reference).await?.hosts;
     let last = hosts.last().map_or_else(String::new, |host| host.origin.authority());
     let own = hosts.into_iter().rfind(|host| !host.is_mirror).ok_or_else(|| {

@@ -75,22 +75,12 @@ pub struct RegistryConfig {
     /// used.
     pub hosts_dirs: Vec<PathBuf>,
     pub proxies: ProxyConfig,
-    /// Time for a TCP connection: the name lookup and all addresses. A host's own `dial_timeout` overrides it.
-    pub dial_timeout: Duration,
-    /// Time from a request on its connection to the head of the response. After at most 10 s another host is asked,
-    /// too.
-    pub header_timeout: Duration,
-    /// Time without a byte in a body after which the connection is closed.
-    pub progress_timeout: Duration,
-    /// Time without a byte over all connections and retries after which a pull fails. `None`: no limit.
-    pub silence_max: Option<Duration>,
+    pub timeouts: RegistryTimeouts,
     /// Maximum number of requests to one host at once, over all pulls, and of connections to the host with the same TLS
     /// settings and proxy.
     pub connections_per_host: NonZeroUsize,
     /// The rate at which blobs are received, over all pulls and all engines that share it by a clone.
     pub bandwidth: Bandwidth,
-    /// Time that the requests of a pull may spend on retries after temporary failures.
-    pub retry_budget: Duration,
     /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
     pub health_file: Option<PathBuf>,
     pub user_agent: String,
@@ -103,16 +93,40 @@ impl Default for RegistryConfig {
         Self {
             hosts_dirs: Vec::new(),
             proxies: ProxyConfig::default(),
-            dial_timeout: Duration::from_secs(5),
-            header_timeout: Duration::from_secs(30),
-            progress_timeout: Duration::from_secs(20),
-            silence_max: Some(Duration::from_mins(1)),
+            timeouts: RegistryTimeouts::default(),
             connections_per_host: CONNECTIONS_PER_HOST,
             bandwidth: Bandwidth::default(),
-            retry_budget: Duration::from_mins(1),
             health_file: None,
             user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
             signature_policy: None,
+        }
+    }
+}
+
+/// How long a registry may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryTimeouts {
+    /// Time for a TCP connection: the name lookup and all addresses. A host's own `dial_timeout` overrides it.
+    pub dial: Duration,
+    /// Time from a request on its connection to the head of the response. After at most 10 s another host is asked,
+    /// too.
+    pub header: Duration,
+    /// Time without a byte in a body after which the connection is closed.
+    pub progress: Duration,
+    /// Time without a byte over all connections and retries after which a pull fails. `None`: no limit.
+    pub silence_max: Option<Duration>,
+    /// Time that the requests of a pull may spend on retries after temporary failures.
+    pub retry_budget: Duration,
+}
+
+impl Default for RegistryTimeouts {
+    fn default() -> Self {
+        Self {
+            dial: Duration::from_secs(5),
+            header: Duration::from_secs(30),
+            progress: Duration::from_secs(20),
+            silence_max: Some(Duration::from_mins(1)),
+            retry_budget: Duration::from_mins(1),
         }
     }
 }
@@ -156,13 +170,13 @@ impl Registry {
         let share = DescriptorShare::default();
         let connections_per_host = share.of(config.connections_per_host.get());
         let transport = Transport {
-            clients: Clients::new(config.dial_timeout, connections_per_host, Proxies::new(&config.proxies)),
+            clients: Clients::new(config.timeouts.dial, connections_per_host, Proxies::new(&config.proxies)),
             slots: HostSlots::new(connections_per_host),
             loopback_tls: Mutex::default(),
             loopback_plain: Mutex::default(),
             plain_warned: Mutex::default(),
-            header_timeout: config.header_timeout,
-            progress_timeout: config.progress_timeout,
+            header_timeout: config.timeouts.header,
+            progress_timeout: config.timeouts.progress,
             user_agent,
         };
         let shared = Shared {

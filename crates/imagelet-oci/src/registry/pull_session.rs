@@ -125,9 +125,9 @@ impl PullSession {
         Self(Arc::new(SessionState {
             listed: hosts.iter().map(|host| host.origin.clone()).collect(),
             hosts: hosts.into_iter().map(host).collect(),
-            reception: Arc::new(Reception::new(shared.config.silence_max)),
+            reception: Arc::new(Reception::new(shared.config.timeouts.silence_max)),
             archive: None,
-            retry_budget: RetryBudget::new(shared.config.retry_budget, patience),
+            retry_budget: RetryBudget::new(shared.config.timeouts.retry_budget, patience),
             rates: ConnectionRates::default(),
             reports: Mutex::default(),
             shared,
@@ -301,8 +301,8 @@ impl SessionHost {
     }
 
     pub(crate) fn target(&self, path: &str) -> Target {
-        let repository = self.host.repository.as_deref().unwrap_or_else(|| self.reference.path());
-        let base_path = &self.host.base_path;
+        let repository = self.host.path.repository.as_deref().unwrap_or_else(|| self.reference.path());
+        let base_path = &self.host.path.base;
         let path_and_query =
             if self.is_login { format!("{base_path}/") } else { format!("{base_path}/{repository}/{path}") };
         let target = Target { origin: self.host.origin.clone(), path_and_query };

@@ -61,7 +61,7 @@ impl Query {
 
     /// The hosts with the capability, as indices of the session's list. Never empty.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
-        let suits = |host: &Host| if self.is_tag { host.can_resolve } else { host.can_pull };
+        let suits = |host: &Host| if self.is_tag { host.capabilities.resolve } else { host.capabilities.pull };
         let hosts = session.hosts.iter().enumerate();
         let indexes: Vec<usize> = hosts.filter(|(_, host)| suits(&host.host)).map(|(index, _)| index).collect();
         if indexes.is_empty() {
@@ -230,7 +230,7 @@ impl PullSession {
 
     /// Requests the API root without a credential. Returns the headers of the answer if they ask for a credential.
     async fn challenge_of(&self, host: &SessionHost, query: &Query) -> Result<Option<HeaderMap>, Failure> {
-        let base = &host.host.base_path;
+        let base = &host.host.path.base;
         let root = if base.starts_with("/v2/") { "/v2" } else { base };
         let target = Target { origin: host.host.origin.clone(), path_and_query: format!("{root}/") };
         let bound = host.host.headers.clone();

@@ -8,7 +8,7 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, ImportStage, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, ImportStage, RegistryConfig, RegistryTimeouts};
 use serde_json::{Value, json};
 
 use crate::{
@@ -306,8 +306,11 @@ async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_a
         let blob = format!("a/blobs/{}", imagelet_core::image::Digest::of(&bytes));
         registry.put(&blob, "layer", bytes.clone(), Some(10 * mib));
         let settings = RegistryConfig {
-            progress_timeout: Duration::from_secs(1),
-            retry_budget: Duration::from_secs(1),
+            timeouts: RegistryTimeouts {
+                progress: Duration::from_secs(1),
+                retry_budget: Duration::from_secs(1),
+                ..RegistryTimeouts::default()
+            },
             ..RegistryConfig::default()
         };
         let config = EngineConfig { keep_blobs, registry: settings, ..EngineConfig::new(folder.path()) };

@@ -6,7 +6,7 @@ use imagelet_core::{
     image::{Digest, ImageSpec},
     ports::{ImageService as _, LocalStore as _},
 };
-use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 
 use crate::{
     content,
@@ -18,8 +18,11 @@ const MIB: usize = 1 << 20;
 
 async fn open(root: &Path, keep_blobs: bool) -> Arc<Engine> {
     let registry = RegistryConfig {
-        progress_timeout: Duration::from_secs(1),
-        retry_budget: Duration::from_secs(2),
+        timeouts: RegistryTimeouts {
+            progress: Duration::from_secs(1),
+            retry_budget: Duration::from_secs(2),
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     let config = EngineConfig { keep_blobs, registry, ..EngineConfig::new(root) };

@@ -6,7 +6,7 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
-use imagelet_oci::{EngineConfig, RegistryConfig, UNPACK_MEMORY_MIN};
+use imagelet_oci::{EngineConfig, RegistryConfig, RegistryTimeouts, UNPACK_MEMORY_MIN};
 
 use crate::{
     blobs::noise,
@@ -76,7 +76,11 @@ async fn layers_that_wait_for_memory_let_the_one_that_has_it_continue_at_the_sam
     let folder = tempfile::tempdir().expect("a folder");
     let progress_timeout = Duration::from_secs(2);
     let connections_per_host = NonZeroUsize::new(2).expect("not zero");
-    let registry_config = RegistryConfig { connections_per_host, progress_timeout, ..RegistryConfig::default() };
+    let registry_config = RegistryConfig {
+        connections_per_host,
+        timeouts: RegistryTimeouts { progress: progress_timeout, ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    };
     let mut config = EngineConfig { registry: registry_config, ..EngineConfig::new(folder.path()) };
     config.limits.memory = UNPACK_MEMORY_MIN;
     let engine = open_as(config).await;

@@ -11,7 +11,7 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
 };
-use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 
 use crate::{
     blobs::noise,
@@ -58,7 +58,7 @@ async fn a_pull_that_fails_before_its_first_layer_reports_its_hosts_once() {
     std::fs::write(&policy, accepting("reject")).expect("written");
     let registry_config = RegistryConfig {
         signature_policy: Some(policy.clone()),
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
     let config = EngineConfig { registry: registry_config, ..EngineConfig::new(folder.path().join("store")) };
@@ -114,8 +114,11 @@ async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
     registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
     let folder = tempfile::tempdir().expect("a folder");
     let quick = RegistryConfig {
-        progress_timeout: Duration::from_secs(1),
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts {
+            progress: Duration::from_secs(1),
+            retry_budget: Duration::ZERO,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     let config = EngineConfig { keep_blobs: true, registry: quick, ..EngineConfig::new(folder.path()) };

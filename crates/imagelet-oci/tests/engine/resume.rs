@@ -7,7 +7,7 @@ use imagelet_core::{
     image::{Digest, ImageSpec},
     ports::{ImageService as _, LocalStore as _},
 };
-use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 
 use crate::{
     blobs::noise,
@@ -18,8 +18,11 @@ use crate::{
 
 fn config(root: &Path) -> EngineConfig {
     let registry = RegistryConfig {
-        progress_timeout: Duration::from_secs(1),
-        retry_budget: Duration::from_secs(1),
+        timeouts: RegistryTimeouts {
+            progress: Duration::from_secs(1),
+            retry_budget: Duration::from_secs(1),
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     EngineConfig { registry, ..EngineConfig::new(root) }

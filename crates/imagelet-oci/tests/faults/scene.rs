@@ -9,7 +9,7 @@ use imagelet_core::{
     ports::{ImageService as _, Progress, PullRequest, no_progress},
 };
 use imagelet_oci::{
-    Durability, Engine, EngineConfig, PathReport, PathStep, RegistryConfig, check_path,
+    Durability, Engine, EngineConfig, PathReport, PathStep, RegistryConfig, RegistryTimeouts, check_path,
     testing::{FaultRegistry, RegistryFault, TestImage},
 };
 
@@ -41,11 +41,13 @@ impl Scene {
         write_hosts(&folder.path().join("hosts"), &hosts);
         let registry = RegistryConfig {
             hosts_dirs: vec![folder.path().join("hosts")],
-            dial_timeout: HOP,
-            header_timeout: HOP,
-            progress_timeout: HOP,
-            silence_max: None,
-            retry_budget: Duration::from_secs(2),
+            timeouts: RegistryTimeouts {
+                dial: HOP,
+                header: HOP,
+                progress: HOP,
+                silence_max: None,
+                retry_budget: Duration::from_secs(2),
+            },
             ..RegistryConfig::default()
         };
         let mut config = EngineConfig::new(folder.path().join("store"));

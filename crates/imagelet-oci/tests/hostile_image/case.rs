@@ -111,7 +111,7 @@ impl Bench {
         let mut config = EngineConfig::new(folder.path().join("store"));
         config.limits.expansion_free = 4 << 20;
         config.limits.free_inodes_floor = 0;
-        config.registry.retry_budget = std::time::Duration::ZERO;
+        config.registry.timeouts.retry_budget = std::time::Duration::ZERO;
         change(&mut config);
         let engine = Engine::open(config).await.unwrap_or_else(|error| panic!("open: {}", error.chain()));
         let registry = Registry::start().await;

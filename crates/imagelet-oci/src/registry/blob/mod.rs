@@ -224,7 +224,7 @@ impl BlobSource {
                 "a host served another blob than the one requested; trying again"
             );
         }
-        let hosts = self.session.hosts.iter().enumerate().filter(|(_, host)| host.host.can_pull);
+        let hosts = self.session.hosts.iter().enumerate().filter(|(_, host)| host.host.capabilities.pull);
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         notes.fetches += 1;
         // If every host sends a wrong blob, the blob is fetched once more in total, not once more from each host.

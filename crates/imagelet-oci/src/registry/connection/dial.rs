@@ -191,7 +191,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn any_number_of_dead_addresses_starts_within_the_default_deadline() {
         let ends = [End::Never; ADDRESSES_MAX];
-        let limit = crate::registry::RegistryConfig::default().dial_timeout;
+        let limit = crate::registry::RegistryTimeouts::default().dial;
         assert!(timeout(limit, run(&ends)).await.is_err());
         let mut ends = ends;
         ends[ADDRESSES_MAX - 1] = End::Connects(1000);

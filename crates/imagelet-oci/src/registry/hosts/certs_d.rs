@@ -23,8 +23,8 @@ use indexmap::IndexMap;
 use serde::Deserialize;
 
 use super::{
-    Host, SourceKind, check_folder, complaint, kind_of, parse_toml, pem, read_file, shown, target_at, tls_settings,
-    warn_once,
+    Capabilities, Host, SourceKind, check_folder, complaint, kind_of, parse_toml, pem, read_file, shown, target_at,
+    tls_settings, warn_once,
 };
 use crate::{
     manifest::printable,
@@ -150,7 +150,7 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     // As in containerd, an empty list grants all capabilities. An unknown capability grants nothing.
     let granted = &settings.capabilities;
     let can = |wanted: &str| granted.is_empty() || granted.iter().any(|granted| granted.eq_ignore_ascii_case(wanted));
-    let (can_pull, can_resolve) = (can("pull"), can("resolve"));
+    let capabilities = Capabilities { pull: can("pull"), resolve: can("resolve") };
     let authorities = settings.ca.map(OneOrMany::list).unwrap_or_default();
     let identities = settings.client.map(client_paths).transpose()?.unwrap_or_default();
     let tls = tls_settings(directory, &authorities, &identities, settings.skip_verify)?;
@@ -160,7 +160,7 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url, None).map(Arc::new));
     let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
     let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
-    Ok(Host { can_pull, can_resolve, connection, headers: headers(settings.header)?, ..host })
+    Ok(Host { capabilities, connection, headers: headers(settings.header)?, ..host })
 }
 
 /// Certificates with their keys: `"both.pem"`, `["both.pem", "other.pem"]`, or `[["cert.pem", "key.pem"], "both.pem"]`.
@@ -316,7 +316,11 @@ mod tests {
             {
                 let (hosts, warnings) = read(&text, "example.com", Path::new("/nonexistent"));
                 let hosts = hosts.expect(&text);
-                assert_eq!((hosts[0].can_pull, hosts[0].can_resolve), (can_pull, can_resolve), "{text}");
+                assert_eq!(
+                    (hosts[0].capabilities.pull, hosts[0].capabilities.resolve),
+                    (can_pull, can_resolve),
+                    "{text}"
+                );
                 let place = if hosts.len() == 2 { " of host `https://m.example`" } else { "" };
                 let warning = unknown.map(|name| format!("capability `{name}`{place} is unknown and grants nothing"));
                 assert_eq!(warnings, Vec::from_iter(warning), "{text}");
@@ -386,8 +390,8 @@ mod tests {
         let hosts = read(text, registry, Path::new("/nonexistent")).0?;
         let show = |host: &Host| {
             let mirror = if host.is_mirror { "~" } else { "" };
-            let resolve = if host.can_resolve { "" } else { "!" };
-            format!("{mirror}{}{}{resolve}", host.origin, host.base_path)
+            let resolve = if host.capabilities.resolve { "" } else { "!" };
+            format!("{mirror}{}{}{resolve}", host.origin, host.path.base)
         };
         Ok(hosts.iter().map(show).collect())
     }

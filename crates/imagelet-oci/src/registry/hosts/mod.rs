@@ -45,20 +45,32 @@ const WARNINGS_MAX: usize = 16;
 #[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
-    /// The path before the repository: `/v2` unless overridden, without a final slash.
-    pub(crate) base_path: String,
-    /// The repository's name at this host, if it differs from the image's.
-    pub(crate) repository: Option<String>,
+    pub(crate) path: HostPath,
     /// The host is a mirror or another location: it receives no credential of the registry.
     pub(crate) is_mirror: bool,
     /// Requests name the registry in the query `ns`, because the mirror may serve several registries.
     pub(crate) names_registry: bool,
-    pub(crate) can_pull: bool,
-    pub(crate) can_resolve: bool,
+    pub(crate) capabilities: Capabilities,
     pub(crate) connection: ConnectionSettings,
     pub(crate) headers: HeaderMap,
     /// The configured credential for this host. A credential of the pull overrides it.
     pub(crate) credential: Option<Credential>,
+}
+
+/// Where a host has the repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPath {
+    /// The path before the repository: `/v2` unless overridden, without a final slash.
+    pub(crate) base: String,
+    /// The repository's name at this host, if it differs from the image's.
+    pub(crate) repository: Option<String>,
+}
+
+/// What a host may be asked for, in the terms of `hosts.toml`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capabilities {
+    pub(crate) pull: bool,
+    pub(crate) resolve: bool,
 }
 
 impl Host {
@@ -66,12 +78,10 @@ impl Host {
         let (connection, headers) = (ConnectionSettings::default(), HeaderMap::new());
         Self {
             origin,
-            base_path,
-            repository: None,
+            path: HostPath { base: base_path, repository: None },
             is_mirror: false,
             names_registry: false,
-            can_pull: true,
-            can_resolve: true,
+            capabilities: Capabilities { pull: true, resolve: true },
             connection,
             headers,
             credential: None,
@@ -82,8 +92,7 @@ impl Host {
     pub(crate) fn is_twin(&self, other: &Self) -> bool {
         self.origin.is_same_place(&other.origin)
             && self.origin.is_https() != other.origin.is_https()
-            && (self.is_mirror, &self.base_path, &self.repository)
-                == (other.is_mirror, &other.base_path, &other.repository)
+            && (self.is_mirror, &self.path) == (other.is_mirror, &other.path)
     }
 
     /// The registry itself, without configuration.
@@ -96,8 +105,8 @@ impl Host {
 
     /// The repository of an image at this host, with the part of its name that is in the base path.
     pub(crate) fn repository_of(&self, reference: &Reference) -> String {
-        let prefix = self.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
-        format!("{prefix}{}", self.repository.as_deref().unwrap_or_else(|| reference.path()))
+        let prefix = self.path.base.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
+        format!("{prefix}{}", self.path.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
     /// The host's name, and the keys by which a docker configuration may name the image's repository at this host.

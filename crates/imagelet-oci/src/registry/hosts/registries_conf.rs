@@ -11,7 +11,7 @@ use std::{
 use imagelet_core::{error::RuntimeError, image::Reference};
 use serde::{Deserialize, Deserializer};
 
-use super::{Host, check_folder, complaint, parse_toml, read_file, shown};
+use super::{Capabilities, Host, HostPath, check_folder, complaint, parse_toml, read_file, shown};
 use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
@@ -185,7 +185,8 @@ impl Registry {
                 continue;
             }
             let found = hosts_at(&mirror.location, rest, mirror.insecure)?.into_iter();
-            hosts.extend(found.map(|host| Host { can_resolve: from != PullFrom::DigestOnly, ..host }));
+            let capabilities = Capabilities { pull: true, resolve: from != PullFrom::DigestOnly };
+            hosts.extend(found.map(|host| Host { capabilities, ..host }));
             if hosts.len() > HOSTS_MAX {
                 return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
             }
@@ -200,12 +201,15 @@ impl Registry {
                 if has_location { (&*self.location, rest) } else { (reference.domain(), path.as_str()) };
             let kept = |repository: &String| repository != reference.path();
             let found = hosts_at(location, rest, self.insecure)?.into_iter();
-            hosts.extend(found.map(|host| Host { repository: host.repository.filter(kept), ..host }));
+            hosts.extend(found.map(|mut host| {
+                host.path.repository = host.path.repository.filter(kept);
+                host
+            }));
         }
         for host in &mut hosts {
             host.is_mirror = !host.origin.is_same_place(&registry);
         }
-        if has_blocked && !hosts.iter().any(|host| host.can_resolve || reference.digest().is_some()) {
+        if has_blocked && !hosts.iter().any(|host| host.capabilities.resolve || reference.digest().is_some()) {
             return Err(format!(
                 "it blocks `{}`\nhint: pull from another registry; `blocked = true` is there on purpose",
                 printable(self.prefix())
@@ -250,7 +254,7 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
         return Err(bad("it leads to no repository"));
     }
     let host = Host::own(registry).map_err(|problem| bad(&problem))?;
-    let host = Host { repository: Some(repository), ..host };
+    let host = Host { path: HostPath { repository: Some(repository), ..host.path }, ..host };
     if !insecure {
         return Ok(vec![host]);
     }
@@ -273,9 +277,9 @@ mod tests {
     fn chain(name: &str, text: &str) -> Result<Option<Vec<String>>, String> {
         let show = |host: &Host| {
             let mirror = if host.is_mirror { "~" } else { "" };
-            let resolve = if host.can_resolve { "" } else { "!" };
+            let resolve = if host.capabilities.resolve { "" } else { "!" };
             let any = if host.connection.tls.skip_verify { "?" } else { "" };
-            format!("{mirror}{}/{}{resolve}{any}", host.origin, host.repository.as_deref().unwrap_or("-"))
+            format!("{mirror}{}/{}{resolve}{any}", host.origin, host.path.repository.as_deref().unwrap_or("-"))
         };
         let hosts = parse(&[text], &name.parse().expect(name))?;
         Ok(hosts.map(|hosts| hosts.iter().map(show).collect()))

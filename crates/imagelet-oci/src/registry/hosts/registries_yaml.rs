@@ -20,7 +20,7 @@ use serde::{Deserialize, Deserializer};
 use serde_saphyr::Error::{AliasExpansionLimitExceeded, AliasReplayLimitExceeded, Budget, DuplicateMappingKey};
 use zeroize::Zeroizing;
 
-use super::{Host, complaint, deserialize, read_file, shown, target_at, tls_settings};
+use super::{Host, HostPath, complaint, deserialize, read_file, shown, target_at, tls_settings};
 use crate::{
     manifest::printable,
     registry::connection::{ConnectionSettings, Origin, TlsSettings},
@@ -157,7 +157,7 @@ impl File {
         if mirror.is_none() && self.config(&own.origin).is_none() {
             return Ok(None);
         }
-        let is_same = |one: &Host, other: &Host| (&one.origin, &one.base_path) == (&other.origin, &other.base_path);
+        let is_same = |one: &Host, other: &Host| (&one.origin, &one.path.base) == (&other.origin, &other.path.base);
         let mut hosts: Vec<Host> = Vec::new();
         if let Some(mirror) = mirror {
             let repository = renamed(&mirror.rewrite, reference).map_err(|problem| format!("`rewrite`: {problem}"))?;
@@ -170,7 +170,8 @@ impl File {
                     return Err(format!("it names more than {ENDPOINTS_MAX} endpoints for one registry"));
                 }
                 let is_mirror = !host.origin.is_same_place(&own.origin);
-                hosts.push(Host { is_mirror, names_registry: is_mirror, repository: repository.clone(), ..host });
+                let path = HostPath { repository: repository.clone(), ..host.path };
+                hosts.push(Host { is_mirror, names_registry: is_mirror, path, ..host });
             }
         }
         if !hosts.last().is_some_and(|last| is_same(last, &own)) {
@@ -314,8 +315,8 @@ configs:
             let mirror = if host.is_mirror { "~" } else { "" };
             let any = if host.connection.tls.skip_verify { "?" } else { "" };
             let credential = if host.credential.is_some() { "+" } else { "" };
-            let repository = host.repository.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-            format!("{mirror}{}{}{any}{credential}{repository}", host.origin, host.base_path)
+            let repository = host.path.repository.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+            format!("{mirror}{}{}{any}{credential}{repository}", host.origin, host.path.base)
         };
         Ok(hosts(name, text)?.map(|hosts| hosts.iter().map(show).collect()))
     }
@@ -381,7 +382,7 @@ configs:
             ("docker.io", "https://registry-1.docker.io/v2"),
         ] {
             let host = host_at(endpoint).expect(endpoint);
-            assert_eq!(format!("{}{}", host.origin, host.base_path), expected, "{endpoint}");
+            assert_eq!(format!("{}{}", host.origin, host.path.base), expected, "{endpoint}");
         }
     }
 

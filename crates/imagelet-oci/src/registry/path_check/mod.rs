@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub use self::steps::PathStep;
 use self::steps::recording;
 use super::{
-    PullSession, Registry, RegistryConfig, Resolved,
+    PullSession, Registry, RegistryConfig, RegistryTimeouts, Resolved,
     hosts::{ConfiguredHosts, Host},
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
@@ -52,7 +52,11 @@ pub async fn check_path(
     report: &mut (dyn FnMut(PathStep) + Send),
 ) -> Result<PathReport, RuntimeError> {
     let wanted = platform.cloned().unwrap_or_else(Platform::host);
-    let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, health_file: None, ..config })?;
+    let registry = Registry::new(RegistryConfig {
+        health_file: None,
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
+        ..config
+    })?;
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
     let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {
@@ -89,8 +93,8 @@ impl Walk<'_> {
         credentials: &[Credential],
         (platform, is_given): (&Platform, bool),
     ) {
-        let can_resolve = host.can_resolve || reference.digest().is_some();
-        if !host.can_pull || !can_resolve {
+        let can_resolve = host.capabilities.resolve || reference.digest().is_some();
+        if !host.capabilities.pull || !can_resolve {
             return self.passed("configuration", Duration::ZERO, "not asked: its capabilities do not allow it".into());
         }
         let (shared, reference) = (Arc::clone(&registry.shared), reference.canonical());

@@ -128,7 +128,7 @@ impl PullSession {
         subject: &str,
         attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
     ) -> Result<T, RuntimeError> {
-        let head_max = self.shared.config.header_timeout;
+        let head_max = self.shared.config.timeouts.header;
         let (mut runs, mut retrying) = (Vec::new(), None);
         loop {
             let next = self.next_attempt(attempts, &runs);

@@ -65,7 +65,10 @@ async fn the_dial_timeout_of_a_host_bounds_its_connection_and_no_others() {
     let mirror = FaultRegistry::start(Some(fault("dial-dropped")), &TestImage::of_size(1)).await;
     let fake = FakeRegistry::start().await;
     fake.put_image("v1", &[]);
-    let config = RegistryConfig { dial_timeout: Duration::from_mins(5), ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        timeouts: RegistryTimeouts { dial: Duration::from_mins(5), ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    };
     let (registry, folder) = client(&fake, &[mirror.address().to_owned()], config);
     let file = folder.path().join(fake.address.to_string()).join("hosts.toml");
     let text = std::fs::read_to_string(&file).unwrap();

@@ -17,7 +17,7 @@ use super::{
     platform, pull, registry,
 };
 use crate::{
-    registry::{PathStep, Registry, RegistryConfig, check_path},
+    registry::{PathStep, Registry, RegistryConfig, RegistryTimeouts, check_path},
     testing::tls::{ClientCertificates, self_signed},
 };
 
@@ -40,7 +40,7 @@ async fn ask(parameters: &CertificateParams, ca: impl FnOnce(String) -> String) 
     std::fs::write(own.join("hosts.toml"), text).unwrap();
     let config = RegistryConfig {
         hosts_dirs: vec![folder.path().to_owned()],
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
     let registry = Registry::new(config).unwrap();
@@ -125,7 +125,7 @@ async fn ask_server_of(answer: &'static [u8]) -> (String, String) {
     std::fs::write(own.join("hosts.toml"), format!("server = \"https://{address}\"\n")).unwrap();
     let config = RegistryConfig {
         hosts_dirs: vec![folder.path().to_owned()],
-        retry_budget: std::time::Duration::ZERO,
+        timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
     let reference = format!("{address}/team/app:v1").parse().unwrap();
@@ -163,7 +163,7 @@ async fn a_server_that_requires_a_client_certificate_says_so_after_the_handshake
     std::fs::write(own.join("hosts.toml"), &text).unwrap();
     let config = RegistryConfig {
         hosts_dirs: vec![folder.path().to_owned()],
-        retry_budget: std::time::Duration::ZERO,
+        timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
     let resolve = async || {
@@ -217,7 +217,7 @@ async fn a_loopback_registry_with_a_configured_authority_is_verified() {
         std::fs::write(own.join("ca.crt"), ca).unwrap();
         let config = RegistryConfig {
             hosts_dirs: vec![folder.path().to_owned()],
-            retry_budget: std::time::Duration::ZERO,
+            timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
             ..RegistryConfig::default()
         };
         let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
@@ -246,7 +246,12 @@ fn configured(address: &std::net::SocketAddr, lines: &str) -> tempfile::TempDir 
 
 fn client_of(folder: &tempfile::TempDir) -> Registry {
     let hosts_dirs = vec![folder.path().to_owned()];
-    Registry::new(RegistryConfig { hosts_dirs, retry_budget: Duration::ZERO, ..RegistryConfig::default() }).unwrap()
+    Registry::new(RegistryConfig {
+        hosts_dirs,
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    })
+    .unwrap()
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use super::{
     SHOWN,
     fake::{FakeRegistry, Guard, RecordedRequest, Trick},
 };
-use crate::registry::{Registry, RegistryConfig};
+use crate::registry::{Registry, RegistryConfig, RegistryTimeouts};
 
 const CONCURRENT: usize = 4;
 const LAYER: &[u8] = b"layer";
@@ -277,8 +277,11 @@ fn redirect(to: String) -> Trick {
 async fn pull(servers: &Servers, case: Case, root: &Path) -> Result<Vec<u8>, RuntimeError> {
     let config = RegistryConfig {
         hosts_dirs: vec![root.to_owned()],
-        header_timeout: Duration::from_secs(20),
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(20),
+            retry_budget: Duration::ZERO,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     let platform: Platform = "linux/amd64".parse().unwrap();

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::fake::{FakeRegistry, Trick};
 use crate::{
     registry::{
-        PullSession, Registry, RegistryConfig, Resolved,
+        PullSession, Registry, RegistryConfig, RegistryTimeouts, Resolved,
         attempts::Attempts,
         error::{Failure, Retry, unavailable},
         hosts::Host,
@@ -39,8 +39,11 @@ pub(crate) fn fault(name: &str) -> &'static RegistryFault {
 
 fn quick() -> RegistryConfig {
     RegistryConfig {
-        header_timeout: Duration::from_secs(1),
-        progress_timeout: Duration::from_secs(1),
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(1),
+            progress: Duration::from_secs(1),
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     }
 }
@@ -76,7 +79,11 @@ async fn a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_l
     let kept = tempfile::tempdir().unwrap();
     let health_file = Some(kept.path().join("health.json"));
     // Also on a busy machine the registry answers thirty requests at once within it: else they turn to the mirror.
-    let config = RegistryConfig { health_file, header_timeout: Duration::from_secs(8), ..quick() };
+    let config = RegistryConfig {
+        health_file,
+        timeouts: RegistryTimeouts { header: Duration::from_secs(8), ..quick().timeouts },
+        ..quick()
+    };
     let (registry, _folder) = client(&fake, &[mirror.address().to_owned()], config);
     let resolved = resolve(&registry, &fake).await.unwrap();
     let reads = (0..30).map(|index| layer(&resolved, index));
@@ -193,7 +200,8 @@ async fn a_limit_of_docker_hubs_kind_is_not_waited_for_and_names_its_window() {
 #[tokio::test]
 async fn an_error_names_what_failed_at_each_host_also_beside_a_hint() {
     let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
-    let config = RegistryConfig { retry_budget: Duration::ZERO, ..quick() };
+    let config =
+        RegistryConfig { timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..quick().timeouts }, ..quick() };
     let (registry, _folder) = client(&fake, &[mirror.address.to_string()], config);
     mirror.trick("/v1", 9, Trick::Answer(500, vec![], "see https://store/x?sig=secretsignature: no disk".into()));
     let error = resolve(&registry, &fake).await.unwrap_err();
@@ -262,7 +270,11 @@ async fn an_error_goes_from_the_host_to_the_cause() {
         ("head-garbage", ": invalid HTTP version parsed"),
     ] {
         let host = FaultRegistry::start(Some(fault(name)), &TestImage::of_size(1)).await;
-        let registry = Registry::new(RegistryConfig { retry_budget: Duration::ZERO, ..quick() }).unwrap();
+        let registry = Registry::new(RegistryConfig {
+            timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..quick().timeouts },
+            ..quick()
+        })
+        .unwrap();
         let reference = format!("{}/team/app:v1", host.address()).parse().unwrap();
         let error = registry.resolve(&reference, None, &"linux/amd64".parse().unwrap()).await.unwrap_err();
         let text = error.chain();
@@ -396,7 +408,8 @@ async fn a_refused_redirect_target_fails_as_soon_as_a_refused_registry_and_is_no
 async fn no_body_of_another_origin_appears_in_a_message() {
     let (fake, other) = (FakeRegistry::start().await, FakeRegistry::start().await);
     fake.put_image("v1", &[b"layer"]);
-    let config = RegistryConfig { retry_budget: Duration::ZERO, ..quick() };
+    let config =
+        RegistryConfig { timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..quick().timeouts }, ..quick() };
     let registry = Registry::new(config).unwrap();
     let name = fake.reference("team/app:v1").to_string();
     let manifest = r#"{"schemaVersion": 2, "config": "an internal secret"}"#;

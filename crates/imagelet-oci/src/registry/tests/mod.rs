@@ -22,7 +22,9 @@ use imagelet_core::{
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
-use super::{Registry, RegistryConfig, Resolved, attempts::Attempts, connection::Urgency, request::Query};
+use super::{
+    Registry, RegistryConfig, RegistryTimeouts, Resolved, attempts::Attempts, connection::Urgency, request::Query,
+};
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
@@ -30,9 +32,12 @@ const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
 
 fn registry() -> Registry {
     let config = RegistryConfig {
-        header_timeout: Duration::from_secs(10),
-        progress_timeout: Duration::from_secs(1),
-        retry_budget: Duration::from_secs(2),
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(10),
+            progress: Duration::from_secs(1),
+            retry_budget: Duration::from_secs(2),
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()

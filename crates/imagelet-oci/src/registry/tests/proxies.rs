@@ -23,7 +23,7 @@ use super::{
     platform,
 };
 use crate::{
-    registry::{ProxyConfig, ProxyRule, ProxyRules, Registry, RegistryConfig, Resolved},
+    registry::{ProxyConfig, ProxyRule, ProxyRules, Registry, RegistryConfig, RegistryTimeouts, Resolved},
     testing::tls::self_signed,
 };
 
@@ -172,8 +172,12 @@ fn client(folder: &tempfile::TempDir, proxy: &str, no_proxy: &str, rules: ProxyR
     let url = Some(Secret::new(proxy));
     let proxies = ProxyConfig { https: url.clone(), http: url, no_proxy: no_proxy.to_owned(), rules };
     let hosts_dirs = vec![folder.path().to_owned()];
-    let config =
-        RegistryConfig { hosts_dirs, proxies, retry_budget: std::time::Duration::ZERO, ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        hosts_dirs,
+        proxies,
+        timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    };
     Registry::new(config).unwrap()
 }
 

@@ -13,8 +13,12 @@ const MIRROR_SHOWN: &str = "Basic cHVsbGVyOm1pcnJvcnBhc3M=";
 fn client(folder: &tempfile::TempDir, text: &str) -> Registry {
     let file = folder.path().join("registries.yaml");
     std::fs::write(&file, text).unwrap();
-    Registry::new(RegistryConfig { hosts_dirs: vec![file], retry_budget: Duration::ZERO, ..RegistryConfig::default() })
-        .unwrap()
+    Registry::new(RegistryConfig {
+        hosts_dirs: vec![file],
+        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    })
+    .unwrap()
 }
 
 #[tokio::test]

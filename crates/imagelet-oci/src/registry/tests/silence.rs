@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::fake::{FakeRegistry, Guard, Trick};
-use crate::registry::{Registry, RegistryConfig, Resolved};
+use crate::registry::{Registry, RegistryConfig, RegistryTimeouts, Resolved};
 
 const CONNECTION: Duration = Duration::from_secs(2);
 const PULL: Duration = Duration::from_secs(5);
@@ -23,10 +23,13 @@ const HANGS: Duration = Duration::from_secs(45);
 
 fn registry(retry_budget: Duration, silence_max: Option<Duration>) -> Registry {
     let config = RegistryConfig {
-        header_timeout: CONNECTION,
-        progress_timeout: CONNECTION,
-        silence_max,
-        retry_budget,
+        timeouts: RegistryTimeouts {
+            header: CONNECTION,
+            progress: CONNECTION,
+            silence_max,
+            retry_budget,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()
@@ -159,8 +162,7 @@ async fn a_mirror_that_falls_silent_in_the_middle_is_passed_over() {
     std::fs::write(own.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address)).unwrap();
     let config = RegistryConfig {
         hosts_dirs: vec![directory.path().to_owned()],
-        header_timeout: CONNECTION,
-        progress_timeout: CONNECTION,
+        timeouts: RegistryTimeouts { header: CONNECTION, progress: CONNECTION, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
     let registry = Registry::new(config).unwrap();

@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 
 use super::fake::{FakeRegistry, Guard, RecordedRequest, Trick};
-use crate::registry::{Registry, RegistryConfig, Resolved};
+use crate::registry::{Registry, RegistryConfig, RegistryTimeouts, Resolved};
 
 /// `Basic` for `user` and `hunter2pass`.
 const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
@@ -21,8 +21,11 @@ fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
     std::fs::write(own.join("hosts.toml"), settings).unwrap();
     let config = RegistryConfig {
         hosts_dirs: vec![folder.to_owned()],
-        header_timeout: Duration::from_secs(10),
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(10),
+            retry_budget: Duration::ZERO,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     Registry::new(config).unwrap()

@@ -89,9 +89,12 @@ async fn a_token_request_that_waits_for_a_slot_of_its_host_is_not_late() {
     fake.put_image("v1", &[b"layer"]);
     fake.guard(bearer());
     let config = RegistryConfig {
-        header_timeout: Duration::from_secs(2),
         connections_per_host: std::num::NonZeroUsize::MIN,
-        retry_budget: Duration::ZERO,
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(2),
+            retry_budget: Duration::ZERO,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     let registry = Registry::new(config).unwrap();

@@ -9,7 +9,7 @@ use imagelet_core::{
 
 use super::*;
 use crate::registry::{
-    Registry, RegistryConfig,
+    Registry, RegistryConfig, RegistryTimeouts,
     blob::TWICE_MAX,
     tests::{
         failover::client,
@@ -30,8 +30,11 @@ fn pattern(length: usize) -> Vec<u8> {
 fn registry() -> Registry {
     let progress_timeout = Duration::from_secs(1);
     Registry::new(RegistryConfig {
-        progress_timeout,
-        retry_budget: Duration::from_secs(2),
+        timeouts: RegistryTimeouts {
+            progress: progress_timeout,
+            retry_budget: Duration::from_secs(2),
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     })
     .unwrap()

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::registry::{
-    Registry, RegistryConfig,
+    Registry, RegistryConfig, RegistryTimeouts,
     connection::{AwaitedHead, awaits},
     error::{Retry, denied, unavailable},
     hosts::Host,
@@ -33,8 +33,11 @@ type Outcome = (Option<usize>, u64, Vec<usize>);
 
 async fn play(hosts: &[Does], patience: Patience, head_max: u64) -> (Outcome, Vec<PullEvent>, String) {
     let config = RegistryConfig {
-        header_timeout: Duration::from_secs(head_max),
-        silence_max: None,
+        timeouts: RegistryTimeouts {
+            header: Duration::from_secs(head_max),
+            silence_max: None,
+            ..RegistryTimeouts::default()
+        },
         ..RegistryConfig::default()
     };
     let places: Vec<String> = (0..hosts.len()).map(|number| format!("127.0.0.{}:1", number + 1)).collect();
@@ -141,7 +144,10 @@ async fn a_silent_host_is_named_with_the_time_that_was_waited_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_another_host_overtakes_is_asked_last_by_the_next_request() {
-    let config = RegistryConfig { silence_max: None, ..RegistryConfig::default() };
+    let config = RegistryConfig {
+        timeouts: RegistryTimeouts { silence_max: None, ..RegistryTimeouts::default() },
+        ..RegistryConfig::default()
+    };
     let own = ["127.0.0.1:1", "127.0.0.2:1"].map(|place| Host::own(place).unwrap()).to_vec();
     let reference = "127.0.0.9:1/team/app:v1".parse().unwrap();
     let session = PullSession::new(Registry::new(config).unwrap().shared, reference, own, &[], Patience::FULL);
