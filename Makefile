@@ -158,7 +158,8 @@ soak: ## Runs daemons for MINUTES amid pods, kills, a full disk, clock steps and
 	python3 tests/soak/soak.py "$$program" --minutes $(MINUTES) --seed "$(SEED)" --report target/soak.html
 
 release-check: parts ## Builds a release, looks for the steps of crash tests in it, and takes some figures once; root.
-	@export PATH="$$PATH:/usr/sbin:/sbin"
+	@$(call install_parts,igzip:isal)
+	export PATH="$$PATH:/usr/sbin:/sbin"
 	$(CARGO) build --locked --release --package imagelet
 	target=$(TARGET_DIRECTORY)
 	if grep -qF IMAGELET_FAILPOINT "$$target/release/imagelet"; then echo "the release has the steps of the crash tests" >&2; exit 1; fi

@@ -13,6 +13,7 @@ READY_SECONDS = 120
 INODES = "250000"
 MEMORY = pathlib.Path("/dev/shm")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SECTOR = 512
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BENCHES = pathlib.Path(__file__).resolve().parent
 
@@ -83,6 +84,19 @@ def disk(place, name, size):
 def settle(place):
     """Waits until the file system there has written what it was given."""
     run("sync", "-f", place)
+
+
+def written(place):
+    """Bytes that the device of the file system there was given, since it exists."""
+    device = os.stat(place).st_dev
+    fields = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+    return int(fields[6]) * SECTOR
+
+
+def used(place):
+    """Bytes that the files there take."""
+    found = os.statvfs(place)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 class Process:

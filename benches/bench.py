@@ -3,8 +3,8 @@
 
 Usage: bench.py [FIGURE...] [--pairs N] [--candidates A,B] [--corpus DIR] ...
 
-Figures: the images small, web, many, web-zstd, ml, ml-zstd (cold pulls), and the rest, see `--help`. Without one: all but
-ml and ml-zstd. Needs root and the Debian packages containerd, runc, skopeo, umoci, isal. docs/performance.md explains.
+Figures: the images small, web, many, web-zstd, ml, ml-zstd, eight, ai (cold pulls), and the rest, see `--help`. Without one: all but
+ml, ml-zstd, eight and ai. Needs root and the Debian packages containerd, runc, skopeo, umoci, isal. docs/performance.md explains.
 """
 
 import argparse
@@ -29,15 +29,16 @@ import partial
 import pods
 import pulls
 import report
+import slow_disk
 from bed import MEMORY, Failed, folder
 from source import registry
 
 DISK_BYTES = 4 << 30
-IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, network.distant, partial.partial, artifact.artifact)
+IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd", "eight", "ai")
+FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, network.distant, slow_disk.slow_disk, partial.partial, artifact.artifact)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
-NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web", "distant": "web", "partial": "web"}
+NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web", "distant": "web", "slow_disk": "web", "partial": "web"}
 DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
 
 
@@ -72,7 +73,9 @@ def read():
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
     target = pathlib.Path(__file__).resolve().parent.parent / "target"
     parser.add_argument("--imagelet", type=pathlib.Path, default=target / "dist/imagelet", help="the program")
-    parser.add_argument("--containerd", default="containerd", help="the program; its shim lies beside it")
+    unpacked = target / "parts/containerd-2.1/usr/bin/containerd"
+    containerd = str(unpacked) if unpacked.is_file() else "containerd"
+    parser.add_argument("--containerd", default=containerd, help=f"the program; its shim lies beside it (default {containerd})")
     parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
     parser.add_argument("--place", type=pathlib.Path, default=MEMORY, help=f"where the candidates' file systems lie (default {MEMORY})")
@@ -107,6 +110,9 @@ def read():
 def measure(arguments, place):
     images = {NEEDS.get(figure, figure) for figure in arguments.figures}
     source = corpus.ready(arguments.corpus, arguments.work, [image for image in IMAGES if image in images])
+    if candidates.is_first(arguments.containerd):
+        print("note: containerd 1.x has nothing to tune, and no goals: `tuned` is left out")
+        arguments.candidates = [who for who in arguments.candidates if who != "tuned"]
     chosen = [who for who in arguments.candidates if candidates.knows(arguments.imagelet, place, who)]
     for who in set(arguments.candidates).difference(chosen):
         if arguments.unjudged:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -14,6 +15,12 @@ from bed import Failed, Process, disk, launch, run, settle, wait_until
 START_SECONDS = 60
 CACHE = "/var/lib/containers"
 DAEMON_CONFIG = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
+# Containerd 2.x unpacks the layers of an image one after the other unless it is told to do several at once.
+TUNED_CONFIG = """[plugins."io.containerd.transfer.v1.local"]
+  max_concurrent_downloads = 10
+  concurrent_layer_fetch_buffer = 8388608
+  max_concurrent_unpacks = 4
+"""
 CONTAINERD_CONFIG = """version = 2
 root = "{place}/root"
 state = "{place}/state"
@@ -58,12 +65,13 @@ enable_nri = false
 
 @dataclasses.dataclass
 class Pull:
-    """One pull: seconds of wall clock and of CPU, peak of resident bytes, and of those what it had when it was idle."""
+    """One pull: seconds of wall clock and of CPU, peak of resident bytes, and of those what it had when it was idle; when it ended."""
 
     wall: float
     cpu: float
     peak: int
     idle: int = 0
+    ended: float = 0
 
 
 class Candidate:
@@ -118,9 +126,9 @@ class Daemon(Candidate):
         with self.calls() as connection:
             cpu, started = self.cpu(), time.monotonic()
             connection.pull(image)
-            wall = time.monotonic() - started
+            ended = time.monotonic()
         peak = sum(process.memory("VmHWM") for process in self.processes())
-        return Pull(wall, self.cpu() - cpu, peak, self.idle)
+        return Pull(ended - started, self.cpu() - cpu, peak, self.idle, ended)
 
     def remove(self, image):
         self.ask(lambda connection: connection.remove(image))
@@ -156,7 +164,8 @@ class OneShot(Candidate):
         pass
 
     def pull(self, image):
-        return Pull(*launch(self.place / "log", self.program, "--store", self.store, "pull", "-q", image))
+        found = launch(self.place / "log", self.program, "--store", self.store, "pull", "-q", image)
+        return Pull(*found, ended=time.monotonic())
 
     def remove(self, image):
         run(self.program, "--store", self.store, "rm", image)
@@ -213,20 +222,26 @@ class ForgettingDaemon(ImageletDaemon):
 
 
 class Containerd(Daemon):
-    """containerd through its CRI plug-in, as Debian ships it, with Go's own gzip."""
+    """containerd through its CRI plug-in as it is shipped: 2.x finds `igzip` in the PATH, 1.x has Go's own gzip."""
 
     name = "containerd"
-    environment = {"CONTAINERD_DISABLE_PIGZ": "1"}
+    settings = ""
 
     def __init__(self, place, program, pause):
         super().__init__(place)
         self.socket = self.pods = place / "containerd.sock"
         config = place / "config.toml"
-        config.write_text(CONTAINERD_CONFIG.format(place=place, pause=pause))
+        config.write_text(CONTAINERD_CONFIG.format(place=place, pause=pause) + self.settings)
         self.command = [program, "-c", config]
+        if is_first(program):
+            self.environment = {"CONTAINERD_DISABLE_PIGZ": "1"}
+        elif shutil.which("igzip"):
+            self.environment = {}
+        else:
+            raise Failed("containerd 2.x is measured with `igzip`, which is in the Debian package isal")
         if os.path.isabs(program):
             # The shim of a version lies beside it.
-            self.environment = {**self.environment, "PATH": f"{os.path.dirname(program)}:{os.environ['PATH']}"}
+            self.environment["PATH"] = f"{os.path.dirname(program)}:{os.environ['PATH']}"
 
     def is_empty(self):
         return not entries(self.place / "root/io.containerd.content.v1.content/blobs/sha256") and not self.layers()
@@ -234,6 +249,13 @@ class Containerd(Daemon):
     def layers(self):
         """What it has unpacked: a layer once for each stack of layers it is the top of."""
         return entries(self.place / "root/io.containerd.snapshotter.v1.overlayfs/snapshots")
+
+
+class TunedContainerd(Containerd):
+    """containerd 2.x that fetches layers in parts and unpacks several at once."""
+
+    name = "tuned"
+    settings = TUNED_CONFIG
 
 
 class Crio(Daemon):
@@ -314,7 +336,7 @@ class Umoci(Candidate):
         copy = ["unshare", "--mount", "sh", "-c", aside, cache]
         copied = launch(log, *copy, "--src-tls-verify=false", f"docker://{image}", f"oci:{layout}:image")
         unpacked = launch(log, "umoci", "unpack", "--image", f"{layout}:image", bundle)
-        return Pull(copied[0] + unpacked[0], copied[1] + unpacked[1], max(copied[2], unpacked[2]))
+        return Pull(copied[0] + unpacked[0], copied[1] + unpacked[1], max(copied[2], unpacked[2]), ended=time.monotonic())
 
     def remove(self, image):
         for folder in ("layout", "bundle", "cache"):
@@ -324,8 +346,8 @@ class Umoci(Candidate):
         return not (self.place / "layout").exists()
 
 
-NAMES = ("imagelet", "daemon", "background", "keeping", "forgetting", "imported", "forwarded", "containerd", "umoci")
-DEFAULT = ("imagelet", "daemon", "background", "keeping", "imported", "forwarded", "containerd", "umoci")
+NAMES = ("imagelet", "daemon", "background", "keeping", "forgetting", "imported", "forwarded", "containerd", "tuned", "umoci")
+DEFAULT = ("imagelet", "daemon", "background", "keeping", "imported", "forwarded", "containerd", "tuned", "umoci")
 OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon, ForgettingDaemon)}
 BETWEEN = {kind.name: kind for kind in (ImportingDaemon, ForwardingDaemon)}
 
@@ -362,7 +384,7 @@ def started(who, folder, programs, pause, disk_bytes):
         elif who == "umoci":
             candidate = Umoci(place)
         else:
-            candidate = Containerd(place, programs[1], pause)
+            candidate = (TunedContainerd if who == TunedContainerd.name else Containerd)(place, programs[1], pause)
             if who in BETWEEN:
                 candidate = BETWEEN[who](place, programs[0], candidate)
         try:
@@ -370,6 +392,16 @@ def started(who, folder, programs, pause, disk_bytes):
             yield candidate
         finally:
             candidate.stop()
+
+
+def is_first(program):
+    """Whether it is a containerd 1.x."""
+    return version(program).startswith("1.")
+
+
+@functools.cache
+def version(program):
+    return run(program, "--version").split()[2].lstrip("v")
 
 
 def is_installed(runtime):

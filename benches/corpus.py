@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the images of the benchmark.
 
-Usage: corpus.py DIR [small|web|many|web-zstd|ml|ml-zstd]...
+Usage: corpus.py DIR [small|web|many|web-zstd|ml|ml-zstd|eight|ai]...
 
 DIR receives `blobs/sha256/HEX` (configs, manifests, layers), `v2/perf/IMAGE/manifests/v1`, and what was downloaded and
 packed, so that a second run asks nobody. GNU tar sorted by name, fixed times, owner 0:0; `gzip -n -6`, one stream, or
@@ -25,6 +25,9 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 TAR = ("tar", "--format=gnu", "--sort=name", "--mtime=2024-01-01 00:00:00Z", "--owner=0", "--group=0", "--numeric-owner")
 PACKERS = {"gzip": ("gzip", "-n", "-6"), "zstd": ("zstd", "-q", "-3")}
 ML_WHEELS = ("numpy", "scipy", "pandas", "pyarrow", "scikit-learn", "opencv", "polars", "numba", "models", "torch")
+# Copies are further apart than gzip looks back: a layer is as large as all of them. About 400 MB, and 3 GB.
+EIGHTH = (*ML_WHEELS[:-1], "models", "pyarrow", "opencv")
+AI = ML_WHEELS * 3
 
 
 class Corpus:
@@ -49,6 +52,10 @@ class Corpus:
             application_layer = ("application", trees.python("application", compiled=True))
             settings = [(name, application(files, name)) for name, files in (("settings", 300), ("more-settings", 20))]
             return [base, python, ("nginx", trees.debian(NGINX)), ("git", trees.debian(GIT)), application_layer, *settings]
+        if image == "eight":
+            return [(f"eight-{number}", trees.copies(f"opt/{number}", EIGHTH)) for number in range(8)]
+        if image == "ai":
+            return [base, ("ai", trees.copies("opt/ai", AI))]
         wheels = [(f"wheels-{name}", trees.python(name)) for name in ML_WHEELS]
         return [base, python, *wheels, ("ml-settings", application(50, "ml-settings"))]
 

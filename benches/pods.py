@@ -8,7 +8,7 @@ from bed import rotated
 from report import median, spread, table
 
 IMAGE = "web"
-WHO = ("imported", "forwarded", "containerd")
+WHO = ("imported", "forwarded", "containerd", "tuned")
 COMMAND = ("/bin/sleep", "1000000")
 DISK_BYTES = 10 << 30
 
@@ -31,12 +31,13 @@ def podstart(bench):
     rows = []
     for who, found in runs.items():
         values = {key: median([one[key] for one in found]) for key in found[0]}
-        if "containerd" in runs:
-            values["x_wall"] = values["wall"] / median([one["wall"] for one in runs["containerd"]])
+        for key, other in (("x_wall", "containerd"), ("x_tuned", "tuned")):
+            if other in runs:
+                values[key] = values["wall"] / median([one["wall"] for one in runs[other]])
         bench.keep("podstart", who, values)
-        ratio = f"{values['x_wall']:.2f}" if "x_wall" in values else "-"
-        rows.append([who, spread([one["wall"] for one in found]), ratio, *(f"{values[key]:.2f}" for key in ("cpu", "pull", "run"))])
-    table(f"podstart: a pod of {IMAGE}, its image absent", ["who", "wall s", "x", "CPU s", "pull s", "the rest s"], rows)
+        ratios = [f"{values[key]:.2f}" if key in values else "-" for key in ("x_wall", "x_tuned")]
+        rows.append([who, spread([one["wall"] for one in found]), *ratios, *(f"{values[key]:.2f}" for key in ("cpu", "pull", "run"))])
+    table(f"podstart: a pod of {IMAGE}, its image absent", ["who", "wall s", "x", "x tuned", "CPU s", "pull s", "the rest s"], rows)
 
 
 def start(candidate, name):

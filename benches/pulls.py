@@ -2,12 +2,13 @@
 
 import bound
 import candidates
-from bed import rotated
+from bed import rotated, used, written
 from report import median, megabytes, spread, table
 
 # Images whose pulls are compared with the bound of this machine.
 BOUNDED = ("web", "web-zstd", "ml")
-DISK_BYTES = 10 << 30
+DISK_BYTES = 20 << 30
+HEAD = ["who", "wall s", "x", "x tuned", "CPU s", "x", "cores", "end s", "peak MB", "above idle", "MB fetched", "MB written", "x disk"]
 # An image larger than this takes its time: fewer turns have to do.
 LARGE_BYTES = 500 << 20
 
@@ -29,31 +30,44 @@ def measure(bench, image, who=None, pairs=None):
             with bench.started(one, DISK_BYTES) as candidate:
                 candidate.settle()
                 source.forget()
+                before = [measured(candidate.place) for measured in (written, used)]
                 pull = candidate.pull(name)
-                fetched = source.count()["bytes"]
+                count = source.count()
+                candidate.settle()
+                disk = [measured(candidate.place) - old for measured, old in zip((written, used), before)]
             bench.tell(f"{image} {number}/{pairs} {one}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
             if number > 0:
-                found.append({**vars(pull), "fetched": fetched})
+                end = last_tenth(count, pull)
+                found.append({**vars(pull), "fetched": count["bytes"], "written": disk[0], "x_written": disk[0] / disk[1], "end": end})
     return show(bench, image, packed, runs, bound_seconds)
 
 
 def show(bench, image, packed, runs, bound_seconds):
     """Prints the medians, and keeps them."""
     values = {name: medians(pulls, bound_seconds) for name, pulls in runs.items()}
-    theirs, rows = values.get("containerd"), []
+    theirs, tuned, rows = values.get("containerd"), values.get("tuned"), []
     for name, found in values.items():
         if theirs:
             found |= {f"x_{key}": found[key] / theirs[key] for key in ("wall", "cpu")}
-        ratios = [f"{found[key]:.2f}" if key in found else "-" for key in ("x_wall", "x_cpu")]
-        wall = spread([pull["wall"] for pull in runs[name]])
+        if tuned:
+            found["x_tuned"] = found["wall"] / tuned["wall"]
+        wall, to_tuned, cpu = (f"{found[key]:.2f}" if key in found else "-" for key in ("x_wall", "x_tuned", "x_cpu"))
         above = megabytes(found["above"]) if found["idle"] else "-"
         memory = [megabytes(found["peak"]), above, megabytes(found["fetched"])]
-        rows.append([name, wall, ratios[0], f"{found['cpu']:.2f}", ratios[1], *memory])
+        disk = [megabytes(found["written"]), f"{found['x_written']:.2f}"]
+        times = [f"{found['cpu']:.2f}", cpu, f"{found['cpu'] / found['wall']:.2f}", f"{found['end']:.2f}"]
+        rows.append([name, spread([pull["wall"] for pull in runs[name]]), wall, to_tuned, *times, *memory, *disk])
         bench.keep(image, name, found)
     layers, turns = len(bench.source.manifest(image)["layers"]), len(next(iter(runs.values())))
     title = f"{image}: {layers} layers, {megabytes(packed)} MB; cold pull, {turns} in turn"
-    table(title, ["who", "wall s", "x", "CPU s", "x", "peak MB", "above idle", "MB fetched"], rows)
+    table(title, HEAD, rows)
     bench.runs[image] = runs
+
+
+def last_tenth(count, pull):
+    """Seconds from when the registry had sent nine tenths to the end of the pull."""
+    most = next((at for at, sent in count["moments"] if sent >= 0.9 * count["bytes"]), pull.ended)
+    return pull.ended - most
 
 
 def medians(pulls, bound_seconds):

@@ -24,6 +24,8 @@ import threading
 import time
 
 PIECE = 1 << 20
+# Seconds between two readings of how much was sent.
+MOMENT = 0.005
 SLOW_PIECE = 64 << 10
 TLS_HANDSHAKE = b"\x16"
 HEAD_LINES_MAX = 100
@@ -41,7 +43,7 @@ class Count:
 
     def reset(self):
         with self.lock:
-            self.requests, self.manifests, self.bytes, self.blobs = 0, 0, 0, {}
+            self.requests, self.manifests, self.bytes, self.blobs, self.moments = 0, 0, 0, {}, []
 
     def asked(self, manifest=False, blob=None):
         with self.lock:
@@ -53,10 +55,14 @@ class Count:
     def sent(self, size):
         with self.lock:
             self.bytes += size
+            now = time.monotonic()
+            if not self.moments or now >= self.moments[-1][0] + MOMENT:
+                self.moments.append((now, self.bytes))
 
     def text(self):
         with self.lock:
             kept = {"requests": self.requests, "manifests": self.manifests, "bytes": self.bytes, "blobs": self.blobs}
+            kept["moments"] = self.moments
             return json.dumps(kept).encode()
 
 

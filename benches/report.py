@@ -5,6 +5,7 @@ import pathlib
 import platform
 import statistics
 
+import candidates
 from bed import run
 
 
@@ -48,7 +49,7 @@ def machine(containerd, place):
         "kernel": platform.release(),
         "load": os.getloadavg()[0],
         "autogroup": autogroup.exists() and autogroup.read_text().strip() == "1",
-        "containerd": run(containerd, "--version").split()[2],
+        "containerd": candidates.version(containerd),
         "disk": " ".join(run("findmnt", "--first-only", "--noheadings", "--output", "SOURCE,FSTYPE", "--target", place).split()),
     }
 

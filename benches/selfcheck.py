@@ -9,18 +9,19 @@ import goals
 from bed import rotated
 
 
-def judged(wall):
-    """The verdicts and the exit status for a wall clock of `wall` times that of containerd 1.6."""
+def judged(wall, version="2.1.9"):
+    """The verdicts and the exit status for a wall clock of `wall` times that of containerd 2.x."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        verdicts = goals.judge({"small": {"imagelet": {"x_wall": wall}}}, "1.6.20") if wall else goals.judge({}, "1.6.20")
+        verdicts = goals.judge({"small": {"imagelet": {"x_wall": wall}}}, version) if wall else goals.judge({}, version)
     return [one["verdict"] for one in verdicts], bench.exit_status(verdicts), printed.getvalue()
 
 
 def main():
-    must = goals.WALL["small"]
+    must, stretch = goals.WALL["small"]
     verdicts, status, printed = judged(must)
     assert (verdicts, status) == (["met"], None) and "1 met, 0 missed" in printed, (verdicts, status, printed)
+    assert judged(stretch)[0] == ["stretch"] and judged(must, "1.6.20")[0] == []
     # As printed: a value that rounds to the goal meets it.
     assert judged(must + 0.004)[:2] == (["met"], None)
     verdicts, status, printed = judged(must + 0.01)

@@ -85,6 +85,17 @@ class Trees:
 
         return fill
 
+    def copies(self, folder, layers):
+        """The wheels of these layers, each in a folder of its own."""
+
+        def fill(tree):
+            for number, layer in enumerate(layers):
+                for requirement in WHEELS[layer]:
+                    with zipfile.ZipFile(self.wheel(requirement)) as archive:
+                        archive.extractall(tree / folder / f"{number:02}")
+
+        return fill
+
     def wheel(self, requirement):
         name = requirement.split("==")[0].replace("-", "_")
         found = [file for file in self.wheels.glob("*.whl") if file.name.lower().startswith(f"{name}-")]
