@@ -4,11 +4,12 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import pathlib
 import random
 import time
 
-from bed import disk, run
+import bed
+import candidates
+from bed import disk
 from bound import receive
 from report import median, megabytes, spread, table
 
@@ -18,7 +19,6 @@ DISK_BYTES = 10 << 30
 PIECE = 1 << 20
 CONNECTIONS = 4
 PAIRS = 3
-SECTOR = 512
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 # The first containerd whose pods mount image volumes.
 MOUNTS_IMAGES = (2, 1)
@@ -35,10 +35,10 @@ def artifact(bench):
         for one in who:
             with bench.started(one, DISK_BYTES) as candidate:
                 candidate.settle()
-                before = sectors(candidate.place)
+                before = bed.written(candidate.place)
                 pull = candidate.pull(name)
                 candidate.settle()
-                runs[one].append((pull, (sectors(candidate.place) - before) * SECTOR))
+                runs[one].append((pull, bed.written(candidate.place) - before))
             bench.tell(f"artifact {one}: {pull.wall:.2f} s, {pull.cpu:.2f} s CPU, bound {size / min(bounds[-1].values()):.2f} s")
     rows = [[part, *["-"] * 2, spread([bound[part] / 1e6 for bound in bounds], 0), *["-"] * 3] for part in ("registry", "disk")]
     for one, pulls in runs.items():
@@ -56,8 +56,7 @@ def artifact(bench):
 
 
 def mounts_images(bench):
-    version = run(bench.programs[1], "--version").split()[2].lstrip("v")
-    return tuple(int(part) for part in version.split(".")[:2]) >= MOUNTS_IMAGES
+    return tuple(int(part) for part in candidates.version(bench.programs[1]).split(".")[:2]) >= MOUNTS_IMAGES
 
 
 def published(source):
@@ -104,9 +103,3 @@ def written(bench):
                     file.write(piece)
                 os.fsync(file.fileno())
         return time.monotonic() - begun
-
-
-def sectors(place):
-    """What was written to the disk of this place."""
-    device = os.stat(place).st_dev
-    return int(pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()[6])
