@@ -1,5 +1,4 @@
-//! Locks a mutex whose state is complete after each statement: a thread that panicked with the lock left no partial
-//! change.
+//! Locks a mutex even after a thread panicked with the lock: the caller accepts a change that stopped halfway.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

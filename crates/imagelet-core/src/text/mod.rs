@@ -139,7 +139,11 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// A map that rejects a duplicate key, as Go's strict decoder does. The error names the key. `null` is an empty map.
+/// How much of a key an error shows, in bytes.
+const KEY_SHOWN_MAX: usize = 128;
+
+/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map. The error names the key's
+/// start, so a caller whose keys may be secret must drop it.
 pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
@@ -156,7 +160,8 @@ pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
             let mut members = BTreeMap::new();
             while let Some((name, value)) = map.next_entry::<String, T>()? {
                 if members.contains_key(&name) {
-                    return Err(A::Error::custom(format!("the key {} occurs twice", quoted(&name))));
+                    let start = &name[..name.floor_char_boundary(KEY_SHOWN_MAX)];
+                    return Err(A::Error::custom(format!("a key occurs twice: {}", quoted(start))));
                 }
                 members.insert(name, value);
             }
@@ -169,7 +174,14 @@ pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// A struct that is parsed only from an object or `null`, as in Go. serde's derive also accepts a list of the values:
 /// then the secret of one field could be parsed as another field and printed.
 #[derive(Default)]
-pub(crate) struct Object<T>(pub(crate) T);
+pub struct Object<T>(pub T);
+
+/// The value may be a secret.
+impl<T> fmt::Debug for Object<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Object").finish_non_exhaustive()
+    }
+}
 
 impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -21,6 +21,7 @@ impl GoUrl {
             return Err("net/url: invalid control character in URL".to_owned());
         }
         let (scheme, rest) = split_scheme(text)?;
+        unescaped(fragment)?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         if !rest.starts_with('/') {
             // After a scheme, a rest without a slash is opaque and has no path.
@@ -40,9 +41,7 @@ impl GoUrl {
         check_user(user)?;
         check_host(host)?;
         let host = String::from_utf8_lossy(&unescaped(host)?).into_owned();
-        let url = Self { scheme, host, path: unescaped(path)? };
-        unescaped(fragment)?;
-        Ok(url)
+        Ok(Self { scheme, host, path: unescaped(path)? })
     }
 }
 

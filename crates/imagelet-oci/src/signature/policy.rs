@@ -6,7 +6,10 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use imagelet_core::{image::Reference, text::unique_map};
+use imagelet_core::{
+    image::Reference,
+    text::{Object, unique_map},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -76,7 +79,7 @@ impl SignaturePolicy {
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(|why| format!("{place}: {why}"))
         };
-        let RawTransports { docker, docker_archive, oci, oci_archive } = raw.transports.unwrap_or_default();
+        let RawTransports { docker, docker_archive, oci, oci_archive } = raw.transports.0;
         let sections = [
             (Transport::Docker, docker),
             (Transport::DockerArchive, docker_archive),
@@ -87,7 +90,7 @@ impl SignaturePolicy {
         for (transport, section) in sections {
             let mut scopes = BTreeMap::new();
             if section.len() > SCOPES_MAX {
-                return Err(format!("more than {SCOPES_MAX} scopes"));
+                return Err(format!("transports{} has more than {SCOPES_MAX} scopes", transport.section()));
             }
             for (scope, raw) in section {
                 let place = place(transport, &scope);
@@ -125,14 +128,20 @@ impl SignaturePolicy {
     }
 }
 
+impl Transport {
+    /// How a policy's reader names the transport's section.
+    fn section(self) -> &'static str {
+        match self {
+            Self::Docker => ".docker",
+            Self::DockerArchive => "[\"docker-archive\"]",
+            Self::Oci => ".oci",
+            Self::OciArchive => "[\"oci-archive\"]",
+        }
+    }
+}
+
 fn place(transport: Transport, scope: &str) -> String {
-    let name = match transport {
-        Transport::Docker => ".docker",
-        Transport::DockerArchive => "[\"docker-archive\"]",
-        Transport::Oci => ".oci",
-        Transport::OciArchive => "[\"oci-archive\"]",
-    };
-    format!("transports{name}[\"{}\"]", printable(scope))
+    format!("transports{}[\"{}\"]", transport.section(), printable(scope))
 }
 
 fn scopes(reference: &Reference) -> Vec<String> {
@@ -156,7 +165,8 @@ fn scopes(reference: &Reference) -> Vec<String> {
 #[serde(deny_unknown_fields)]
 struct RawPolicy {
     default: Vec<RawRequirement>,
-    transports: Option<RawTransports>,
+    #[serde(default)]
+    transports: Object<RawTransports>,
 }
 
 /// Images come from registries and archives, so the other transports are not read.

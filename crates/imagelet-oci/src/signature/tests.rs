@@ -239,6 +239,9 @@ fn a_policy_that_is_not_understood_is_refused_and_what_is_not_supported_accepts_
         "[]",
         r#"{"default":[]}"#,
         r#"{"default":[{"type":"reject"}],"more":1}"#,
+        r#"{"default":[{"type":"reject"}],"transports":[{"":[{"type":"insecureAcceptAnything"}]}]}"#,
+        r#"{"default":[{"type":"reject"}],"transports":[{},{},{},{}]}"#,
+        r#"{"default":[{"type":"reject"}],"transports":[]}"#,
         r#"{"default":[{"type":"reject"}],"default":[{"type":"insecureAcceptAnything"}]}"#,
         r#"{"default":[{"type":"reject"}],"transports":{"docker":{"a":[{"type":"reject"}],"a":[{"type":"insecureAcceptAnything"}]}}}"#,
     ] {
@@ -249,6 +252,14 @@ fn a_policy_that_is_not_understood_is_refused_and_what_is_not_supported_accepts_
 #[test]
 fn a_refused_policy_is_quoted_in_short_and_on_one_line() {
     let long = "x".repeat(10_000);
+    let twice = format!(r#"{{"default":[{{"type":"reject"}}],"transports":{{"docker":{{"{long}":[],"{long}":[]}}}}}}"#);
+    assert!(SignaturePolicy::parse(twice.as_bytes()).expect_err(&twice).contains("a key occurs twice: \"xxx"));
+    let many: Vec<_> = (0..=10_000).map(|scope| format!(r#""{scope}":[{{"type":"reject"}}]"#)).collect();
+    let many = format!(r#"{{"default":[{{"type":"reject"}}],"transports":{{"oci":{{{}}}}}}}"#, many.join(","));
+    assert_eq!(
+        SignaturePolicy::parse(many.as_bytes()).expect_err("too many"),
+        "transports.oci has more than 10000 scopes"
+    );
     for text in [
         r#"{"default":[],"\u001b[2J\n":1}"#.to_owned(),
         format!(r#"{{"default":[{{"type":"sigstoreSigned","keyPath":"\u001b[2J{long}"}}]}}"#),

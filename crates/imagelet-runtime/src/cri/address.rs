@@ -50,6 +50,10 @@ impl Address {
             AddressPlatform::Windows => (Cow::from(text.replace('\\', "/")), "Using"),
         };
         let quoted_text = quoted(&text);
+        if text.bytes().any(|byte| byte.is_ascii_control()) {
+            // Also in a fragment, which Go takes: an endpoint is printed as it was given.
+            return Err(refused(format!("parse {quoted_text}: net/url: invalid control character in URL"), ""));
+        }
         let parsed = GoUrl::parse(&text).and_then(|GoUrl { scheme, host, path }| {
             let path = String::from_utf8(path).map_err(|_| "the path is not text".to_owned())?;
             Ok((scheme, host, path))

@@ -125,6 +125,9 @@ mod tests {
             (":x", "invalid port \":x\" after host"),
             ("unix:///a%zz", "invalid URL escape"),
             ("unix:///a\nb", "control character"),
+            ("unix:///a#\u{1b}[2J", "control character"),
+            ("unix:///a#%zz", "invalid URL escape"),
+            ("unix:a#%zz", "invalid URL escape"),
             ("npipe:////./pipe/x", "protocol \"npipe\" not supported"),
             (&format!("/{}", "x".repeat(107)), "longer than 107 bytes"),
         ] {

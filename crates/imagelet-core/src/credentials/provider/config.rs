@@ -375,7 +375,8 @@ mod tests {
         let long = folder.path().join("0.yaml");
         for (length, is_read) in [(FILE_LENGTH_MAX, true), (FILE_LENGTH_MAX + 1, false)] {
             std::fs::File::create(&long).unwrap().set_len(length).unwrap();
-            assert_eq!(trusted_files::read(&long, FILE_LENGTH_MAX).is_ok(), is_read, "{length}");
+            let error = ProviderConfig::read(&long).unwrap_err();
+            assert_eq!(!error.contains("longer than"), is_read, "{length}: {error}");
         }
         for number in 1..FILES_MAX {
             std::fs::File::create(folder.path().join(format!("{number}.yaml"))).unwrap();

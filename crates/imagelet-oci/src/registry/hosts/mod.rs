@@ -42,7 +42,6 @@ const WARNINGS_MAX: usize = 16;
 
 /// One host that serves a registry's content, and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is said of a host by itself")]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
     pub(crate) path: HostPath,
