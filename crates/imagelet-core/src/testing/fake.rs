@@ -317,6 +317,7 @@ impl FakeState {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         };
         let image = Arc::make_mut(self.images.entry(id.clone()).or_insert_with(|| Arc::new(fresh())));
         if reference.digest().is_none() && !image.tags.iter().any(|tag| tag == name) {
