@@ -24,7 +24,7 @@ pub(crate) fn artifact(files: &[(&str, &[u8])]) -> Image {
 }
 
 /// An artifact of blobs with annotations.
-fn artifact_of(blobs: Vec<(Blob, Value)>) -> Image {
+pub(crate) fn artifact_of(blobs: Vec<(Blob, Value)>) -> Image {
     let (layers, annotations): (Vec<Blob>, Vec<Value>) = blobs.into_iter().unzip();
     let described = layers.iter().zip(annotations).map(|(blob, annotations)| {
         json!({
