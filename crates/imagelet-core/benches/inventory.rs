@@ -159,6 +159,7 @@ fn image(number: u64) -> Image {
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     }
 }
 

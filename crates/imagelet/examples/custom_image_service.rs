@@ -88,7 +88,7 @@ impl Stored {
         let (names, size) = self.0.get(id)?;
         let (tags, digests) = split_names(names.iter().map(String::as_str));
         let (user, spec, pinned) = (ImageUser::default(), ImageSpec::default(), false);
-        Some(Image { id: id.clone(), tags, digests, size: *size, user, spec, pinned })
+        Some(Image { id: id.clone(), tags, digests, size: *size, user, spec, pinned, artifact: None })
     }
 
     fn find(&self, spec: &ImageSpec) -> Result<Option<ImageId>, RuntimeError> {

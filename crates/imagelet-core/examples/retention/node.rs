@@ -227,6 +227,7 @@ impl World {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         }
     }
 

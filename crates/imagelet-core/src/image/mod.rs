@@ -1,5 +1,6 @@
 //! The basic types of all other rooms: references, ids, keys, sizes, images.
 
+mod artifact;
 mod digest;
 mod docker_hub;
 mod glob;
@@ -10,8 +11,9 @@ mod pinned;
 mod platform;
 mod reference;
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::Arc};
 
+pub use artifact::{ARTIFACT_TYPE_LABEL, Artifact};
 pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use docker_hub::DOCKER_HUB_NAMES;
 pub use docker_hub::{DOCKER_HUB, DOCKER_HUB_HOST, is_docker_hub};
@@ -90,6 +92,8 @@ pub struct Image {
     pub spec: ImageSpec,
     /// `true`: the store excludes the image from collections.
     pub pinned: bool,
+    /// `Some`: the image was made of an artifact. CRI does not report it; [`crate::ports::RuntimeManager::list`] adds it.
+    pub artifact: Option<Arc<Artifact>>,
 }
 
 impl Image {

@@ -145,6 +145,7 @@ mod tests {
                 user: ImageUser::Unset,
                 spec: ImageSpec { runtime_handler: handler.clone(), ..ImageSpec::default() },
                 pinned: false,
+                artifact: None,
             });
             let images: Vec<Arc<Image>> = listed.iter().enumerate().map(image).collect();
             let plainly: std::collections::BTreeMap<ImageKey, u64> =

@@ -184,6 +184,7 @@ mod tests {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         }
     }
 

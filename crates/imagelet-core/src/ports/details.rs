@@ -268,6 +268,7 @@ mod tests {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         }
     }
 

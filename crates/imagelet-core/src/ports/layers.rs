@@ -1,7 +1,7 @@
 //! The parts that images share, and the disk space of each part.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     path::Path,
     sync::Arc,
@@ -10,13 +10,18 @@ use std::{
 use async_trait::async_trait;
 
 use crate::error::RuntimeError;
-use crate::image::{ByteSize, ImageId, counted};
+use crate::image::{Artifact, ByteSize, ImageId, counted};
 
-/// Reads the layer graph if the [`super::ImageService`] of the runtime has none, for example over CRI.
+/// Reads what the [`super::ImageService`] of a runtime does not report, for example over CRI.
 #[async_trait]
 pub trait LayerSource: Send + Sync + fmt::Debug {
     /// Reads which images share which parts, and the size of each part. `None`: this runtime does not report them.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
+
+    /// Finds the artifacts among listed images. After a failure, only earlier found artifacts are known.
+    async fn artifacts(&self, _listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
+        HashMap::new()
+    }
 }
 
 /// The parts of each image. A part is removed with its last image.
@@ -126,7 +131,14 @@ impl LayerGraph {
 
     /// The bytes of all images, each part once.
     pub fn total(&self) -> ByteSize {
-        self.layers.iter().zip(self.users()).filter(|(_, users)| *users > 0).map(|(layer, _)| layer.bytes).sum()
+        self.total_of(self.images.keys())
+    }
+
+    /// The bytes of these images, each part once.
+    pub fn total_of<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> ByteSize {
+        let parts: BTreeSet<u32> =
+            images.into_iter().filter_map(|image| self.images.get(image)).flatten().copied().collect();
+        parts.into_iter().filter_map(|part| self.part(part)).map(|layer| layer.bytes).sum()
     }
 
     fn part(&self, part: u32) -> Option<&LayerFacts> {
@@ -269,6 +281,8 @@ mod tests {
             graph.shares().into_iter().map(|(id, share)| (id.as_str(), share.unique.0, share.shared.0)).collect();
         assert_eq!(shares, [("a", 0, 100), ("b", 0, 110), ("c", 1, 110)]);
         assert_eq!(graph.total(), ByteSize(111), "the fourth part is of no image");
+        let two = ["a", "b", "unknown"].map(ImageId::new);
+        assert_eq!(graph.total_of(&two), ByteSize(110), "the part of both counts once");
     }
 
     #[test]

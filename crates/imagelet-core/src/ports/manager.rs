@@ -49,7 +49,8 @@ pub struct RuntimeManager {
     pub metrics: Option<Arc<Metrics>>,
     /// Names of pinned images, in addition to the names that the store pins.
     pub pinned: Arc<PinnedNames>,
-    /// Reads the layer graph from another interface of the runtime. `None`: the image store has the graph.
+    /// Reads the layer graph and the artifacts from another interface of the runtime. `None`: the image store reports
+    /// both.
     pub layers: Option<Arc<dyn LayerSource>>,
     /// Checks whether a listed image has its layers. `None`: the image store lists only such images.
     pub usable: Option<UsableImages>,
@@ -87,12 +88,21 @@ impl RuntimeManager {
 
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let listed = self.counted("list_images", self.images.list(filter)).await?;
-        if self.pinned.is_empty() {
+        let artifacts = match &self.layers {
+            Some(source) => source.artifacts(&listed.iter().map(|image| &image.id).collect::<Vec<_>>()).await,
+            None => HashMap::new(),
+        };
+        if self.pinned.is_empty() && artifacts.is_empty() {
             return Ok(listed);
         }
         let mut images = listed.into_images();
-        for image in images.iter_mut().filter(|image| self.pinned.marks(image)) {
-            Arc::make_mut(image).pinned = true;
+        for image in &mut images {
+            if self.pinned.marks(image) {
+                Arc::make_mut(image).pinned = true;
+            }
+            if let Some(artifact) = artifacts.get(&image.id) {
+                Arc::make_mut(image).artifact = Some(Arc::clone(artifact));
+            }
         }
         Ok(images.into())
     }
@@ -291,6 +301,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::image::{Artifact, Digest};
     use crate::{
         ports::{ContainerImage, ContainerState},
         testing::FakeRuntime,
@@ -344,6 +355,34 @@ mod tests {
             let line = format!("kubelet_runtime_operations_total{{operation_type=\"{operation}\"}} {count}");
             assert!(metrics.render().lines().any(|found| found == line), "{line}");
         }
+    }
+
+    #[derive(Debug)]
+    struct Artifacts(HashMap<ImageId, Arc<Artifact>>);
+
+    #[async_trait::async_trait]
+    impl LayerSource for Artifacts {
+        async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+            Ok(None)
+        }
+
+        async fn artifacts(&self, listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
+            let found = listed.iter().filter_map(|id| self.0.get_key_value(*id));
+            found.map(|(id, artifact)| (id.clone(), Arc::clone(artifact))).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_of_a_runtime_says_which_images_are_artifacts() {
+        let fake = crate::testing::FakeRuntime::new();
+        let (model, app) = (fake.preload("model:1", "model", 1), fake.preload("app:1", "app", 1));
+        let artifact = Artifact { kind: "a/model".to_owned(), manifest: Digest::of(b"manifest"), files: 1 };
+        let artifacts = HashMap::from([(model.clone(), Arc::new(artifact.clone()))]);
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake));
+        let runtime = RuntimeManager { layers: Some(Arc::new(Artifacts(artifacts))), ..runtime };
+        let listed = runtime.list(None).await.unwrap();
+        let of = |id: &ImageId| listed.iter().find(|image| image.id == *id).unwrap().artifact.as_deref().cloned();
+        assert_eq!((of(&model), of(&app)), (Some(artifact), None));
     }
 
     #[test]

@@ -61,6 +61,7 @@ mod tests {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         };
         let includes = |asked: &str, begun: &str| PullNames::new(&image, asked).include(&PullIntent::new(begun));
         for begun in [

@@ -67,6 +67,15 @@ api_documents! {
     ImageList {
         images: Vec<ImageRow>,
     }
+    /// An image that was made of an artifact: of files, such as a model.
+    ArtifactRow {
+        /// As the artifact calls itself.
+        r#type: String,
+        /// Digest of the artifact's manifest.
+        manifest: String,
+        /// An archive counts as one.
+        files: u64,
+    }
     ImageRow {
         id: String,
         /// Empty means the default handler.
@@ -90,6 +99,8 @@ api_documents! {
         awaited_by: Vec<String>,
         /// `pulled` by imagelet, `adopted` from another manager, or `found`.
         origin: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        artifact: Option<ArtifactRow>,
         /// Code of the next collection's decision; only in replies to `df`.
         next_code: Option<String>,
         next_reason: Option<String>,
@@ -116,6 +127,9 @@ api_documents! {
         /// `exact`, `partial` or `claimed`.
         images_certainty: String,
         images_count: u64,
+        /// The images that are artifacts, and their bytes as in `images_size`.
+        artifacts_count: u64,
+        artifacts_size: u64,
         /// Bytes that `gc --all-unused` frees.
         reclaimable: u64,
         /// `exact`, `partial` or `claimed`.
@@ -186,6 +200,8 @@ api_documents! {
         id: String,
         names: Vec<String>,
         digests: Vec<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        artifact: Option<ArtifactRow>,
         size: u64,
         /// Bytes that its removal frees after the earlier removals; absent for kept images and in kubelet mode.
         frees: Option<u64>,

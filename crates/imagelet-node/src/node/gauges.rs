@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -39,6 +40,8 @@ families! {
     IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.", Gauge, &[];
     IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.", Gauge, &[];
     IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.", Gauge, &[];
+    ARTIFACTS = "imagelet_images_artifacts", "Images that are artifacts, such as models.", Gauge, &[];
+    ARTIFACTS_BYTES = "imagelet_images_artifacts_bytes", "Sizes of these images as listed.", Gauge, &[];
     HELD_BACK = "imagelet_images_held_back", "Images that are held back because their pulls failed.", Gauge, &[];
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.", Gauge, &[];
     FS_CAPACITY = "imagelet_filesystem_capacity_bytes",
@@ -80,7 +83,12 @@ impl LocalNode {
             metrics.set(&IMAGES, &[], entries.len() as f64);
             metrics.set(&IMAGES_IN_USE, &[], count(|entry| !entry.usage.used_by.is_empty()));
             metrics.set(&IMAGES_PINNED, &[], count(|entry| !entry.pinned_by.is_empty()));
-            metrics.set(&IMAGES_BYTES, &[], entries.iter().map(|entry| entry.image.size.0 as f64).sum());
+            let bytes = |is_counted: fn(&&Arc<ImageEntry>) -> bool| {
+                entries.iter().filter(is_counted).map(|entry| entry.image.size.0 as f64).sum()
+            };
+            metrics.set(&IMAGES_BYTES, &[], bytes(|_| true));
+            metrics.set(&ARTIFACTS, &[], count(|entry| entry.image.artifact.is_some()));
+            metrics.set(&ARTIFACTS_BYTES, &[], bytes(|entry| entry.image.artifact.is_some()));
             metrics.set(&SNAPSHOT_TIME, &[], since_epoch(snapshot.taken_at).as_secs_f64());
         }
         metrics.set(&gc::LOST, &[], images.log.lost() as f64);

@@ -41,6 +41,7 @@ struct State {
     base_gone: Vec<String>,
     /// Calls that never return.
     stalls: Vec<String>,
+    mounts_no_artifacts: bool,
     /// What came with each tree: its folders without an entry, and the bytes of its blob.
     came: BTreeMap<String, (Vec<String>, Option<Vec<u8>>)>,
 }
@@ -104,6 +105,11 @@ impl FakeSink {
         self.state().came.get(chain).cloned().unwrap_or_default()
     }
 
+    /// As a runtime without image volumes.
+    pub(crate) fn mount_no_artifacts(&self) {
+        self.state().mounts_no_artifacts = true;
+    }
+
     pub(crate) fn forget_layers(&self) {
         self.state().trees.clear();
     }
@@ -153,6 +159,19 @@ impl LayerSink for FakeSink {
         drop(state);
         let there = watch::Sender::new((0..chains.len()).map(|index| index < present).collect());
         Ok(Arc::new(FakeImport { sink: self.clone(), image, chains, present, there, is_over: Mutex::new(false) }))
+    }
+
+    fn check_mounts_artifacts(&self) -> Result<(), RuntimeError> {
+        if self.state().mounts_no_artifacts {
+            return Err(RuntimeError::unsupported("the sink mounts no artifacts"));
+        }
+        Ok(())
+    }
+
+    async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError> {
+        let state = self.state();
+        let named = state.images.values().find(|image| image.names.iter().any(|other| other == name));
+        Ok(named.map(|image| (image.root.digest.clone(), image.layers[0].digest.clone())))
     }
 }
 

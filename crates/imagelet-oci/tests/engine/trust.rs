@@ -82,9 +82,21 @@ fn sign(registry: &TestRegistry, keys: &Path, subject: &Digest) {
 
 #[tokio::test]
 async fn an_image_is_pulled_once_its_signature_meets_the_policy_and_no_layer_is_fetched_before() {
-    let folder = tempfile::tempdir().expect("a folder");
     let registry = TestRegistry::start().await;
     registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
+    is_pulled_once_signed(&registry).await;
+}
+
+#[tokio::test]
+async fn an_artifact_is_pulled_once_the_signature_of_its_manifest_meets_the_policy() {
+    let registry = TestRegistry::start().await;
+    registry.artifact("app", "v1", &[("a", b"a")]);
+    is_pulled_once_signed(&registry).await;
+}
+
+/// Pulls `app:v1` of one layer under many policies.
+async fn is_pulled_once_signed(registry: &TestRegistry) {
+    let folder = tempfile::tempdir().expect("a folder");
     let manifest = Digest::of(&registry.file("app/manifests/v1"));
     let (ours, other) = (folder.path().join("ours"), folder.path().join("other"));
     key_pair(&ours);
@@ -114,11 +126,11 @@ async fn an_image_is_pulled_once_its_signature_meets_the_policy_and_no_layer_is_
     refused("cannot be used").await;
     write(json!([signed(&ours)]));
     refused("the registry has none").await;
-    sign(&registry, &other, &manifest);
+    sign(registry, &other, &manifest);
     refused("not by an accepted key").await;
-    sign(&registry, &ours, &Digest::of(b"another image"));
+    sign(registry, &ours, &Digest::of(b"another image"));
     refused("not by an accepted key").await;
-    sign(&registry, &ours, &manifest);
+    sign(registry, &ours, &manifest);
     write(json!([{"type": "reject"}]));
     refused("it rejects every image").await;
     write(json!([{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/k"}]));

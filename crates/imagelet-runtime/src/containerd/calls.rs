@@ -117,6 +117,11 @@ impl ContainerdClient {
         self.list("Content.List", "", ()).await
     }
 
+    /// The blobs that have a label.
+    pub(crate) async fn contents_with(&self, label: &str) -> Answer<Vec<content::Info>> {
+        self.list("Content.List", label, format!("labels.{label:?}")).await
+    }
+
     pub async fn write_content(
         &self,
         digest: &str,

@@ -1,4 +1,5 @@
-//! Exact sizes: which images of a containerd share which parts, and the disk usage of each part.
+//! Exact sizes: which images of a containerd share which parts, the disk usage of each part, and which images are
+//! artifacts.
 //!
 //! The data is from containerd's own records. No tree is walked and no blob is read.
 
@@ -15,7 +16,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
-    image::ByteSize,
+    image::{ARTIFACT_TYPE_LABEL, Artifact, ByteSize, ImageId},
     lock::locked,
     ports::{Freed, LayerGraph, LayerSource},
 };
@@ -26,7 +27,7 @@ use self::graph::{CommittedSnapshot, PartFolders, TooEntangled, snapshotters};
 pub(crate) use self::graph::{Listed, refers_to_snapshot};
 use crate::containerd::{
     ContainerdClient, ContainerdError, NAMESPACE,
-    v1::{introspection, leases, snapshots},
+    v1::{content, introspection, leases, snapshots},
 };
 
 const USAGES_AT_ONCE: usize = 32;
@@ -36,6 +37,9 @@ const NAMESPACES_MAX: usize = 64;
 /// Limit of snapshotters with images. Most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
 
+/// Limit of the images of which it is known whether they are artifacts.
+const IMAGES_KNOWN_MAX: usize = 20_000;
+
 const EXPIRES: &str = "containerd.io/gc.expire";
 
 #[derive(Debug)]
@@ -44,12 +48,14 @@ pub struct ContainerdSizes {
     survey_max: Duration,
     /// The usages of the snapshots in the last survey. The usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
+    /// The images of earlier lists; `Some`: the image is an artifact. An image with an id never changes.
+    artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
 }
 
 impl ContainerdSizes {
     /// Creates a reader. A survey of all images takes at most `survey_max`.
     pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
-        Self { client, survey_max, usages: Mutex::default() }
+        Self { client, survey_max, usages: Mutex::default(), artifacts: Mutex::default() }
     }
 
     async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
@@ -164,6 +170,24 @@ impl ContainerdSizes {
         });
         asked.buffer_unordered(USAGES_AT_ONCE).try_filter_map(async |usage| Ok(usage)).try_collect().await
     }
+
+    /// Adds listed images to the known ones. An import labels the configuration of an artifact, and the digest of the
+    /// configuration is the image's id.
+    async fn learn(&self, listed: &[&ImageId]) -> Result<(), ContainerdError> {
+        let blobs = match self.client.contents_with(ARTIFACT_TYPE_LABEL).await {
+            // The socket is not containerd's, so it has no image that imagelet made.
+            Err(error) if error.code() == Code::Unimplemented => Vec::new(),
+            blobs => blobs?,
+        };
+        let read = |blob: &content::Info| Artifact::from_labels(&blob.labels).map(Arc::new);
+        let found: HashMap<&str, _> = blobs.iter().map(|blob| (blob.digest.as_str(), read(blob))).collect();
+        let mut known = locked(&self.artifacts);
+        if known.len() + listed.len() > IMAGES_KNOWN_MAX {
+            known.clear();
+        }
+        known.extend(listed.iter().map(|id| ((*id).clone(), found.get(id.as_str()).cloned().flatten())));
+        Ok(())
+    }
 }
 
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -189,6 +213,20 @@ impl LayerSource for ContainerdSizes {
                 Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message))
             }
         }
+    }
+
+    /// Asks containerd only for images that no earlier list had.
+    async fn artifacts(&self, listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
+        let has_new = {
+            let known = locked(&self.artifacts);
+            listed.iter().any(|id| !known.contains_key(*id))
+        };
+        if has_new && let Err(error) = self.learn(listed).await {
+            tracing::debug!(%error, "could not ask containerd which images are artifacts");
+        }
+        let known = locked(&self.artifacts);
+        let artifact = |id: &&ImageId| Some(((*id).clone(), known.get(*id)?.clone()?));
+        listed.iter().filter_map(artifact).collect()
     }
 }
 

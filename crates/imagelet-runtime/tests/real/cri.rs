@@ -81,6 +81,7 @@ impl ImageService for CriImages {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         }))
     }
 

@@ -39,6 +39,7 @@ async fn a_name_that_is_given_to_another_image_while_cri_is_awaited_stays() {
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     });
     let error = making.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Remains, "{error:?}");

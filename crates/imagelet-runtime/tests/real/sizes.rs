@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, process::Command, time::Duration};
 
 use imagelet_core::{
-    image::{Digest, ImageId},
+    image::{Artifact, Digest, ImageId},
     ports::{Certainty, LayerGraph, LayerSource as _},
 };
 use imagelet_runtime::{
@@ -53,9 +53,20 @@ async fn chain(client: &ContainerdClient, layers: &[String]) -> String {
 
 /// Puts an image of empty layers with one packed blob each and the three records of CRI; returns its id.
 pub(crate) async fn put(client: &ContainerdClient, name: &str, layers: &[String]) -> ImageId {
+    put_labelled(client, name, layers, BTreeMap::new()).await
+}
+
+/// The same, with labels of its configuration.
+async fn put_labelled(
+    client: &ContainerdClient,
+    name: &str,
+    layers: &[String],
+    labels: BTreeMap<String, String>,
+) -> ImageId {
     let top = chain(client, layers).await;
     let refers = |kind: &str, digest: String| (format!("containerd.io/gc.ref.{kind}"), digest);
-    let config = blob(client, &format!("config of {name}"), [refers("snapshot.overlayfs", top)].into()).await;
+    let labels = labels.into_iter().chain([refers("snapshot.overlayfs", top)]).collect();
+    let config = blob(client, &format!("config of {name}"), labels).await;
     let mut labels = BTreeMap::from([refers("content.config", config.clone())]);
     for (at, layer) in layers.iter().enumerate() {
         labels.extend([refers(&format!("content.l.{at}"), blob(client, layer, BTreeMap::new()).await)]);
@@ -112,4 +123,26 @@ async fn what_leases_and_other_namespaces_keep_is_held() {
     assert_eq!(graph.freed_by([&id]).bytes.0, 3 * 4096 + 4 * 4096, "the lower layer is of both images");
     // The end of the lease was a collection, of every namespace: nothing referred to the other namespace's blob.
     assert_eq!(graph.freed_by([&id, &other]).bytes.0, 2 * 3 * 4096 + 8 * 4096);
+}
+
+#[tokio::test]
+async fn an_artifact_is_known_by_the_labels_of_its_configuration_also_while_containerd_is_away() {
+    let node = Node::start().await;
+    let (client, lease) = (node.client(), LeaseId::unique());
+    client.create_lease(&lease, Duration::from_hours(1)).await.unwrap();
+    let leased = client.under(&lease);
+    let artifact = Artifact { kind: "a/model".to_owned(), manifest: Digest::of(b"manifest"), files: 7 };
+    let model = put_labelled(&leased, "registry/model", &["one".to_owned()], artifact.labels()).await;
+    let app = put(&leased, "registry/app", &["two".to_owned()]).await;
+    let sizes = ContainerdSizes::new(node.client(), LOOK_MAX);
+    let found = sizes.artifacts(&[&model, &app]).await;
+    assert_eq!(
+        found.into_iter().map(|(id, found)| (id, (*found).clone())).collect::<Vec<_>>(),
+        [(model.clone(), artifact)]
+    );
+    // What an image is never changes, so containerd is not asked again.
+    drop(node);
+    assert_eq!(sizes.artifacts(&[&app, &model]).await.len(), 1);
+    assert!(sizes.artifacts(&[&app]).await.is_empty());
+    assert!(ContainerdSizes::new(client, LOOK_MAX).artifacts(&[&model]).await.is_empty());
 }

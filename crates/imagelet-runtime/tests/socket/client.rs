@@ -293,6 +293,7 @@ async fn list_served(input: &Value) -> Value {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         });
     }
     let served = Served::images(fake).await;

@@ -251,6 +251,7 @@ impl ImageService for Wordy {
             user: ImageUser::Unset,
             spec: ImageSpec { annotations, ..ImageSpec::default() },
             pinned: false,
+            artifact: None,
         }]
         .into_iter()
         .collect())

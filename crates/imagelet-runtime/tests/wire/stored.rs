@@ -19,6 +19,7 @@ pub(crate) fn stored(image: &serde_json::Value) -> imagelet_core::image::Image {
         user: ImageUser::of_config(image["config_user"].as_str().unwrap_or_default()),
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     }
 }
 

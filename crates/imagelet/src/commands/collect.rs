@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use imagelet_core::image::{ByteSize, Percent, counted};
 
-use super::images_write::note;
+use super::{
+    images::{ARTIFACT, artifact},
+    images_write::note,
+};
 use crate::{
     EXIT_USAGE,
     cli::GcArgs,
@@ -57,6 +60,7 @@ fn plan(done: &Collected, format: Format) -> Table {
         [
             names(&row.names, &row.digests),
             id(&row.id, wide).to_owned(),
+            artifact(row.artifact.as_ref()),
             ByteSize(row.size).to_string(),
             size(row.frees),
             row.verdict.clone(),
@@ -64,8 +68,9 @@ fn plan(done: &Collected, format: Format) -> Table {
             super::why::coded(&row.code, &row.inputs),
         ]
     });
-    let table = Table::new(["NAME", "ID", "SIZE", "FREES", "VERDICT", "REASON", "CODE"]).rows(rows);
-    table.wide(wide).only_if(wide, &["CODE"])
+    let has_artifacts = done.images.iter().any(|row| row.artifact.is_some());
+    let table = Table::new(["NAME", "ID", ARTIFACT, "SIZE", "FREES", "VERDICT", "REASON", "CODE"]).rows(rows);
+    table.wide(wide).only_if(wide, &["CODE"]).only_if(has_artifacts, &[ARTIFACT])
 }
 
 /// The totals, and the disk usage, which explains a collection without removals.

@@ -16,7 +16,7 @@ use crate::{
     output::{Format, Table, id, names, or_dash, print, size},
 };
 use imagelet_node::{
-    api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
+    api::{ArtifactRow, ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
     durations::age,
     failure::Failure,
     node::{Node, USES_UNKNOWN},
@@ -54,6 +54,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
             age(image.first_seen.as_deref(), now),
             age(image.last_used.as_deref(), now),
             hold(image),
+            artifact(image.artifact.as_ref()),
             size(image.unique),
             size(image.shared),
             image.origin.clone().unwrap_or_else(|| "-".into()),
@@ -62,8 +63,17 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
             joined(&image.awaited_by),
         ]
     });
-    let header = ["NAME", "DIGEST", "ID", "SIZE", "AGE", "LAST USED", "USE"].into_iter().chain(ONLY_WIDE);
-    Table::new(header).rows(rows).wide(wide).only_if(digests, &["DIGEST"]).only_if(wide, &ONLY_WIDE)
+    let header = ["NAME", "DIGEST", "ID", "SIZE", "AGE", "LAST USED", "USE", ARTIFACT].into_iter().chain(ONLY_WIDE);
+    let has_artifacts = images.iter().any(|image| image.artifact.is_some());
+    let table = Table::new(header).rows(rows).wide(wide).only_if(digests, &["DIGEST"]).only_if(wide, &ONLY_WIDE);
+    table.only_if(has_artifacts, &[ARTIFACT])
+}
+
+/// The column of artifacts, which a table of images alone does not have.
+pub(super) const ARTIFACT: &str = "ARTIFACT";
+
+pub(super) fn artifact(artifact: Option<&ArtifactRow>) -> String {
+    artifact.map_or_else(|| "-".into(), |artifact| artifact.r#type.clone())
 }
 
 fn hold(image: &ImageRow) -> String {
@@ -98,6 +108,7 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
             ("Id:", Some(image.id.clone())),
             ("Names:", list(&image.names)),
             ("Digests:", list(&image.digests)),
+            ("Artifact:", image.artifact.as_ref().map(ArtifactRow::summary)),
             ("Size:", Some(sizes(image))),
             ("First seen:", ago(image.first_seen.as_deref())),
             ("Origin:", Some(text(image.origin.clone()))),
@@ -118,12 +129,13 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
             let layers: Vec<_> = details.layers.into_iter().map(named).collect();
             [
                 ("Platform:", Some(text(details.platform))),
-                ("Artifact type:", details.artifact_type.map(|it| text(Some(it)))),
                 ("Manifest:", Some(text(details.manifest))),
                 (if is_artifact { "Files:" } else { "Layers:" }, list(&layers)),
             ]
         });
-        Table::facts(facts.into_iter().chain(details)).write(out)
+        // A runtime reports no details, and its manifest of an artifact is imagelet's.
+        let manifest = image.artifact.as_ref().filter(|_| found.details.is_none()).map(|it| it.manifest.clone());
+        Table::facts(facts.into_iter().chain([("Manifest:", manifest)]).chain(details)).write(out)
     })?)
 }
 
@@ -133,7 +145,6 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
 #[serde(default, rename_all = "camelCase")]
 struct ShownDetails {
     platform: Option<String>,
-    artifact_type: Option<String>,
     manifest: Option<String>,
     layers: Vec<ShownLayer>,
 }
@@ -180,14 +191,16 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
             size(image.unique),
             size(image.shared),
             age(image.last_used.as_deref(), now),
+            artifact(image.artifact.as_ref()),
             held_by(image, wide),
             image.next_code.clone().unwrap_or_else(|| "-".into()),
             image.next_reason.clone().unwrap_or_else(|| "-".into()),
         ]
     });
-    let header = ["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", "HELD BY", "REASON", "NEXT COLLECTION"];
+    let header =
+        ["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", ARTIFACT, "HELD BY", "REASON", "NEXT COLLECTION"];
     let table = Table::new(header).rows(rows).wide(wide).only_if(wide, &["NEXT COLLECTION"]);
-    table.optional(&["SHARED", "ID", "REASON"])
+    table.only_if(usage.artifacts_count > 0, &[ARTIFACT]).optional(&["SHARED", "ID", "REASON"])
 }
 
 /// The first user or pin of an image and the number of others; in a wide table, all of them.
@@ -220,11 +233,13 @@ fn totals(usage: &Usage) -> Table {
         "partial" => format!("about {reclaimable} (not all layers could be measured)"),
         _ => reclaimable.to_string(),
     };
+    let artifacts = || format!("{} of the images ({})", usage.artifacts_count, ByteSize(usage.artifacts_size));
     let layers = usage.store.as_ref().and_then(|store| store["layers"].as_u64());
     Table::facts([
         ("Directory:", Some(usage.mountpoint.clone())),
         ("Disk:", (usage.capacity > 0).then(disk)),
         ("Images:", Some(format!("{} ({size})", usage.images_count))),
+        ("Artifacts:", (usage.artifacts_count > 0).then(artifacts)),
         ("Reclaimable:", Some(reclaimable)),
         ("Layers:", layers.map(|layers| layers.to_string())),
     ])

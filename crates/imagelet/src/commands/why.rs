@@ -14,7 +14,7 @@ use imagelet_core::{
     },
 };
 use imagelet_node::{
-    api::{ImageRow, PullRow, no_steps},
+    api::{ArtifactRow, ImageRow, PullRow, no_steps},
     durations::milliseconds,
     failure::Failure,
     node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
@@ -72,6 +72,7 @@ fn one(
         ("Now:", Some(now)),
     ];
     facts.extend(image.pulls.iter().map(|pull| ("Pull:", Some(running_pull(pull)))));
+    facts.push(("Artifact:", image.now.as_ref().and_then(|now| now.artifact.as_ref()).map(ArtifactRow::summary)));
     facts.push(("Origin:", image.now.as_ref().map(|now| origin(image, now))));
     facts.push(("Uses:", (image.now.is_some() && image.uses > 0).then(uses)));
     facts.extend(image.held_back.iter().map(|held| {

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::{
     fake_registry::FakeRegistry,
+    http_api::get,
     images::{Blob, Compression, Image, Layer, OCI_MANIFEST},
+    ports::Port,
     program::{Daemon, with_store},
     testbed::{require_root, scratch},
 };
@@ -14,7 +16,7 @@ use crate::{
 const KIND: &str = "application/vnd.example.model";
 
 /// An artifact as `oras push` writes it, with these files by title.
-fn artifact(files: &[(&str, &[u8])]) -> Image {
+pub(crate) fn artifact(files: &[(&str, &[u8])]) -> Image {
     let blob = |(title, bytes): &(&str, &[u8])| {
         (Blob::new(bytes.to_vec(), "application/x-part"), json!({"org.opencontainers.image.title": title}))
     };
@@ -22,7 +24,7 @@ fn artifact(files: &[(&str, &[u8])]) -> Image {
 }
 
 /// An artifact of blobs with annotations.
-fn artifact_of(blobs: Vec<(Blob, Value)>) -> Image {
+pub(crate) fn artifact_of(blobs: Vec<(Blob, Value)>) -> Image {
     let (layers, annotations): (Vec<Blob>, Vec<Value>) = blobs.into_iter().unzip();
     let described = layers.iter().zip(annotations).map(|(blob, annotations)| {
         json!({
@@ -137,4 +139,81 @@ fn a_daemon_pulls_an_artifact_and_refuses_one_whose_file_would_leave_its_directo
     daemon.run(["pull", "-q", &hostile]).refused(&["the artifact's file name `../../../etc/cron.d/x`", "`..`"]);
     assert!(!registry.requests().iter().any(|request| request.contains("/hostile/blobs/")));
     assert_eq!(daemon.run(["ls", "-q"]).ok().lines().count(), 1);
+}
+
+#[test]
+fn an_artifact_is_shown_by_its_type_manifest_and_files_wherever_images_are_shown() {
+    let (registry, folder, port) = (FakeRegistry::start(), scratch(), Port::choose());
+    let image = artifact(&[("a", &[1; 5000]), ("b", b"2")]);
+    let name = registry.put("model:v1", &image);
+    let plain = registry.put("app:v1", &Image::marked("app", 100));
+    let store = folder.path().join("store");
+    let daemon = Daemon::start(folder.path(), ["--store", text(&store), "--http", &port.address()]);
+    for name in [&name, &plain] {
+        daemon.run(["pull", "-q", name]).ok();
+    }
+    let shown = json!({"type": KIND, "manifest": image.manifest.digest, "files": 2});
+    let summary = format!("{KIND}, 2 files");
+    let of_both =
+        |images: &Value| images.as_array().unwrap().iter().map(|row| row["artifact"].clone()).collect::<Vec<_>>();
+
+    let table = daemon.run(["ls"]).ok();
+    let line = |of: &str, table: &str| table.lines().find(|line| line.contains(of)).unwrap_or_default().to_owned();
+    assert!(line("NAME", &table).contains("ARTIFACT") && line("model:v1", &table).contains(KIND), "{table}");
+    assert!(!line("app:v1", &table).contains(KIND), "{table}");
+    assert_eq!(of_both(&daemon.run(["ls", "-o", "json"]).json()["images"]), [Value::Null, shown.clone()]);
+    let inspected = daemon.run(["inspect", &name]).ok();
+    assert!(line("Artifact:", &inspected).contains(&summary), "{inspected}");
+    assert!(line("Manifest:", &inspected).contains(&image.manifest.digest), "{inspected}");
+    assert!(line("Artifact:", &daemon.run(["why", &name]).ok()).contains(&summary));
+
+    let usage = daemon.run(["df", "-o", "json"]).json();
+    let row = usage["images"].as_array().unwrap().iter().find(|row| row["artifact"] == shown).unwrap();
+    assert_eq!((&usage["artifactsCount"], &usage["artifactsSize"]), (&json!(1), &row["size"]), "{usage:#}");
+    let table = daemon.run(["df", "-v"]).ok();
+    assert!(line("Artifacts:", &table).contains("1 of the images ("), "{table}");
+    assert!(line("model:v1", &table).contains(KIND), "{table}");
+    let plan = ["gc", "--dry-run", "--all-unused", "--now"];
+    assert!(line("model:v1", &daemon.run(plan).ok()).contains(KIND));
+    assert!(of_both(&daemon.run(plan.into_iter().chain(["-o", "json"])).json()["images"]).contains(&shown));
+
+    let page = get(&port.address(), "/api/v1/images").body;
+    let page: Value = serde_json::from_str(&page).unwrap();
+    assert!(of_both(&page["images"]).contains(&shown), "{page:#}");
+    let metrics = get(&port.address(), "/metrics").body;
+    for line in ["imagelet_images 2\n", "imagelet_images_artifacts 1\n"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    let bytes = metrics.lines().find(|line| line.starts_with("imagelet_images_artifacts_bytes ")).unwrap();
+    assert_eq!(bytes.split(' ').nth(1).unwrap().parse::<u64>().ok(), row["size"].as_u64());
+    daemon.run(["rm", &name]).ok();
+    assert!(!daemon.run(["ls"]).ok().contains("ARTIFACT"), "a table of images alone has no such column");
+}
+
+#[test]
+fn pins_keep_an_artifact_and_of_a_pods_volumes_the_one_that_fails_is_named() {
+    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let name = registry.put("model:v1", &artifact(&[("weights", b"w")]));
+    let (store, pod) = (folder.path().join("store"), folder.path().join("pod.yaml"));
+    let volume = |volume: &str, image: &str| format!("{{name: {volume}, image: {{reference: '{image}'}}}}");
+    let absent = registry.name("absent:v1");
+    let volumes = [volume("good", &name), volume("bad", &absent)].join(", ");
+    let spec =
+        format!("{{containers: [{{name: app, image: '{name}', imagePullPolicy: Never}}], volumes: [{volumes}]}}");
+    let set = format!("kind: StatefulSet\nmetadata: {{name: s}}\nspec: {{template: {{spec: {spec}}}}}\n");
+    fs::write(&pod, set).unwrap();
+    let ensured = with_store(&store, ["ensure", "-f", text(&pod)]);
+    assert_eq!(ensured.code, 1, "{ensured:?}");
+    let row = |field: &str| ensured.stdout.lines().find(|line| line.contains(field)).unwrap_or_default().to_owned();
+    assert!(row("volumes{good}").ends_with("pulled"), "{ensured:?}");
+    assert!(row("volumes{bad}").ends_with("ErrImagePull") && ensured.stderr.contains(&absent), "{ensured:?}");
+
+    let code = || {
+        let plan = with_store(&store, ["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
+        plan["images"][0]["code"].clone()
+    };
+    with_store(&store, ["pin", &name]).ok();
+    assert_eq!(code(), json!("pinned"));
+    with_store(&store, ["unpin", &name]).ok();
+    assert_ne!(code(), json!("pinned"));
 }

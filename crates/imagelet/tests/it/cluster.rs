@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::{
+    artifacts::artifact,
     fake_registry::FakeRegistry,
     http_api::get,
     images::Image,
@@ -77,7 +78,9 @@ impl Cluster {
 fn a_set_is_fetched_pinned_counted_and_released_again() {
     let (registry, folder) = (FakeRegistry::start(), scratch());
     let cluster = Cluster::start(folder.path());
-    let [kept, other] = ["kept", "other"].map(|name| registry.put(&format!("{name}:v1"), &Image::marked(name, 100)));
+    // A model, and an image.
+    let kept = registry.put("kept:v1", &artifact(&[("weights", b"w")]));
+    let other = registry.put("other:v1", &Image::marked("other", 100));
     let daemon = cluster.daemon(folder.path());
     let mut controller = program();
     controller.args(["controller", "--identity", "test", "--kubeconfig"]).arg(&cluster.kubeconfig);

@@ -12,6 +12,7 @@ use imagelet_runtime::cri::RemoteImageService;
 use serde_json::{Value, json};
 
 use crate::{
+    artifacts::artifact,
     http_api::get,
     images::Image,
     kubernetes::Api,
@@ -56,7 +57,8 @@ fn pull_over_cri(daemon: &Daemon, image: &str) {
 fn all_images_of_a_bound_pod_are_present_before_a_kubelet_requests_them_by_the_secret_of_that_pod_alone() {
     let registry = Registry::start_with_login(&format!("{USER}:{PASSWORD}"));
     let push = |name: &str| registry.push(&format!("{name}:v1"), &Image::marked(name, 1000));
-    let [setup, app, model, never, foreign] = ["setup", "app", "model", "never", "foreign"].map(push);
+    let [setup, app, never, foreign] = ["setup", "app", "never", "foreign"].map(push);
+    let model = registry.push("model:v1", &artifact(&[("weights", b"w")]));
     let (folder, port) = (scratch(), Port::choose());
     let api = Api::start_with_token();
     api.fake.put_named("secrets", secret(&registry));

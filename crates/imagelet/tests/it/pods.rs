@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
+    artifacts::artifact,
     fake_registry::{FakeRegistry, Held},
     images::Image,
     program::{Daemon, Outcome, program, run, with_store},
@@ -158,18 +159,24 @@ impl Tenants {
 #[test]
 fn a_private_image_is_used_by_those_who_hold_its_secret_and_by_nobody_else() {
     let (node, registry) = (Node::new(""), Registry::start_with_login(LOGIN));
-    tenants_keep_apart(&node, &registry);
+    tenants_keep_apart(&node, &registry, &Image::marked("private", 2000));
+}
+
+#[test]
+fn a_private_artifact_is_used_by_those_who_hold_its_secret_where_every_image_is_verified() {
+    let node = Node::new("imagePullCredentialsVerificationPolicy: AlwaysVerify");
+    tenants_keep_apart(&node, &Registry::start_with_login(LOGIN), &artifact(&[("weights", b"w")]));
 }
 
 #[test]
 fn beside_containerd_the_same_pods_are_let_in_and_kept_out() {
     let (folder, registry) = (scratch(), Registry::start_with_login(LOGIN));
     let containerd = Containerd::start(folder.path(), &registry);
-    tenants_keep_apart(&Node::beside(containerd.endpoint()), &registry);
+    tenants_keep_apart(&Node::beside(containerd.endpoint()), &registry, &Image::marked("private", 2000));
 }
 
-fn tenants_keep_apart(node: &Node, registry: &Registry) {
-    let image = registry.push("team/app:v1", &Image::marked("private", 2000));
+fn tenants_keep_apart(node: &Node, registry: &Registry, image: &Image) {
+    let image = registry.push("team/app:v1", image);
     let tenants = Tenants::write(node, registry, &image);
     let daemon = node.daemon();
     let ensure = |daemon: &Daemon, arguments: &[String]| {
@@ -471,7 +478,7 @@ fn a_secret_that_was_not_given_is_told_once_in_the_kubelets_words() {
 fn one_file_may_hold_a_deployment_its_account_its_secret_and_more() {
     let (node, registry) = (Node::new(""), Registry::start_with_login(LOGIN));
     let image = registry.push("team/app:v1", &Image::marked("bundle", 2000));
-    let volume = registry.push("team/model:v1", &Image::marked("model", 2000));
+    let volume = registry.push("team/model:v1", &artifact(&[("weights", b"w")]));
     let auth = base64::engine::general_purpose::STANDARD.encode(LOGIN);
     let text = format!(
         "{{\"kind\": \"List\", \"items\": [{{\"kind\": \"Service\", \"metadata\": {{\"name\": \"web\"}}}}]}}\n---\n\

@@ -20,6 +20,7 @@ async fn called(node: &Node, id: &str, tags: &[&str], digests: &[&str]) -> Image
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     };
     node.fake.insert(image.clone());
     node.inventory.refresh(at(10)).await.unwrap();

@@ -57,6 +57,7 @@ pub(crate) fn image(id: &str, handler: &str, bytes: u64) -> Image {
         user: ImageUser::Unset,
         spec: ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::default() },
         pinned: false,
+        artifact: None,
     }
 }
 

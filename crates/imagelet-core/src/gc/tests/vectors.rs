@@ -63,6 +63,7 @@ fn image(value: &Value) -> Image {
         user: ImageUser::Unset,
         spec: ImageSpec { runtime_handler: text(&value["runtime_handler"]), ..ImageSpec::default() },
         pinned: value["pinned"].as_bool().unwrap_or(false),
+        artifact: None,
     }
 }
 

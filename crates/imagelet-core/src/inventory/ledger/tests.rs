@@ -93,7 +93,7 @@ async fn the_first_image_of_an_empty_node_is_on_disk_after_the_pass_that_finds_i
 fn unlisted() -> Image {
     let (user, spec) = (ImageUser::default(), ImageSpec::default());
     let (tags, digests) = (vec!["registry.test/one:v1".to_owned()], Vec::new());
-    Image { id: ImageId::new(""), tags, digests, size: ByteSize(1), user, spec, pinned: false }
+    Image { id: ImageId::new(""), tags, digests, size: ByteSize(1), user, spec, pinned: false, artifact: None }
 }
 
 #[test]

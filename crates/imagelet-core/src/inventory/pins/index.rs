@@ -108,6 +108,7 @@ mod tests {
                 user: ImageUser::Unset,
                 spec: ImageSpec::default(),
                 pinned: false,
+                artifact: None,
             };
             let patterns: Vec<(PinPattern, usize)> =
                 patterns.iter().filter_map(|text| text.parse().ok()).enumerate().map(|(at, it)| (it, at)).collect();

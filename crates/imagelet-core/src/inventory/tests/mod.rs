@@ -54,6 +54,7 @@ impl ImageService for Scripted {
             user: ImageUser::Unset,
             spec: ImageSpec { runtime_handler: text(&it["runtime_handler"]), ..ImageSpec::default() },
             pinned: it["pinned"].as_bool().unwrap_or(false),
+            artifact: None,
         };
         Ok(self.pass()["images"].as_array().unwrap().iter().map(|it| Arc::new(image(it))).collect())
     }

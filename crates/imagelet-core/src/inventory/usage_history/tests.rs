@@ -42,6 +42,7 @@ impl Node {
                     user: ImageUser::Unset,
                     spec: ImageSpec::default(),
                     pinned: false,
+                    artifact: None,
                 };
                 (key(name), image)
             })

@@ -76,6 +76,7 @@ impl ImageService for Link {
             user: ImageUser::Unset,
             spec: spec.clone(),
             pinned: false,
+            artifact: None,
         }))
     }
 

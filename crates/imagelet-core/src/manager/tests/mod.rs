@@ -201,6 +201,7 @@ impl ImageService for Scripted {
             user: ImageUser::Unset,
             spec: spec.clone(),
             pinned: false,
+            artifact: None,
         }))
     }
 

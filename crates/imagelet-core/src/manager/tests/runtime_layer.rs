@@ -15,6 +15,7 @@ fn named(id: &str, size: u64) -> Image {
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) fn image(id: &str, tag: &str) -> Image {
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     }
 }
 

@@ -222,6 +222,7 @@ fn started(case: &VectorCase, way: Way) -> Value {
         user: ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     };
     let images: Vec<Image> = input["runtime_images"].as_array().unwrap().iter().map(image).collect();
     let records = open_in(way, root.path());

@@ -13,7 +13,7 @@ use super::{
     text::{ago, image_href},
 };
 use crate::{
-    api::{Collected, ImageRow},
+    api::{ArtifactRow, Collected, ImageRow},
     failure::Failure,
     node::{Why, WhyHappening, WhyImage},
 };
@@ -135,6 +135,7 @@ fn facts(image: &WhyImage, now: Timestamp) -> impl Iterator<Item = (&'static str
     let facts = [
         ("Id", Some(image.id.clone())),
         ("Names", Some(image.names.join(", "))),
+        ("Artifact", row.and_then(|row| row.artifact.as_ref()).map(ArtifactRow::summary)),
         ("Size", Some(size(image.size))),
         ("Only in this image", row.and_then(|row| row.unique).map(size)),
         ("Shared with others", row.and_then(|row| row.shared).map(size)),
@@ -201,7 +202,12 @@ mod tests {
         let image_now = WhyImage {
             id: "sha256:aa".into(),
             names: vec!["r.example/app:v1".into()],
-            now: Some(ImageRow { unique: Some(3000), in_use_by: vec!["shop/web/app".into()], ..ImageRow::default() }),
+            now: Some(ImageRow {
+                unique: Some(3000),
+                in_use_by: vec!["shop/web/app".into()],
+                artifact: Some(ArtifactRow { r#type: "a/model".into(), files: 2, ..ArtifactRow::default() }),
+                ..ImageRow::default()
+            }),
             next: Some(WhyNext { verdict: "keep".into(), reason: "in use".into(), ..WhyNext::default() }),
             history: vec![happening("pulled", "2026-08-01T00:00:00Z"), happening("refused", "2026-08-01T12:00:00Z")],
             ..WhyImage::default()
@@ -211,6 +217,7 @@ mod tests {
         for words in [
             "r.example/app:v1",
             "3kB",
+            "a/model, 2 files",
             "shop/web/app",
             "keep: in use",
             ">refused<",

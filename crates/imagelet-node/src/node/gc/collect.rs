@@ -18,7 +18,7 @@ use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _,
 
 use super::{Collection, gc_audit::COLLECTED};
 use crate::{
-    api::{CollectRequest, Collected, CollectedRow, Step, Steps},
+    api::{ArtifactRow, CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
     failure::Failure,
     node::{AnswerTime, Command},
@@ -230,6 +230,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
             id: image.id.to_string(),
             names: image.tags.clone(),
             digests: image.digests.clone(),
+            artifact: image.artifact.as_deref().map(ArtifactRow::from),
             size: image.size.0,
             frees,
             verdict: verdict.into(),

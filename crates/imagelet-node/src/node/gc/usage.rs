@@ -6,7 +6,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{disks::DiskUse, gc::GcGoal, image::Digest, inventory::Snapshot, ports::Certainty};
+use imagelet_core::{
+    disks::DiskUse,
+    gc::GcGoal,
+    image::{Digest, ImageId},
+    inventory::Snapshot,
+    ports::Certainty,
+};
 
 use super::{
     Collection,
@@ -41,7 +47,14 @@ impl Command for UsageRequest {
         });
         let (reclaimable, certainty) =
             plan.map_or((0, Certainty::Claimed), |plan| (plan.sizes.freed.bytes.0, plan.sizes.certainty));
-        let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
+        let (images_size, images_certainty) =
+            sizes.total().unwrap_or_else(|| (listed(images.iter()), Certainty::Claimed));
+        let artifacts: Vec<&ImageRow> = images.iter().filter(|image| image.artifact.is_some()).collect();
+        let artifacts_count = artifacts.len() as u64;
+        let artifacts_size = match &sizes.layers {
+            Some(graph) => graph.total_of(&artifacts.iter().map(|image| ImageId::new(&image.id)).collect::<Vec<_>>()).0,
+            None => listed(artifacts),
+        };
         let store = sizes.store_bytes.zip(sizes.layers).map(|(total, graph)| {
             // A graph also contains the documents of each image and the kept blobs.
             let layers = graph.layers.iter().filter(|layer| layer.id.parse::<Digest>().is_ok()).count();
@@ -55,6 +68,8 @@ impl Command for UsageRequest {
             images_size,
             images_certainty: images_certainty.name().to_owned(),
             images_count: images.len() as u64,
+            artifacts_count,
+            artifacts_size,
             reclaimable,
             certainty: certainty.name().to_owned(),
             images,
@@ -64,8 +79,8 @@ impl Command for UsageRequest {
 }
 
 /// The sum of the listed sizes. An image of several handlers is added once.
-fn listed(images: &[ImageRow]) -> u64 {
-    let sizes: BTreeMap<&str, u64> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
+fn listed<'a>(images: impl IntoIterator<Item = &'a ImageRow>) -> u64 {
+    let sizes: BTreeMap<&str, u64> = images.into_iter().map(|image| (image.id.as_str(), image.size)).collect();
     sizes.into_values().fold(0, u64::saturating_add)
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, iter, time::SystemTime};
 
 use imagelet_core::{
     disks::FsStats,
-    image::{Digest, Image, ImageId},
+    image::{Artifact, Digest, Image, ImageId, counted},
     inventory::{ImageEntry, ImageOrigin},
     ports::{ImageDetails, LayerShare},
     text::file_time,
@@ -12,7 +12,7 @@ use imagelet_core::{
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::api::{FsRow, ImageRow, moment};
+use crate::api::{ArtifactRow, FsRow, ImageRow, moment};
 
 pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
@@ -23,6 +23,19 @@ impl ImageRow {
     /// The names to show and to sort by: tags, or digests if the image has no tag.
     pub fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
+    }
+}
+
+impl From<&Artifact> for ArtifactRow {
+    fn from(Artifact { kind, manifest, files }: &Artifact) -> Self {
+        Self { r#type: kind.clone(), manifest: manifest.to_string(), files: *files }
+    }
+}
+
+impl ArtifactRow {
+    /// Type and number of files.
+    pub fn summary(&self) -> String {
+        format!("{}, {}", self.r#type, counted(self.files, "file"))
     }
 }
 
@@ -121,6 +134,7 @@ pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
         unique: share.map(|share| share.unique.0),
         shared: share.map(|share| share.shared.0),
         in_use_by: vec![USES_UNKNOWN.to_owned()],
+        artifact: image.artifact.as_deref().map(ArtifactRow::from),
         ..ImageRow::default()
     }
 }

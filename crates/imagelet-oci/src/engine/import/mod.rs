@@ -7,9 +7,10 @@
 //! the sink has all layers below it, which it needs anyway. Until then its tree is unchanged, and it can be a spare if
 //! the import fails.
 
+mod artifact;
 pub(super) mod layer_turns;
 
-use self::layer_turns::UnsyncedLayers;
+use self::{artifact::ArtifactFiles, layer_turns::UnsyncedLayers};
 
 use crate::layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
@@ -38,6 +39,7 @@ use super::{
     Engine,
     admit::Wanted,
     blocking,
+    estimate::PullTarget,
     layer_single_flight::{FetchGuard, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
@@ -46,7 +48,7 @@ use crate::{
     manifest::{Index, ManifestDocument},
     registry::{ImageDocument, Resolved},
     scarce,
-    store::{LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
+    store::{DocumentBytes, LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
     tenant::Tenant,
 };
 
@@ -68,10 +70,19 @@ enum Ended {
 }
 
 struct Described {
-    resolved: Resolved,
+    resolved: Arc<Resolved>,
     image: Arc<ImportedImage>,
     chains: Vec<Digest>,
     tenant: Arc<Tenant>,
+    /// The files of an artifact; `None`: the image is no artifact, or the sink should have it.
+    files: Option<ArtifactFiles>,
+}
+
+impl Described {
+    fn new(resolved: Arc<Resolved>, image: ImportedImage, tenant: Arc<Tenant>, files: Option<ArtifactFiles>) -> Self {
+        let chains = image.chains();
+        Self { resolved, image: Arc::new(image), chains, tenant, files }
+    }
 }
 
 struct Attempt<'a> {
@@ -113,16 +124,38 @@ impl Engine {
 }
 
 impl EngineImporter {
-    /// Fetches an image and imports it. Returns when the runtime lists the image and the image is durable.
+    /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable.
     ///
     /// Dropping the future cancels the import; its resources in the runtime are released in the background.
     pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
-        let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
-        let imported = self.import_described(&described, &progress).await;
-        progress(PullEvent::Hosts(described.resolved.session.senders()));
+        let fetch = |error| ImportStage::Fetch.failed(error);
+        if !rustix::process::geteuid().is_root() {
+            let message = "only root can unpack layers as a runtime has them";
+            return Err(fetch(RuntimeError::new(RuntimeErrorKind::Unsupported, message)));
+        }
+        let resolved = scarce::retried(|| self.engine.resolved(request, &progress)).await;
+        let (target, resolved) = resolved.map_err(fetch)?;
+        let (session, is_artifact) = (resolved.session.clone(), resolved.manifest.artifact_kind().is_some());
+        let imported = async {
+            if is_artifact {
+                self.sink.check_mounts_artifacts().map_err(|error| ImportStage::Unusable.failed(error))?;
+            }
+            announce(&resolved, &progress).map_err(fetch)?;
+            let (config, read) =
+                scarce::retried(|| self.engine.configuration(&resolved, &target)).await.map_err(fetch)?;
+            check_layers(&resolved, read.diff_ids.len()).map_err(fetch)?;
+            let (resolved, tenant) = (Arc::new(resolved), tenant(request));
+            if is_artifact {
+                return self.import_artifact(&target, resolved, &read.diff_ids, tenant, &progress).await;
+            }
+            let image = described_image(&target, &resolved, config, &read.diff_ids).await.map_err(fetch)?;
+            self.import_described(&Described::new(resolved, image, tenant, None), &progress).await
+        };
+        let imported = imported.await;
+        progress(PullEvent::Hosts(session.senders()));
         imported.map_err(|error| {
-            let message = format!("could not import `{}`", described.image.reference);
-            ImportError { cause: error.cause.about(message).not_an_outage(), ..error }
+            let message = format!("could not import `{}`", target.reference);
+            ImportError { is_artifact, cause: error.cause.about(message).not_an_outage(), ..error }
         })
     }
 
@@ -153,46 +186,6 @@ impl EngineImporter {
         }
         let message = format!("the runtime has removed layers below those of the image {BEGINS_MAX} times");
         Err(ImportStage::Handover.failed(RuntimeError::new(RuntimeErrorKind::Unavailable, message)))
-    }
-
-    async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
-        if !rustix::process::geteuid().is_root() {
-            let message = "only root can unpack layers as a runtime has them";
-            return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
-        }
-        let (target, resolved) = scarce::retried(|| self.engine.resolved(request, progress)).await?;
-        let read = async {
-            resolved.manifest.check_is_image()?;
-            announce(&resolved, progress)?;
-            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
-            check_layers(&resolved, read.diff_ids.len())?;
-            let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
-            let image = ImportedImage {
-                reference: target.reference.clone(),
-                root: resolved.root.clone(),
-                manifest: resolved.chosen.clone(),
-                config: ImageDocument {
-                    digest: resolved.manifest.config.digest.clone(),
-                    media_type: resolved.manifest.config.media_type.clone(),
-                    bytes: config,
-                },
-                layers: layers
-                    .map(|(layer, diff_id)| ImportedLayer {
-                        digest: layer.digest.clone(),
-                        size: layer.size,
-                        diff_id: diff_id.clone(),
-                    })
-                    .collect(),
-                index_entries: index_entries(&resolved, &target.platform).await?,
-            };
-            let chains = image.chains();
-            Ok((Arc::new(image), chains))
-        };
-        let (image, chains) = read.await.map_err(|error: RuntimeError| {
-            progress(PullEvent::Hosts(resolved.session.senders()));
-            error.about(format!("could not import `{}`", target.reference)).not_an_outage()
-        })?;
-        Ok(Described { resolved, image, chains, tenant: tenant(request) })
     }
 
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
@@ -230,13 +223,23 @@ impl EngineImporter {
         unsynced: &UnsyncedLayers<'_>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let Described { resolved, image, chains, tenant } = described;
+        let Described { resolved, image, chains, tenant, files } = described;
         let (engine, layers) = (&*self.engine, &image.layers);
         let present = import.present().min(layers.len());
-        layers[..present].iter().for_each(|layer| report_present(progress, &layer.digest));
+        let whole = present == layers.len();
+        // All blobs of an artifact are in one layer.
+        let reported = if whole { &resolved.manifest.layers[..] } else { &resolved.manifest.layers[..present] };
+        for layer in reported {
+            report_present(progress, &layer.digest);
+        }
         let mut views: Vec<_> = chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
-        if present == layers.len() {
+        if whole {
             return Ok(views);
+        }
+        match files {
+            Some(files) => return self.bring_artifact(described, files, import, unsynced).await,
+            None if image.artifact.is_some() => return Err(Ended::BaseGone),
+            None => {}
         }
         let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
         // No room is made of the spares that this import takes.
@@ -353,6 +356,35 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
     order.sort_by_key(|index| (Some(*index) != largest, *index));
     order
+}
+
+/// The image of a configuration.
+async fn described_image(
+    target: &PullTarget,
+    resolved: &Resolved,
+    config: DocumentBytes,
+    diff_ids: &[Digest],
+) -> Result<ImportedImage, RuntimeError> {
+    let layers = resolved.manifest.layers.iter().zip(diff_ids).map(|(layer, diff_id)| ImportedLayer {
+        digest: layer.digest.clone(),
+        size: layer.size,
+        diff_id: diff_id.clone(),
+    });
+    let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
+    Ok(ImportedImage {
+        reference: target.reference.clone(),
+        names: by_tag.into_iter().chain([by_digest]).collect(),
+        artifact: None,
+        root: resolved.root.clone(),
+        manifest: resolved.chosen.clone(),
+        config: ImageDocument {
+            digest: resolved.manifest.config.digest.clone(),
+            media_type: resolved.manifest.config.media_type.clone(),
+            bytes: config,
+        },
+        layers: layers.collect(),
+        index_entries: index_entries(resolved, &target.platform).await?,
+    })
 }
 
 async fn index_entries(resolved: &Resolved, platform: &Platform) -> Result<Vec<Digest>, RuntimeError> {

@@ -115,6 +115,7 @@ impl Index {
                 user: ImageUser::of_config(&record.user),
                 spec: ImageSpec::default(),
                 pinned: false,
+                artifact: record.artifact().map(Arc::new),
             })
         };
         self.images.iter().map(image).collect()

@@ -100,6 +100,7 @@ fn pins(input: &Value, expected: &Value) {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         };
         names.mark(&mut image);
         assert_eq!(Value::from(image.pinned), wanted["image_pinned"], "{step}");

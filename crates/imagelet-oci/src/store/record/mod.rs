@@ -4,14 +4,14 @@ pub(super) mod checksum;
 pub(super) mod disk_usage;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs, io,
     path::Path,
 };
 
 use imagelet_core::{
     failpoint,
-    image::{Digest, ImageId},
+    image::{Artifact, Digest, ImageId},
     ports::{PulledLayer, PulledManifest},
 };
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
@@ -100,6 +100,13 @@ impl ImageRecord {
 
     pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(self.id.as_str())
+    }
+
+    pub(crate) fn artifact(&self) -> Option<Artifact> {
+        let kind = self.pulled.artifact.as_ref()?.kind.clone();
+        // A blob that the manifest has twice under one name is one file.
+        let files = self.diff_ids().collect::<BTreeSet<_>>().len() as u64;
+        Some(Artifact { kind, manifest: self.pulled.digest.clone(), files })
     }
 
     pub(crate) fn config(&self) -> &Digest {

@@ -86,6 +86,7 @@ pub(crate) fn image_from_wire(image: v1::Image) -> Image {
         user,
         spec: spec_from_wire(image.spec),
         pinned: image.pinned,
+        artifact: None,
     }
 }
 

@@ -16,6 +16,7 @@ fn image() -> Image {
         user: ImageUser::Uid(0),
         spec: ImageSpec { image: "x".into(), ..ImageSpec::default() },
         pinned: true,
+        artifact: None,
     }
 }
 

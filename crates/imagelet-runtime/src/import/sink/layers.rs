@@ -244,7 +244,7 @@ impl ImportRun {
 
     fn labels(&self, index: usize) -> Labels {
         let (chain, diff_id) = (&self.chains[index], &self.image.layers[index].diff_id);
-        records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers)
+        records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.version)
     }
 
     /// Whether a snapshot has the right parent. If containerd ignored the parent at the commit, the snapshot has the

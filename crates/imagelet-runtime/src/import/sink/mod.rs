@@ -22,12 +22,13 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     error::RuntimeError,
+    image::Digest,
     ports::{ForwardReason, ImageService},
 };
 
 use tokio::sync::watch;
 
-use self::{leases::ContainerdParts, records::labels_layers, running::ContainerdImport};
+use self::{leases::ContainerdParts, records::mounts_images, running::ContainerdImport};
 use crate::{
     containerd::ContainerdClient,
     cri::{OVERLAYFS, SnapshotterPlace},
@@ -35,6 +36,8 @@ use crate::{
 
 /// Retries after another client of containerd created or removed the same object concurrently.
 const TRIES_MAX: usize = 3;
+/// The label in which the manifest of an image refers to its first layer.
+const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
 /// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
 
@@ -69,7 +72,7 @@ impl Containerd {
             client,
             place: config.place,
             rebases: config.rebases.unwrap_or(reported),
-            labels_layers: labels_layers(&config.version),
+            version: config.version,
             keep_blobs: config.keep_blobs,
             cri: config.cri,
             has_stale: false.into(),
@@ -109,6 +112,26 @@ impl LayerSink for Containerd {
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError> {
         self.0.release_left_behind().await?;
         Ok(Arc::new(ContainerdImport::begin(Arc::clone(&self.0), image).await?))
+    }
+
+    fn check_mounts_artifacts(&self) -> Result<(), RuntimeError> {
+        if mounts_images(&self.0.version) {
+            return Ok(());
+        }
+        let version = self.0.version.escape_debug();
+        let why = format!(
+            "it is an artifact, and containerd `{version}` has no image volumes, which need containerd 2.1 or later: \
+             no pod can mount it"
+        );
+        Err(RuntimeError::unsupported(why))
+    }
+
+    async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError> {
+        let client = &self.0.client;
+        let Some(target) = client.image(name).await?.and_then(|record| record.target) else { return Ok(None) };
+        let manifest = client.content(&target.digest).await?;
+        let layer = manifest.as_ref().and_then(|manifest| manifest.labels.get(ONLY_LAYER));
+        Ok(target.digest.parse().ok().zip(layer.and_then(|layer| layer.parse().ok())))
     }
 }
 

@@ -46,9 +46,7 @@ impl Beside {
     pub(super) fn start(release: &ContainerdRelease, snapshotter: &'static str) -> Self {
         let (disk, registry, folder) = (Disk::new(DISK_MEBIBYTES), FakeRegistry::start(), scratch());
         let pause = registry.put("pause:3.9", &Image::busybox("pause"));
-        let table = "plugins.\"io.containerd.grpc.v1.cri\".containerd";
-        let settings = format!("[{table}]\n  snapshotter = \"{snapshotter}\"\n");
-        let containerd = ContainerdSetup::new(release, &pause).settings(&settings).start(disk.path());
+        let containerd = ContainerdSetup::new(release, &pause).snapshotter(snapshotter).start(disk.path());
         let config = folder.path().join("config.yaml");
         // A pull that was not imported would be no other case than containerd's own.
         let import = if snapshotter == "overlayfs" { "require" } else { "auto" };
@@ -77,7 +75,7 @@ impl Beside {
     }
 
     /// What the disk has again, once containerd took the files away: it says so of an image some time before.
-    fn freed(&self, before: u64, predicted: u64) -> u64 {
+    pub(super) fn freed(&self, before: u64, predicted: u64) -> u64 {
         wait_until_within(Duration::from_secs(30), || before.saturating_sub(self.takes()) >= predicted);
         before.saturating_sub(self.takes())
     }
@@ -86,7 +84,7 @@ impl Beside {
         ContainerdSizes::new(ContainerdClient::new(self.endpoint().path()), CALL_MAX)
     }
 
-    fn usage(&self) -> Value {
+    pub(super) fn usage(&self) -> Value {
         self.daemon.run(["df", "-o", "json"]).json()
     }
 }

@@ -573,5 +573,6 @@ fn blank() -> Image {
         user: crate::image::ImageUser::Unset,
         spec: ImageSpec::default(),
         pinned: false,
+        artifact: None,
     }
 }

@@ -306,6 +306,7 @@ impl State {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         }
     }
 

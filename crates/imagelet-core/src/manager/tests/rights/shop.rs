@@ -149,6 +149,7 @@ impl State {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
+            artifact: None,
         });
         if name.digest().is_none() {
             image.tags.push(name.to_string());
