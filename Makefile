@@ -47,8 +47,8 @@ define summary
 awk -v passed="$(1)" -v failed="$(2)" '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
   END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
 endef
-# A second containerd, of the next Debian release; unpacked below target, not installed.
-CONTAINERD_1_7_SUITE := trixie
+# Containerds of the next Debian releases, as `version:suite`; unpacked below target, not installed.
+CONTAINERDS := 1.7:trixie 2.1:forky
 
 # What `make deb` and `make package-test` need beside those.
 DEB_PARTS := dpkg-buildpackage:dpkg-dev dh:debhelper cc:gcc python3:python3
@@ -83,9 +83,9 @@ DIST_TARGETS ?=
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
-parts: ## Installs the Debian packages the tests start, where they are missing, and unpacks a second containerd.
+parts: ## Installs the Debian packages the tests start, where they are missing, and unpacks later containerds.
 	@$(install_parts)
-	tests/containerd.sh $(CONTAINERD_1_7_SUITE) target/parts/containerd-1.7
+	for one in $(CONTAINERDS); do tests/containerd.sh "$${one#*:}" "target/parts/containerd-$${one%%:*}"; done
 
 fmt: ## Checks the formatting.
 	@$(CARGO) fmt --all --check

@@ -1,6 +1,6 @@
 //! Runs real pods on the host's network, so that a test sees what a container truly holds.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use imagelet_runtime::cri::Endpoint;
 use prost::Message;
@@ -77,25 +77,38 @@ impl TestPods {
         image: &str,
         command: &[&str],
     ) -> Result<String, Status> {
-        let id = Box::pin(self.create_container(sandbox, image, command, &[])).await?;
+        Box::pin(self.run_with_volumes(sandbox, image, command, &[])).await
+    }
+
+    /// Runs a container with these image volumes, and returns its id.
+    pub(crate) async fn run_with_volumes(
+        &self,
+        sandbox: &TestSandbox,
+        image: &str,
+        command: &[&str],
+        volumes: &[v1::VolumeMount],
+    ) -> Result<String, Status> {
+        let id = Box::pin(self.create_container(sandbox, image, command, volumes)).await?;
         let request = v1::ContainerRequest { container_id: id.clone() };
         self.ask::<_, v1::Empty>("/runtime.v1.RuntimeService/StartContainer", request).await?;
         Ok(id)
     }
 
-    /// Creates a container without starting it; `volumes` are images with their mount paths.
+    /// The lines that the container of a pod has written.
+    pub(crate) fn lines(&self, sandbox: &TestSandbox) -> Vec<String> {
+        let log = fs::read_to_string(self.log_directory.join(log_file(sandbox))).unwrap_or_default();
+        // `TIME STREAM TAG LINE`
+        log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(str::to_owned).collect()
+    }
+
+    /// Creates a container without starting it.
     pub(crate) async fn create_container(
         &self,
         sandbox: &TestSandbox,
         image: &str,
         command: &[&str],
-        volumes: &[(&str, &str)],
+        volumes: &[v1::VolumeMount],
     ) -> Result<String, Status> {
-        let mounts = volumes.iter().map(|(image, path)| v1::VolumeMount {
-            container_path: (*path).to_owned(),
-            readonly: true,
-            image: Some(v1::ImageSpec { image: (*image).to_owned(), ..v1::ImageSpec::default() }),
-        });
         // As the kubelet does: a container repeats its pod's labels.
         let mut labels = sandbox.config.labels.clone();
         labels.insert("io.kubernetes.container.name".to_owned(), "main".to_owned());
@@ -103,9 +116,9 @@ impl TestPods {
             metadata: Some(v1::ContainerMetadata { name: "main".into(), attempt: 0 }),
             image: Some(v1::ImageSpec { image: image.to_owned(), ..v1::ImageSpec::default() }),
             command: command.iter().map(|word| (*word).to_owned()).collect(),
-            mounts: mounts.collect(),
+            mounts: volumes.to_vec(),
             labels,
-            log_path: format!("{}.log", sandbox.id),
+            log_path: log_file(sandbox),
             linux: Some(v1::LinuxContainerConfig {
                 security_context: Some(v1::LinuxContainerSecurityContext { namespace_options: Some(host_network()) }),
             }),
@@ -148,6 +161,20 @@ impl TestPods {
         self.ask::<_, v1::Empty>("/runtime.v1.RuntimeService/RemovePodSandbox", request).await?;
         Ok(())
     }
+}
+
+/// An image as a volume, as a kubelet mounts it.
+pub(crate) fn image_volume(image: &str, path: &str, sub_path: &str) -> v1::VolumeMount {
+    v1::VolumeMount {
+        container_path: path.to_owned(),
+        readonly: true,
+        image: Some(v1::ImageSpec { image: image.to_owned(), ..v1::ImageSpec::default() }),
+        image_sub_path: sub_path.to_owned(),
+    }
+}
+
+fn log_file(sandbox: &TestSandbox) -> String {
+    format!("{}.log", sandbox.id)
 }
 
 fn host_network() -> v1::NamespaceOption {

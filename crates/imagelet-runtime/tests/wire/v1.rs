@@ -134,6 +134,8 @@ pub(crate) struct VolumeMount {
     pub(crate) readonly: bool,
     #[prost(message, optional, tag = "9")]
     pub(crate) image: Option<ImageSpec>,
+    #[prost(string, tag = "10")]
+    pub(crate) image_sub_path: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -18,7 +18,11 @@ use crate::{
     program::Daemon,
     source::repository,
     testbed::{Containerd, Registry, scratch},
-    wire::{ImageServiceClient, pods::TestPods, v1},
+    wire::{
+        ImageServiceClient,
+        pods::{TestPods, image_volume},
+        v1,
+    },
 };
 
 /// How long a call may take on a machine that does other things, too.
@@ -440,7 +444,7 @@ async fn volumes_of_containerd(bed: &Bed, volume: &str) {
     let endpoint: Endpoint = bed.containerd.as_ref().expect("there is one").endpoint().parse().unwrap();
     let pods = TestPods::connect(&endpoint, bed.folder.path()).await.unwrap();
     let sandbox = pods.run_sandbox("volumes").await.unwrap();
-    let created = pods.create_container(&sandbox, volume, &["/bin/true"], &[(volume, "/volume")]).await;
+    let created = pods.create_container(&sandbox, volume, &["/bin/true"], &[image_volume(volume, "/volume", "")]).await;
     pods.remove_sandbox(&sandbox).await.unwrap();
     assert!(created.is_err(), "a containerd that knows image volumes needs the test of the embedded store");
 }

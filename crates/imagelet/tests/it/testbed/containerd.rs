@@ -10,8 +10,12 @@ use std::{
 use super::{Part, Registry, require_root, wait_until};
 use crate::program;
 
-/// Where `make parts` unpacks the package of the next Debian release.
-const NEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/parts/containerd-1.7/usr/bin/containerd");
+/// Where `make parts` unpacks the packages of the next Debian releases.
+const PARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/parts");
+/// The versions of these packages; a later one may be in their place.
+const UNPACKED: [&str; 2] = ["1.7", "2.1"];
+/// The first version whose pods mount images as volumes.
+const IMAGE_VOLUMES: (u32, u32) = (2, 1);
 
 /// One version of containerd on this machine; its shim lies beside it or on the search path.
 #[derive(Clone, Debug)]
@@ -26,16 +30,20 @@ impl ContainerdRelease {
         Self::of("containerd", "install the Debian package containerd")
     }
 
-    /// The package of the next Debian release: 1.7.
-    pub(crate) fn next() -> Self {
-        Self::of(NEXT, "`make parts` unpacks it from Debian's mirror")
-    }
-
-    /// All that a story runs on: 1.6, 1.7, and the program that `IMAGELET_TEST_CONTAINERD` names.
+    /// All that a story runs on: 1.6, 1.7, 2.1, and the program that `IMAGELET_TEST_CONTAINERD` names.
     pub(crate) fn all() -> Vec<Self> {
+        let unpacked = UNPACKED.map(|version| {
+            let program = format!("{PARTS}/containerd-{version}/usr/bin/containerd");
+            Self::of(program, "`make parts` unpacks it from Debian's mirror")
+        });
         let named = std::env::var_os("IMAGELET_TEST_CONTAINERD");
         let named = named.map(|program| Self::of(program, "IMAGELET_TEST_CONTAINERD names a program"));
-        [Self::installed(), Self::next()].into_iter().chain(named).collect()
+        std::iter::once(Self::installed()).chain(unpacked).chain(named).collect()
+    }
+
+    /// Whether its pods mount images as volumes.
+    pub(crate) fn has_image_volumes(&self) -> bool {
+        self.number() >= IMAGE_VOLUMES
     }
 
     fn of(program: impl Into<PathBuf>, hint: &str) -> Self {
@@ -209,6 +217,7 @@ impl Drop for Containerd {
 
 #[test]
 fn stories_run_on_more_than_one_version_of_containerd() {
-    let numbers = [ContainerdRelease::installed(), ContainerdRelease::next()].map(|release| release.number());
-    assert!(numbers[0] >= (1, 6) && numbers[1] > numbers[0], "{numbers:?}");
+    let numbers: Vec<(u32, u32)> = ContainerdRelease::all().iter().take(3).map(ContainerdRelease::number).collect();
+    assert!(numbers[0] >= (1, 6) && numbers.is_sorted_by(|older, newer| older < newer), "{numbers:?}");
+    assert!(numbers[1] < IMAGE_VOLUMES && numbers[2] >= IMAGE_VOLUMES, "{numbers:?}");
 }
