@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use imagelet_core::{
     error::RuntimeError,
-    image::{Digest, ImageId, Reference},
+    image::{Artifact, Digest, ImageId, Reference},
     ports::chain_ids,
 };
 
@@ -16,10 +16,14 @@ use crate::registry::ImageDocument;
 pub struct ImportError {
     pub stage: ImportStage,
     pub cause: RuntimeError,
+    /// The manifest is an artifact's.
+    pub is_artifact: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImportStage {
+    /// The runtime cannot use the image; nothing was fetched.
+    Unusable,
     /// Requests to the registry, downloads and unpacking.
     Fetch,
     /// The runtime's stores rejected a layer or a document; no image record exists.
@@ -30,7 +34,7 @@ pub enum ImportStage {
 
 impl ImportStage {
     pub fn failed(self, cause: RuntimeError) -> ImportError {
-        ImportError { stage: self, cause }
+        ImportError { stage: self, cause, is_artifact: false }
     }
 }
 
@@ -40,6 +44,9 @@ pub trait LayerSink: Send + Sync + fmt::Debug {
     /// Starts an import. From now on the runtime removes neither the imported layers nor the image's layers that it
     /// already has.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
+
+    /// Checks that a pod can mount an artifact that was imported.
+    fn check_mounts_artifacts(&self) -> Result<(), RuntimeError>;
 }
 
 /// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
@@ -75,11 +82,16 @@ pub enum Taken {
     BaseGone,
 }
 
-/// An image as the registry describes it. Every document is verified against its digest.
+/// An image as the registry describes it, or as it is made of an artifact. Every document is verified against its
+/// digest.
 #[derive(Debug)]
 pub struct ImportedImage {
     pub reference: Reference,
-    /// The document that the reference names: an index, or the manifest itself.
+    /// The names of the image records, besides the id: by tag, unless the pull is by digest, then by digest.
+    pub names: Vec<String>,
+    /// The artifact that the image is made of.
+    pub artifact: Option<Artifact>,
+    /// The document that the image records name: an index, or the manifest itself.
     pub root: ImageDocument,
     /// The manifest for the platform; equal to `root` if `root` is no index.
     pub manifest: ImageDocument,
@@ -91,6 +103,12 @@ pub struct ImportedImage {
 }
 
 impl ImportedImage {
+    /// The record of an artifact's manifest, which proves that its repository sent the content: without the record,
+    /// present layers are fetched again. `None`: the configuration of an image proves it.
+    pub fn proof(&self) -> Option<String> {
+        self.artifact.as_ref().map(|artifact| self.reference.names_of(&artifact.manifest).1)
+    }
+
     /// The chain id of each layer, lowest first.
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))

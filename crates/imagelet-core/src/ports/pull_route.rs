@@ -22,6 +22,11 @@ pub enum PullRoute {
     /// The runtime pulled the image itself.
     #[error("forwarded to the runtime: {0}")]
     Forwarded(ForwardReason),
+    /// The runtime pulled an artifact itself and unpacked none of its files.
+    #[error(
+        "forwarded to the runtime, which unpacks no file of an artifact: a pod that mounts it sees an empty folder ({0})"
+    )]
+    ForwardedArtifact(ForwardReason),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +75,7 @@ impl PullRoute {
     pub fn of_failed(&self) -> String {
         match self {
             Self::Imported => "import into the runtime".to_owned(),
-            Self::Forwarded(_) => self.to_string(),
+            Self::Forwarded(_) | Self::ForwardedArtifact(_) => self.to_string(),
         }
     }
 
@@ -78,7 +83,7 @@ impl PullRoute {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Imported => "imported",
-            Self::Forwarded(_) => "forwarded",
+            Self::Forwarded(_) | Self::ForwardedArtifact(_) => "forwarded",
         }
     }
 
@@ -86,7 +91,7 @@ impl PullRoute {
     pub fn reason_code(&self) -> Option<&'static str> {
         match self {
             Self::Imported => None,
-            Self::Forwarded(reason) => Some(reason.code()),
+            Self::Forwarded(reason) | Self::ForwardedArtifact(reason) => Some(reason.code()),
         }
     }
 }

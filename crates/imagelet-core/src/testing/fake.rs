@@ -75,6 +75,8 @@ struct FakeState {
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
     /// Images that stay after a removal, with these names by digest and no other.
     keeps: BTreeMap<ImageId, Vec<String>>,
+    /// As a runtime that unpacks no file of an artifact.
+    unpacks_nothing: bool,
     reserved: Freed,
     pull_takes: Duration,
     pulls_running: usize,
@@ -141,6 +143,11 @@ impl FakeRuntime {
     /// Clears all failures.
     pub fn heal(&self) {
         self.lock().failures.clear();
+    }
+
+    /// From now on, all configurations are those of artifacts.
+    pub fn unpack_nothing(&self) {
+        self.lock().unpacks_nothing = true;
     }
 
     /// Whether pulls can be estimated from the registry: one layer per pull, of the image's size.
@@ -446,10 +453,12 @@ impl ImageService for FakeRuntime {
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let fake = self.enter("status", &spec.image)?;
         let Some(image) = fake.find(&spec.image)?.map(|image| Image::clone(image)) else { return Ok(None) };
+        let diff_ids = [Digest::of(image.id.as_str().as_bytes())];
+        let diff_ids = if fake.unpacks_nothing { &[][..] } else { &diff_ids };
         let config = serde_json::json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Labels": { "id": image.id.as_str() } },
-            "rootfs": { "type": "layers", "diff_ids": [Digest::of(image.id.as_str().as_bytes()).as_str()] },
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
         let size = image.size;
         let details = match JsonText::new(config.to_string()) {

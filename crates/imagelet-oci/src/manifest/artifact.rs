@@ -10,12 +10,16 @@ use std::collections::BTreeMap;
 
 use imagelet_core::{error::RuntimeError, image::Digest};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Compression, Descriptor, ImageConfig, LayerKind, Manifest, media, printable, unacceptable};
 
 const PATH_BYTES_MAX: usize = 1024;
 const COMPONENT_BYTES_MAX: usize = 255;
 const DEPTH_MAX: usize = 16;
+/// Limits of the annotations that an image made of an artifact has as labels.
+const ANNOTATIONS_MAX: usize = 500;
+const ANNOTATIONS_BYTES_MAX: usize = 64 << 10;
 /// The prefix marks removed files in image layers, so other readers of the layer would not see a file with this name.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
@@ -142,6 +146,30 @@ impl Manifest {
     }
 }
 
+/// The annotations of an artifact's manifest that are texts, by name, up to the limits.
+pub(crate) fn annotations(manifest: &[u8]) -> BTreeMap<String, String> {
+    #[derive(Default, Deserialize)]
+    struct Annotated {
+        #[serde(default)]
+        annotations: Value,
+    }
+    let Annotated { annotations } = serde_json::from_slice(manifest).unwrap_or_default();
+    let Value::Object(annotations) = annotations else { return BTreeMap::new() };
+    let texts: BTreeMap<String, String> = annotations
+        .into_iter()
+        .filter_map(|(name, value)| match value {
+            Value::String(text) => Some((name, text)),
+            _ => None,
+        })
+        .collect();
+    let mut bytes = 0;
+    let fits = |(name, text): &(String, String)| {
+        bytes += name.len() + text.len();
+        bytes <= ANNOTATIONS_BYTES_MAX
+    };
+    texts.into_iter().take(ANNOTATIONS_MAX).take_while(fits).collect()
+}
+
 impl Descriptor {
     fn layout(&self) -> BlobLayout {
         let names = self.annotations.as_deref();
@@ -206,7 +234,7 @@ fn check_path(path: &str) -> Result<(), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::manifest::ManifestDocument;
@@ -259,6 +287,27 @@ mod tests {
         assert_eq!(image.layout(&image.layers[0]), None);
         let untyped = Manifest { artifact_type: None, ..titled(&[]) };
         assert_eq!(untyped.artifact_kind(), Some(EMPTY));
+    }
+
+    #[test]
+    fn annotations_of_an_artifact_are_its_texts_and_bounded() {
+        let read = |annotations: Value| annotations_of(&json!({"annotations": annotations}));
+        let texts = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+        };
+        assert_eq!(read(json!({"b": "2", "a": "1", "c": 3, "d": null})), texts(&[("a", "1"), ("b", "2")]));
+        for odd in [json!(null), json!([]), json!("a")] {
+            assert_eq!(read(odd), BTreeMap::new());
+        }
+        assert_eq!((annotations_of(&json!({})), annotations(b"no JSON")), Default::default());
+        let long = "x".repeat(ANNOTATIONS_BYTES_MAX - 10);
+        assert_eq!(read(json!({"a": "1", "b": long, "c": "x".repeat(20), "d": "1"})).len(), 2);
+        let many: serde_json::Map<_, _> = (0..600).map(|number| (number.to_string(), json!("x"))).collect();
+        assert_eq!(read(Value::Object(many)).len(), ANNOTATIONS_MAX);
+    }
+
+    fn annotations_of(manifest: &Value) -> BTreeMap<String, String> {
+        annotations(manifest.to_string().as_bytes())
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serde::{
     de::{Error as _, IgnoredAny, SeqAccess, Visitor},
 };
 
-pub(crate) use artifact::{BlobLayout, FileAnnotations};
+pub(crate) use artifact::{BlobLayout, FileAnnotations, annotations};
 pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
@@ -194,13 +194,6 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Rejects an artifact before any fetch: a container cannot run it.
-    pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
-        self.artifact_kind().map_or(Ok(()), |kind| {
-            Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))))
-        })
-    }
-
     /// Checks that the layers can be unpacked, before any fetch.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {

@@ -8,20 +8,19 @@ use imagelet_core::{
     image::ImageSpec,
     ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, ImportStage, RegistryConfig};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 use serde_json::{Value, json};
 
 use crate::{
     blobs::noise,
     fixture::{Layer, TestRegistry},
-    import::Bed,
     open, open_as, pull, tree,
 };
 
 /// A gzip header, so that an inflater would take the file for compressed.
 const PACKED: &[u8] = b"\x1f\x8b\x08 and no more";
 
-fn files() -> Vec<(&'static str, &'static [u8])> {
+pub(crate) fn files() -> Vec<(&'static str, &'static [u8])> {
     vec![("model.bin", PACKED), ("tokens/vocabulary.txt", b"a b c\n"), ("tokens/merges.txt", b""), ("", b"unnamed")]
 }
 
@@ -35,7 +34,7 @@ fn stored(root: &Path) -> BTreeMap<String, Vec<u8>> {
     files.collect()
 }
 
-fn expected() -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn expected() -> BTreeMap<String, Vec<u8>> {
     let unnamed = imagelet_core::image::Digest::of(b"unnamed").hex().to_owned();
     let name = |title: &str| if title.is_empty() { unnamed.clone() } else { title.to_owned() };
     files().into_iter().map(|(title, bytes)| (name(title), bytes.to_vec())).collect()
@@ -158,7 +157,7 @@ async fn an_artifact_crosses_an_air_gap_without_its_registry_and_without_kept_bl
 /// A blob with its descriptor.
 type Described = (Value, Vec<u8>);
 
-fn typed(media_type: &str, layer: &Layer) -> Described {
+pub(crate) fn typed(media_type: &str, layer: &Layer) -> Described {
     (
         json!({"mediaType": media_type, "annotations": {"org.cncf.model.filepath": "/in/no/way/used"}}),
         layer.blob().to_vec(),
@@ -176,7 +175,7 @@ fn folder(title: &str, layer: &Layer) -> Described {
 }
 
 /// A model of archives, a folder, a raw file and a blob without a name, and its files.
-fn model() -> (Vec<Described>, BTreeMap<String, Vec<u8>>) {
+pub(crate) fn model() -> (Vec<Described>, BTreeMap<String, Vec<u8>>) {
     let config = Layer::new().special("conf/", b'5').file("conf/config.json", b"{}").file("README.md", b"read");
     let docs = Layer::new().special("docs", b'5').file("docs/a/b.txt", b"text").link("docs/c", "a/b.txt");
     let raw = json!({
@@ -270,19 +269,6 @@ async fn an_estimate_of_an_archive_of_an_artifact_is_that_of_a_layer() {
     let request = PullRequest { image: ImageSpec::new(registry.name("model:v1")), ..PullRequest::default() };
     let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
     assert_eq!(estimate.bytes_unpacked.0, size * 3 / 2 + (64 << 10));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_import_into_a_runtime_refuses_an_artifact_by_its_type_and_takes_images() {
-    let bed = Bed::new(|_| {}).await;
-    bed.registry.artifact("model", "v1", &files());
-    bed.registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
-    let error = bed.import("model:v1").await.expect_err("a runtime cannot run it");
-    assert_eq!((error.stage, error.cause.kind()), (ImportStage::Fetch, RuntimeErrorKind::Unacceptable));
-    let message = error.cause.chain();
-    assert!(message.contains("an artifact of type `application/vnd.example.model`, not an image"), "{message}");
-    assert!(message.contains("model:v1"), "{message}");
-    bed.import("app:v1").await.expect("an image");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,6 +41,7 @@ struct State {
     base_gone: Vec<String>,
     /// Calls that never return.
     stalls: Vec<String>,
+    mounts_no_artifacts: bool,
     /// What came with each tree: its folders without an entry, and the bytes of its blob.
     came: BTreeMap<String, (Vec<String>, Option<Vec<u8>>)>,
 }
@@ -104,6 +105,11 @@ impl FakeSink {
         self.state().came.get(chain).cloned().unwrap_or_default()
     }
 
+    /// As a runtime without image volumes.
+    pub(crate) fn mount_no_artifacts(&self) {
+        self.state().mounts_no_artifacts = true;
+    }
+
     pub(crate) fn forget_layers(&self) {
         self.state().trees.clear();
     }
@@ -149,10 +155,19 @@ impl LayerSink for FakeSink {
         self.call("begin".into()).await?;
         let chains = chains(image.layers.iter().map(|layer| layer.diff_id.clone()));
         let state = self.state();
+        let named = |name: &String| state.images.values().any(|image| image.names.contains(name));
         let present = chains.iter().rposition(|chain| state.trees.contains_key(chain)).map_or(0, |top| top + 1);
+        let present = if image.proof().is_none_or(|name| named(&name)) { present } else { 0 };
         drop(state);
         let there = watch::Sender::new((0..chains.len()).map(|index| index < present).collect());
         Ok(Arc::new(FakeImport { sink: self.clone(), image, chains, present, there, is_over: Mutex::new(false) }))
+    }
+
+    fn check_mounts_artifacts(&self) -> Result<(), RuntimeError> {
+        if self.state().mounts_no_artifacts {
+            return Err(RuntimeError::unsupported("the sink mounts no artifacts"));
+        }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod admission;
 mod archive;
 mod artifact;
+mod artifact_import;
 mod background;
 mod blobs;
 mod estimate;

@@ -3,11 +3,11 @@
 use std::{collections::HashMap, fmt, time::Duration};
 
 use imagelet_core::{
-    error::{ErrorClass, Fault, Stage},
+    error::{ErrorClass, Stage},
     image::{ImageSpec, Reference},
-    ports::{ForwardReason, PullRequest},
+    ports::{ForwardReason, ImageDetails, PullRequest},
 };
-use imagelet_oci::ImportStage;
+use imagelet_oci::{ImportError, ImportStage};
 use tokio::time::Instant;
 
 use crate::cri::{OVERLAYFS, RuntimeInfo};
@@ -119,14 +119,10 @@ pub(super) enum AfterFailure {
 
 /// The next step after a failed import. A pull for another platform cannot be forwarded, because CRI has no platform
 /// field.
-pub(super) fn after_failure(
-    mode: ImportMode,
-    stage: ImportStage,
-    fault: &Fault,
-    request: &PullRequest,
-) -> AfterFailure {
+pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &PullRequest) -> AfterFailure {
     use ErrorClass as C;
-    if mode != ImportMode::Auto || request.platform.is_some() {
+    let (stage, fault) = (failed.stage, failed.cause.fault());
+    if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable {
         return AfterFailure::Fail;
     }
     // The runtime has the records but does not list the image. Its own pull completes the image.
@@ -142,7 +138,8 @@ pub(super) fn after_failure(
         C::DiskFull => AfterFailure::Fail,
         // The content is invalid, or it was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
-        C::Unacceptable if fault.stage != Stage::Manifest => AfterFailure::Fail,
+        // A refused artifact must not become an empty folder.
+        C::Unacceptable if failed.is_artifact || fault.stage != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
         | C::ConnectionRefused
         | C::Unreachable
@@ -153,6 +150,16 @@ pub(super) fn after_failure(
         | C::Unauthorized
         | C::Forbidden => AfterFailure::Forward { remember: true },
         _ => AfterFailure::Forward { remember: false },
+    }
+}
+
+/// Whether a pod sees an empty folder of an image that containerd pulled itself, as of every artifact. `pulled` are the
+/// runtime's details of the image, if it reports them. `is_artifact`: the manifest was read before, and is an artifact's.
+pub(super) fn is_empty_folder(pulled: Option<&ImageDetails>, is_artifact: bool) -> bool {
+    match pulled.filter(|details| details.config.is_some()) {
+        // The configuration of an artifact names no layers.
+        Some(details) => details.layers.is_empty(),
+        None => is_artifact,
     }
 }
 

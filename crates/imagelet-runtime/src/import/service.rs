@@ -22,7 +22,9 @@ use imagelet_oci::ImportError;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::decide::{AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target};
+use super::decide::{
+    AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target, is_empty_folder,
+};
 use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 
 /// Time limit of a survey of the runtime.
@@ -268,19 +270,19 @@ impl ImportingImages {
             }
             Err(failed) => failed,
         };
-        let ImportError { stage, cause } = failed;
+        let after = after_failure(self.mode, &failed, pull.request);
+        let ImportError { cause, is_artifact, .. } = failed;
         if cause.kind() == RuntimeErrorKind::Unavailable {
             self.forget_runtime();
         }
-        let fault = cause.fault();
-        match after_failure(self.mode, stage, &fault, pull.request) {
+        match after {
             AfterFailure::Fail => {
                 self.note(pull, PullRoute::Imported, Some(&cause));
                 Err(cause)
             }
             AfterFailure::Forward { remember } => {
-                let reason = ForwardReason::Failed { fault, text: cause.chain() };
-                let pulled = self.forward(pull, reason).await?;
+                let reason = ForwardReason::Failed { fault: cause.fault(), text: cause.chain() };
+                let pulled = self.forward(pull, reason, is_artifact).await?;
                 if let Some(registry) = registry_of(pull.request).filter(|_| remember) {
                     self.shared().preferred.prefer(&registry, Instant::now());
                 }
@@ -289,15 +291,35 @@ impl ImportingImages {
         }
     }
 
-    async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason) -> Result<ImageId, RuntimeError> {
-        let route = PullRoute::Forwarded(reason);
+    /// `is_artifact`: the manifest was read, and is an artifact's.
+    async fn forward(
+        &self,
+        pull: &Pull<'_>,
+        reason: ForwardReason,
+        is_artifact: bool,
+    ) -> Result<ImageId, RuntimeError> {
+        let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));
         let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
         if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
             self.forget_runtime();
         }
+        if pulled.is_ok() && self.shows_empty_folder(&pull.request.image, is_artifact).await {
+            route = PullRoute::ForwardedArtifact(reason);
+            (pull.progress)(PullEvent::Route(route.clone()));
+            (pull.progress)(PullEvent::Warning { text: route.to_string() });
+        }
         self.note(pull, route, pulled.as_ref().err());
         pulled
+    }
+
+    /// Whether pods see an empty folder of an image that the runtime has pulled itself. Other runtimes than containerd
+    /// mount artifacts.
+    async fn shows_empty_folder(&self, image: &ImageSpec, is_artifact: bool) -> bool {
+        let details = timeout(SURVEY_MAX, self.inner.details(image)).await;
+        let details = details.ok().and_then(Result::ok).flatten();
+        is_empty_folder(details.as_ref(), is_artifact)
+            && self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd())
     }
 
     fn note(&self, pull: &Pull<'_>, route: PullRoute, failure: Option<&RuntimeError>) {
@@ -364,7 +386,7 @@ impl ImageService for ImportingImages {
                 self.note(&pull, PullRoute::Imported, Some(&error));
                 Err(error)
             }
-            Err(reason) => self.forward(&pull, reason).await,
+            Err(reason) => self.forward(&pull, reason, false).await,
         }
     }
 

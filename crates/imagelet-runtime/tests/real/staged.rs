@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 
-use imagelet_core::image::{Digest, Platform};
+use imagelet_core::image::{Digest, Platform, Reference};
 use imagelet_oci::{DocumentBytes, ImageDocument, ImportedImage, ImportedLayer, StagedTree};
 use imagelet_runtime::Containerd;
 use serde_json::json;
@@ -52,8 +52,10 @@ pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<Importe
             ],
         }),
     );
-    let reference = reference.parse().unwrap();
-    Arc::new(ImportedImage { reference, root, manifest, config, layers, index_entries: entries })
+    let reference: Reference = reference.parse().unwrap();
+    let (by_tag, by_digest) = reference.names_of(&root.digest);
+    let names = by_tag.into_iter().chain([by_digest]).collect();
+    Arc::new(ImportedImage { reference, names, artifact: None, root, manifest, config, layers, index_entries: entries })
 }
 
 /// The bytes that stand for a layer's archive, packed and unpacked.

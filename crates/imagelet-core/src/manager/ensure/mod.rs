@@ -36,7 +36,7 @@ use crate::{
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::{PullCost, UseReport},
     metrics::Metrics,
-    ports::{PullEstimate, PullRequest, PullWatcher},
+    ports::{PullEstimate, PullRequest, PullRoute, PullWatcher},
     records::{CheckResult, Intent},
     text::{quoted, whole_milliseconds},
 };
@@ -234,6 +234,9 @@ impl<'a> Ensuring<'a> {
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
                 let progress = progress();
                 let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
+                if let Some(PullRoute::ForwardedArtifact(_)) = progress.route {
+                    self.reporter.notice("ArtifactForwarded", format!("Image {}: {why}", quoted(image)));
+                }
                 let act = self.request.act(&key.canonical, ActCode::Pulled, pulled.took, why);
                 self.manager.parts.reports.decisions.act(act_of(&pulled, &progress, act));
                 return Ok(self.pulled(&pulled, fetched(&pulled, &progress), spec, began.elapsed()));

@@ -27,6 +27,11 @@ impl Reporter {
         self.event(EventKind::Warning, reason, message, Some(cause));
     }
 
+    /// A warning that is no failure.
+    pub(super) fn notice(&self, reason: &'static str, message: String) {
+        self.event(EventKind::Warning, reason, message, None);
+    }
+
     fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<EventCause>) {
         self.reports.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }

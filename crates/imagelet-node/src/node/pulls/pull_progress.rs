@@ -20,7 +20,7 @@ fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
         _ if progress.committing.is_some() => "committing",
         _ if progress.resolved.is_some() => "fetching",
         (None, Some(PullRoute::Imported)) => "asking",
-        (None, Some(PullRoute::Forwarded(_))) => "pulling",
+        (None, Some(PullRoute::Forwarded(_) | PullRoute::ForwardedArtifact(_))) => "pulling",
         (None, None) => {
             if is_silent {
                 "pulling"

@@ -7,9 +7,10 @@
 //! the sink has all layers below it, which it needs anyway. Until then its tree is unchanged, and it can be a spare if
 //! the import fails.
 
+mod artifact;
 pub(super) mod layer_turns;
 
-use self::layer_turns::UnsyncedLayers;
+use self::{artifact::image_of_artifact, layer_turns::UnsyncedLayers};
 
 use crate::layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
@@ -38,6 +39,7 @@ use super::{
     Engine,
     admit::Wanted,
     blocking,
+    estimate::PullTarget,
     layer_single_flight::{FetchGuard, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
@@ -113,16 +115,30 @@ impl Engine {
 }
 
 impl EngineImporter {
-    /// Fetches an image and imports it. Returns when the runtime lists the image and the image is durable.
+    /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable.
     ///
     /// Dropping the future cancels the import; its resources in the runtime are released in the background.
     pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
-        let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
-        let imported = self.import_described(&described, &progress).await;
-        progress(PullEvent::Hosts(described.resolved.session.senders()));
+        let fetch = |error| ImportStage::Fetch.failed(error);
+        if !rustix::process::geteuid().is_root() {
+            let message = "only root can unpack layers as a runtime has them";
+            return Err(fetch(RuntimeError::new(RuntimeErrorKind::Unsupported, message)));
+        }
+        let resolved = scarce::retried(|| self.engine.resolved(request, &progress)).await;
+        let (target, resolved) = resolved.map_err(fetch)?;
+        let (session, is_artifact) = (resolved.session.clone(), resolved.manifest.artifact_kind().is_some());
+        let imported = async {
+            if is_artifact {
+                self.sink.check_mounts_artifacts().map_err(|error| ImportStage::Unusable.failed(error))?;
+            }
+            let described = self.describe(&target, resolved, tenant(request), &progress).await.map_err(fetch)?;
+            self.import_described(&described, &progress).await
+        };
+        let imported = imported.await;
+        progress(PullEvent::Hosts(session.senders()));
         imported.map_err(|error| {
-            let message = format!("could not import `{}`", described.image.reference);
-            ImportError { cause: error.cause.about(message).not_an_outage(), ..error }
+            let message = format!("could not import `{}`", target.reference);
+            ImportError { is_artifact, cause: error.cause.about(message).not_an_outage(), ..error }
         })
     }
 
@@ -155,20 +171,25 @@ impl EngineImporter {
         Err(ImportStage::Handover.failed(RuntimeError::new(RuntimeErrorKind::Unavailable, message)))
     }
 
-    async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
-        if !rustix::process::geteuid().is_root() {
-            let message = "only root can unpack layers as a runtime has them";
-            return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
-        }
-        let (target, resolved) = scarce::retried(|| self.engine.resolved(request, progress)).await?;
-        let read = async {
-            resolved.manifest.check_is_image()?;
-            announce(&resolved, progress)?;
-            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &target)).await?;
-            check_layers(&resolved, read.diff_ids.len())?;
+    async fn describe(
+        &self,
+        target: &PullTarget,
+        resolved: Resolved,
+        tenant: Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<Described, RuntimeError> {
+        announce(&resolved, progress)?;
+        let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, target)).await?;
+        check_layers(&resolved, read.diff_ids.len())?;
+        let image = if resolved.manifest.artifact_kind().is_some() {
+            image_of_artifact(&resolved, target).await?
+        } else {
             let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
-            let image = ImportedImage {
+            let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
+            ImportedImage {
                 reference: target.reference.clone(),
+                names: by_tag.into_iter().chain([by_digest]).collect(),
+                artifact: None,
                 root: resolved.root.clone(),
                 manifest: resolved.chosen.clone(),
                 config: ImageDocument {
@@ -184,15 +205,10 @@ impl EngineImporter {
                     })
                     .collect(),
                 index_entries: index_entries(&resolved, &target.platform).await?,
-            };
-            let chains = image.chains();
-            Ok((Arc::new(image), chains))
+            }
         };
-        let (image, chains) = read.await.map_err(|error: RuntimeError| {
-            progress(PullEvent::Hosts(resolved.session.senders()));
-            error.about(format!("could not import `{}`", target.reference)).not_an_outage()
-        })?;
-        Ok(Described { resolved, image, chains, tenant: tenant(request) })
+        let chains = image.chains();
+        Ok(Described { resolved, image: Arc::new(image), chains, tenant })
     }
 
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
@@ -233,10 +249,18 @@ impl EngineImporter {
         let Described { resolved, image, chains, tenant } = described;
         let (engine, layers) = (&*self.engine, &image.layers);
         let present = import.present().min(layers.len());
-        layers[..present].iter().for_each(|layer| report_present(progress, &layer.digest));
+        let whole = present == layers.len();
+        // All blobs of an artifact are in one layer.
+        let reported = if whole { &resolved.manifest.layers[..] } else { &resolved.manifest.layers[..present] };
+        for layer in reported {
+            report_present(progress, &layer.digest);
+        }
         let mut views: Vec<_> = chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
-        if present == layers.len() {
+        if whole {
             return Ok(views);
+        }
+        if resolved.manifest.artifact_kind().is_some() {
+            return self.bring_artifact(described, import, unsynced, progress).await;
         }
         let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
         // No room is made of the spares that this import takes.

@@ -5,9 +5,9 @@ use std::{path::PathBuf, time::Duration};
 
 use super::*;
 use imagelet_core::{
-    error::{RuntimeError, RuntimeErrorKind},
-    image::Platform,
-    ports::ForwardReason as R,
+    error::{Fault, RuntimeError, RuntimeErrorKind},
+    image::{ByteSize, Digest, Image, ImageId, ImageUser, Platform},
+    ports::{ForwardReason as R, JsonText},
 };
 
 fn place(snapshotter: &str) -> SnapshotterPlace {
@@ -33,6 +33,10 @@ fn containerd() -> RuntimeInfo {
             },
         },
     }
+}
+
+fn failed(stage: ImportStage, fault: Fault) -> ImportError {
+    stage.failed(RuntimeError::other("as the test says").with_fault(fault))
 }
 
 fn pull(image: &str) -> PullRequest {
@@ -238,14 +242,16 @@ fn a_failed_import_is_forwarded_or_fails_by_what_went_wrong() {
                 class if HELD.contains(&class) => AfterFailure::Fail,
                 class => AfterFailure::Forward { remember: CURABLE.contains(&class) },
             };
-            let after = after_failure(ImportMode::Auto, stage, &Fault::new(class, Stage::Manifest), &request);
+            let after = after_failure(ImportMode::Auto, &failed(stage, Fault::new(class, Stage::Manifest)), &request);
             assert_eq!(after, wanted, "{class} at {stage:?}");
         }
-        let fault = Fault::new(class, Stage::Manifest);
+        let failed = |stage| failed(stage, Fault::new(class, Stage::Manifest));
         for mode in [ImportMode::Require, ImportMode::Never] {
-            assert_eq!(after_failure(mode, ImportStage::Fetch, &fault, &request), AfterFailure::Fail, "{class}");
+            assert_eq!(after_failure(mode, &failed(ImportStage::Fetch), &request), AfterFailure::Fail, "{class}");
         }
-        let recorded = after_failure(ImportMode::Auto, ImportStage::Recorded, &fault, &request);
+        let unusable = after_failure(ImportMode::Auto, &failed(ImportStage::Unusable), &request);
+        assert_eq!(unusable, AfterFailure::Fail, "{class}: the runtime could not use its own pull, either");
+        let recorded = after_failure(ImportMode::Auto, &failed(ImportStage::Recorded), &request);
         assert_eq!(recorded, AfterFailure::Fail, "{class}: image records may exist");
     }
 }
@@ -255,20 +261,61 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
     let request = pull("r.io/app:v1");
     let after = |stage| {
         let fault = Fault::new(ErrorClass::Unacceptable, stage);
-        after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request)
+        after_failure(ImportMode::Auto, &failed(ImportStage::Fetch, fault), &request)
     };
     assert_eq!(after(Stage::Manifest), AfterFailure::Forward { remember: false });
     assert_eq!((after(Stage::Unpack), after(Stage::Blob)), (AfterFailure::Fail, AfterFailure::Fail));
-    // As the engine reports artifacts, and encrypted and foreign layers.
-    let artifact = RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is an artifact of type `a/b`, not an image");
-    let after = after_failure(ImportMode::Auto, ImportStage::Fetch, &artifact.fault(), &request);
+    // As the engine reports encrypted and foreign layers.
+    let encrypted = RuntimeError::new(RuntimeErrorKind::Unacceptable, "layer `a` is encrypted");
+    let after = after_failure(ImportMode::Auto, &ImportStage::Fetch.failed(encrypted), &request);
     assert_eq!(after, AfterFailure::Forward { remember: false });
+}
+
+#[test]
+fn a_refused_artifact_does_not_become_an_empty_folder_and_one_of_a_hidden_registry_is_forwarded() {
+    let after = |class| {
+        let failed = failed(ImportStage::Fetch, Fault::new(class, Stage::Manifest));
+        after_failure(ImportMode::Auto, &ImportError { is_artifact: true, ..failed }, &pull("r.io/model:v1"))
+    };
+    assert_eq!(after(ErrorClass::Unacceptable), AfterFailure::Fail);
+    assert_eq!(after(ErrorClass::ConnectionRefused), AfterFailure::Forward { remember: true });
+}
+
+#[test]
+fn a_folder_is_empty_if_containerd_knows_no_layer_or_says_nothing_of_an_artifact() {
+    let image = Image {
+        id: ImageId::new("id"),
+        tags: vec!["r.io/model:v1".to_owned()],
+        digests: Vec::new(),
+        size: ByteSize(1),
+        user: ImageUser::default(),
+        spec: ImageSpec::default(),
+        pinned: false,
+        artifact: None,
+    };
+    let details = |config: &str| {
+        let config = JsonText::new(config).expect("an object");
+        ImageDetails::of_config(image.clone(), config)
+    };
+    let layered = format!(r#"{{"rootfs":{{"diff_ids":["{}"]}}}}"#, Digest::of(b"1"));
+    // As containerd reports the configurations of an artifact: `{}` with the fields of an image, and a model's own.
+    let artifact = r#"{"architecture":"","os":"","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
+    let model = r#"{"descriptor":{"name":"m"},"modelfs":{"type":"layers","diffIds":["sha256:0"]}}"#;
+    for (config, is_empty) in [(artifact, true), (model, true), (&layered, false)] {
+        for is_artifact in [false, true] {
+            assert_eq!(is_empty_folder(Some(&details(config)), is_artifact), is_empty, "{config}");
+        }
+    }
+    let bare = ImageDetails::bare(image);
+    for (unreported, is_artifact) in [(None, false), (None, true), (Some(&bare), false), (Some(&bare), true)] {
+        assert_eq!(is_empty_folder(unreported, is_artifact), is_artifact);
+    }
 }
 
 #[test]
 fn records_that_the_runtime_does_not_show_are_completed_by_its_own_pull() {
     let hidden = Fault::new(ErrorClass::TimedOut, Stage::Runtime);
-    let after = after_failure(ImportMode::Auto, ImportStage::Recorded, &hidden, &pull("app:v1"));
+    let after = after_failure(ImportMode::Auto, &failed(ImportStage::Recorded, hidden), &pull("app:v1"));
     assert_eq!(after, AfterFailure::Forward { remember: false });
 }
 
@@ -276,5 +323,6 @@ fn records_that_the_runtime_does_not_show_are_completed_by_its_own_pull() {
 fn a_pull_for_another_platform_is_not_forwarded_since_cri_has_no_word_for_it() {
     let request = PullRequest { platform: Some(Platform::host()), ..pull("app:v1") };
     let fault = Fault::new(ErrorClass::Unauthorized, Stage::Manifest);
-    assert_eq!(after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request), AfterFailure::Fail);
+    let failed = failed(ImportStage::Fetch, fault);
+    assert_eq!(after_failure(ImportMode::Auto, &failed, &request), AfterFailure::Fail);
 }

@@ -18,7 +18,10 @@ const IMAGE: &str = "r.io/app:v1";
 #[derive(Debug)]
 struct Node {
     runtime: FakeRuntime,
+    name: &'static str,
     version: Mutex<&'static str>,
+    /// What the next imports find the manifest to be.
+    is_artifact: AtomicBool,
     /// What the next imports end with.
     failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Stage)>>,
     refusal: Mutex<Option<ForwardReason>>,
@@ -52,7 +55,7 @@ impl ImportSite for Node {
         }
         let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
         let version = (*self.version.lock().unwrap()).to_owned();
-        Ok(RuntimeInfo { name: "containerd".into(), version, places: vec![place], ..RuntimeInfo::default() })
+        Ok(RuntimeInfo { name: self.name.into(), version, places: vec![place], ..RuntimeInfo::default() })
     }
 
     fn socket(&self) -> &Path {
@@ -75,7 +78,8 @@ impl ImportSite for Node {
         self.imports.fetch_add(1, Ordering::SeqCst);
         let failure = *self.failure.lock().unwrap();
         if let Some((stage, kind, class, at)) = failure {
-            return Err(stage.failed(RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, at))));
+            let cause = RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, at));
+            return Err(ImportError { stage, cause, is_artifact: self.is_artifact.load(Ordering::SeqCst) });
         }
         if self.hangs.load(Ordering::SeqCst) {
             let _guard = GivenUp(&self.given_up);
@@ -95,11 +99,17 @@ impl ImportSite for Node {
 
 impl Node {
     fn new() -> Arc<Self> {
+        Self::of("containerd")
+    }
+
+    fn of(name: &'static str) -> Arc<Self> {
         let runtime = FakeRuntime::new();
         runtime.offer(IMAGE, "app", 1000);
         Arc::new(Self {
             runtime,
+            name,
             version: Mutex::new("1.7.24"),
+            is_artifact: AtomicBool::new(false),
             failure: Mutex::default(),
             refusal: Mutex::default(),
             survey_failure: Mutex::default(),
@@ -199,6 +209,64 @@ async fn an_import_that_fails_is_forwarded_once_and_its_registry_first_for_ten_m
     assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
     let line = "imagelet_runtime_pulls_total{way=\"forwarded\",reason=\"registry-preferred\",outcome=\"pulled\"} 1";
     assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
+}
+
+/// Pulls, and returns the last route and the warnings of the pull.
+async fn told(images: &ImportingImages) -> (String, Vec<String>) {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&events);
+    let sink: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
+    images.pull(&request(), sink).await.expect("the runtime pulls it");
+    let (mut route, mut warnings) = (String::new(), Vec::new());
+    for event in std::mem::take(&mut *events.lock().unwrap()) {
+        match event {
+            PullEvent::Route(taken) => route = taken.to_string(),
+            PullEvent::Warning { text } => warnings.push(text),
+            _ => {}
+        }
+    }
+    assert_eq!(images.recent_routes().pop().expect("a pull ended").route.to_string(), route);
+    (route, warnings)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forward_of_an_artifact_to_containerd_says_that_pods_see_an_empty_folder() {
+    const EMPTY: &str = "a pod that mounts it sees an empty folder";
+    for mode in [ImportMode::Auto, ImportMode::Never] {
+        let (node, crio) = (Node::new(), Node::of("cri-o"));
+        *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
+        let (images, _) = node.images(mode);
+        assert_eq!(told(&images).await.1, Vec::<String>::new(), "{mode}: an image with layers");
+        for node in [&node, &crio] {
+            node.runtime.unpack_nothing();
+        }
+        let (route, warnings) = told(&images).await;
+        assert!(route.contains(EMPTY), "{mode}: {route}");
+        assert_eq!(warnings, [route], "{mode}");
+        let (route, warnings) = told(&crio.images(mode).0).await;
+        assert!(!route.contains(EMPTY) && warnings.is_empty(), "{mode}: CRI-O mounts artifacts: {route}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_artifact_whose_import_fails_is_forwarded_with_a_warning_or_fails() {
+    let node = Node::new();
+    node.is_artifact.store(true, Ordering::SeqCst);
+    node.runtime.fail("status", RuntimeErrorKind::Other, "no details");
+    node.fail_imports(ImportStage::Fetch, ErrorClass::ConnectionRefused);
+    let (route, warnings) = told(&node.images(ImportMode::Auto).0).await;
+    assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
+    let error = pull(&node.images(ImportMode::Require).0).await.expect_err("import is required");
+    assert!(error.chain().contains("set by the story"), "{}", error.chain());
+
+    let forwarded = node.runtime.pull_requests().len();
+    node.fail_imports(ImportStage::Unusable, ErrorClass::Unsupported);
+    for mode in [ImportMode::Auto, ImportMode::Require] {
+        let (images, _) = node.images(mode);
+        pull(&images).await.expect_err("the runtime has no image volumes");
+        assert_eq!(last(&images), ("imported", None, true), "{mode}");
+    }
+    assert_eq!(node.runtime.pull_requests().len(), forwarded, "the runtime is not asked for what it cannot use");
 }
 
 #[tokio::test(start_paused = true)]

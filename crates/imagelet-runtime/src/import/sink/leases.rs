@@ -30,6 +30,8 @@ pub(crate) struct ContainerdParts {
     /// Snapshots are prepared without a parent. The commit sets the parent.
     pub(crate) rebases: bool,
     pub(crate) labels_layers: bool,
+    /// The version that CRI reports.
+    pub(crate) version: String,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
     /// A lease could not be ended. The next import first removes stale leases.

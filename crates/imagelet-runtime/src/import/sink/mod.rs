@@ -27,7 +27,11 @@ use imagelet_core::{
 
 use tokio::sync::watch;
 
-use self::{leases::ContainerdParts, records::labels_layers, running::ContainerdImport};
+use self::{
+    leases::ContainerdParts,
+    records::{labels_layers, mounts_images},
+    running::ContainerdImport,
+};
 use crate::{
     containerd::ContainerdClient,
     cri::{OVERLAYFS, SnapshotterPlace},
@@ -70,6 +74,7 @@ impl Containerd {
             place: config.place,
             rebases: config.rebases.unwrap_or(reported),
             labels_layers: labels_layers(&config.version),
+            version: config.version,
             keep_blobs: config.keep_blobs,
             cri: config.cri,
             has_stale: false.into(),
@@ -109,6 +114,18 @@ impl LayerSink for Containerd {
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError> {
         self.0.release_left_behind().await?;
         Ok(Arc::new(ContainerdImport::begin(Arc::clone(&self.0), image).await?))
+    }
+
+    fn check_mounts_artifacts(&self) -> Result<(), RuntimeError> {
+        if mounts_images(&self.0.version) {
+            return Ok(());
+        }
+        let version = self.0.version.escape_debug();
+        let why = format!(
+            "it is an artifact, and containerd `{version}` has no image volumes, which need containerd 2.1 or later: \
+             no pod can mount it"
+        );
+        Err(RuntimeError::unsupported(why))
     }
 }
 

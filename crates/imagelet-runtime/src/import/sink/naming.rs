@@ -63,9 +63,8 @@ impl ImportRun {
 
     async fn wait_shown(&self) -> Result<ImageId, RuntimeError> {
         let wanted = ImageId::new(self.image.config.digest.as_str());
-        let (by_tag, by_digest) = self.image.reference.names_of(&self.image.root.digest);
-        let name = by_tag.unwrap_or(by_digest);
-        let spec = ImageSpec::new(&name);
+        let name = self.image.names.first().map_or(wanted.as_str(), String::as_str);
+        let spec = ImageSpec::new(name);
         let end = Instant::now() + SHOWN_MAX;
         let mut wait = CHECK_WAIT.0;
         loop {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use imagelet_core::image::{Digest, Reference};
+use imagelet_core::image::{Artifact, Digest, Reference};
 use imagelet_oci::{ImageDocument, ImportedImage};
 
 use crate::containerd::{
@@ -14,6 +14,8 @@ use crate::containerd::{
 const LABEL_BYTES_MAX: usize = 4096;
 /// The first version that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
+/// The first version whose pods mount images.
+const IMAGE_VOLUMES_SINCE: (u32, u32) = (2, 1);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
@@ -25,6 +27,9 @@ pub(crate) fn documents<'a>(
     snapshotter: &str,
 ) -> Vec<(&'a ImageDocument, Labels)> {
     let top = chains.last().map(|top| (format!("containerd.io/gc.ref.snapshot.{snapshotter}"), top.to_string()));
+    let mut of_config: Labels = top.into_iter().collect();
+    // One filtered list of contents finds all artifacts. An image's own labels are not read there.
+    of_config.extend(image.artifact.iter().flat_map(Artifact::labels));
     let config = (CONTENT_REFERENCE.to_owned() + "config", image.config.digest.to_string());
     let numbered = |kind: &'static str, digests: &mut dyn Iterator<Item = &Digest>| -> Labels {
         let label = |(at, digest): (usize, &Digest)| (format!("{CONTENT_REFERENCE}{kind}.{at}"), digest.to_string());
@@ -32,7 +37,7 @@ pub(crate) fn documents<'a>(
     };
     let mut manifest = numbered("l", &mut image.layers.iter().map(|layer| &layer.digest));
     manifest.extend([config]);
-    let mut documents = vec![(&image.config, top.into_iter().collect()), (&image.manifest, manifest)];
+    let mut documents = vec![(&image.config, of_config), (&image.manifest, manifest)];
     if image.root.digest != image.manifest.digest {
         let references = numbered("m", &mut image.index_entries.iter());
         documents.push((&image.root, references));
@@ -62,15 +67,14 @@ fn host(domain: &str) -> &str {
     bare.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(bare)
 }
 
-/// The image records: by id, by tag (unless the pull was by digest), and by digest.
+/// The image records: by id, and by the names that the pull gives.
 pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),
         digest: image.root.digest.to_string(),
         size: i64::try_from(image.root.bytes.len()).expect("a document has a length of 63 bits"),
     };
-    let (by_tag, by_digest) = image.reference.names_of(&image.root.digest);
-    let names = [Some(image.config.digest.to_string()), by_tag, Some(by_digest)].into_iter().flatten();
+    let names = [image.config.digest.to_string()].into_iter().chain(image.names.iter().cloned());
     let record = |name| Image {
         name,
         labels: Labels::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]),
@@ -96,13 +100,21 @@ pub(crate) fn snapshot_labels(
 }
 
 pub(crate) fn labels_layers(version: &str) -> bool {
+    is_since(version, LAYER_LABELS_SINCE)
+}
+
+pub(crate) fn mounts_images(version: &str) -> bool {
+    is_since(version, IMAGE_VOLUMES_SINCE)
+}
+
+fn is_since(version: &str, first: (u32, u32)) -> bool {
     let mut parts = version.trim_start_matches('v').splitn(3, '.');
     let mut number = || -> Option<u32> {
         let part = parts.next()?;
         let end = part.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(part.len());
         part[..end].parse().ok()
     };
-    number().zip(number()).is_some_and(|version| version >= LAYER_LABELS_SINCE)
+    number().zip(number()).is_some_and(|version| version >= first)
 }
 
 #[cfg(test)]
@@ -126,9 +138,14 @@ mod tests {
     fn image(reference: &str, has_index: bool) -> ImportedImage {
         let layer =
             |name: &str| ImportedLayer { digest: digest(&format!("packed {name}")), size: 7, diff_id: digest(name) };
+        let reference: Reference = reference.parse().unwrap();
+        let root = document(if has_index { "index" } else { "manifest" });
+        let (by_tag, by_digest) = reference.names_of(&root.digest);
         ImportedImage {
-            reference: reference.parse().unwrap(),
-            root: document(if has_index { "index" } else { "manifest" }),
+            reference,
+            names: by_tag.into_iter().chain([by_digest]).collect(),
+            artifact: None,
+            root,
             manifest: document("manifest"),
             config: document("config"),
             layers: vec![layer("one"), layer("two")],
@@ -207,20 +224,23 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_labelled_as_its_containerd_labels_it() {
-        for (version, labels_them) in [
-            ("1.6.20~ds1", false),
-            ("v1.7.24", false),
-            ("v2.2.9", false),
-            ("v2.3.0", true),
-            ("2.4.0-beta.0", true),
-            ("v3.0", true),
-            ("2.10", true),
-            ("", false),
-            ("unknown", false),
-            ("v2", false),
+    fn image_volumes_and_the_labels_of_snapshots_are_those_of_the_version() {
+        for (version, mounts_images_too, labels_them) in [
+            ("1.6.20~ds1", false, false),
+            ("v1.7.24", false, false),
+            ("2.0.5", false, false),
+            ("2.1.0-rc.1", true, false),
+            ("v2.2.9", true, false),
+            ("v2.3.0", true, true),
+            ("2.4.0-beta.0", true, true),
+            ("v3.0", true, true),
+            ("2.10", true, true),
+            ("", false, false),
+            ("unknown", false, false),
+            ("v2", false, false),
         ] {
-            assert_eq!(labels_layers(version), labels_them, "{version}");
+            let found = (mounts_images(version), labels_layers(version));
+            assert_eq!(found, (mounts_images_too, labels_them), "{version}");
         }
         let (chain, parent, layer) = (digest("chain"), digest("parent"), digest("layer"));
         let count = |parent, labels| snapshot_labels(&chain, parent, &layer, labels).len();
