@@ -47,6 +47,9 @@ pub trait LayerSink: Send + Sync + fmt::Debug {
 
     /// Checks that a pod can mount an artifact that was imported.
     fn check_mounts_artifacts(&self) -> Result<(), RuntimeError>;
+
+    /// The digests of the manifest and of the only layer of the image with this name. `None`: there is no such image.
+    async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError>;
 }
 
 /// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
@@ -103,12 +106,6 @@ pub struct ImportedImage {
 }
 
 impl ImportedImage {
-    /// The record of an artifact's manifest, which proves that its repository sent the content: without the record,
-    /// present layers are fetched again. `None`: the configuration of an image proves it.
-    pub fn proof(&self) -> Option<String> {
-        self.artifact.as_ref().map(|artifact| self.reference.names_of(&artifact.manifest).1)
-    }
-
     /// The chain id of each layer, lowest first.
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))

@@ -9,7 +9,7 @@ use twox_hash::xxhash3_128::Hasher;
 use super::fetch::{Fetched, Intake, LayerAttempt, copy_to};
 use crate::{
     registry::ReaderWait,
-    store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, storage_error},
+    store::{BlobWriter, KeptBytes, StagedLayer, storage_error},
     unpack::WholeFile,
 };
 
@@ -27,7 +27,7 @@ impl LayerAttempt<'_> {
         let reader_wait = ReaderWait::default();
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));
         let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy));
-        intake.content = (job.staging.end == LayerEnd::Store).then(Hasher::new);
+        intake.content = Some(Hasher::new());
         let fetched = self.fetch(on_disk, intake).await;
         let written = copying.await?;
         let fetched = fetched?;

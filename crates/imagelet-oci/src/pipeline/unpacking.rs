@@ -20,7 +20,8 @@ use super::{LayerJob, buffer_pool::BlockReader, unconfined};
 use crate::{
     manifest::BlobLayout,
     store::{
-        DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit,
+        ContentProof, DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, PROOF, StagedLayer, Staging,
+        storage_error, write_implicit,
     },
     unpack::{
         ARTIFACT_NAMES_MAX, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership, UnpackError, UnpackErrorKind,
@@ -41,7 +42,7 @@ impl LayerJob {
         cancelled: Arc<AtomicBool>,
     ) -> Result<StagedLayer, RuntimeError> {
         self.staged(staging, (memory, cancelled), |root, options, list| {
-            let mut listed = list.map(recorder);
+            let mut listed = list.map(Listing::recorder);
             let unpacked = self.terms.confinement.run(Some(root), move || {
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
@@ -70,7 +71,7 @@ impl LayerJob {
     ) -> Result<StagedLayer, RuntimeError> {
         let staging = self.staging.store.stage()?;
         self.staged(staging, (Arc::clone(memory), Arc::default()), |root, options, list| {
-            let mut listed = list.map(recorder);
+            let mut listed = list.map(Listing::recorder);
             let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
             place_file(file, root, options, manifest).map_err(|error| self.in_layer(unpack_error(error)))
         })
@@ -81,11 +82,7 @@ impl LayerJob {
         &self,
         staging: Staging,
         (memory, cancelled): (Arc<LayerMemory>, Arc<AtomicBool>),
-        write: impl FnOnce(
-            BorrowedFd<'_>,
-            &UnpackOptions,
-            Option<&mut FileManifestWriter>,
-        ) -> Result<UnpackReport, RuntimeError>,
+        write: impl FnOnce(BorrowedFd<'_>, &UnpackOptions, Option<&mut Listing>) -> Result<UnpackReport, RuntimeError>,
     ) -> Result<StagedLayer, RuntimeError> {
         let tree = staging.path().join("fs");
         let open = || -> std::io::Result<_> {
@@ -120,19 +117,27 @@ impl LayerJob {
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
-        let list = || {
-            let file = std::fs::File::create(staging.path().join(LIST));
-            file.and_then(FileManifestWriter::new).map_err(unlisted)
+        let mut list = match self.staging.end {
+            LayerEnd::Store => {
+                let file = std::fs::File::create(staging.path().join(LIST));
+                Some(Listing::Files(file.and_then(FileManifestWriter::new).map_err(unlisted)?))
+            }
+            LayerEnd::Sink => self.artifact.is_some().then(|| Listing::Proof(ContentProof::new())),
         };
-        let mut list = (self.staging.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
         let report = write(root, &options, list.as_mut())?;
         failpoint!("unpack.verified");
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);
-        if let Some(list) = list {
-            let (digest, bytes) = list.finish().map_err(unlisted)?;
-            sums.insert(LIST.to_owned(), digest);
-            list_size = disk_size(bytes);
+        match list {
+            Some(Listing::Files(list)) => {
+                let (digest, bytes) = list.finish().map_err(unlisted)?;
+                sums.insert(LIST.to_owned(), digest);
+                list_size = disk_size(bytes);
+            }
+            Some(Listing::Proof(proof)) => {
+                sums.insert(PROOF.to_owned(), proof.write(staging.path()).map_err(unlisted)?);
+            }
+            None => {}
         }
         if let Some(first) = report.ownership.first() {
             if self.staging.end == LayerEnd::Sink {
@@ -178,8 +183,19 @@ impl LayerJob {
     }
 }
 
-fn recorder(list: &mut FileManifestWriter) -> impl FnMut(&[u8], FileRecord) -> std::io::Result<()> + Send {
-    |path, record| list.record(path, &record)
+/// What stays of each path that is written: its record, or its part in the proof of an artifact's content.
+enum Listing {
+    Files(FileManifestWriter),
+    Proof(ContentProof),
+}
+
+impl Listing {
+    fn recorder(&mut self) -> impl FnMut(&[u8], FileRecord) -> std::io::Result<()> + Send {
+        |path, record| match self {
+            Self::Files(list) => list.record(path, &record),
+            Self::Proof(proof) => proof.record(path, &record),
+        }
+    }
 }
 
 fn unpack_error(error: UnpackError) -> RuntimeError {

@@ -9,10 +9,11 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
+    fs::{self, File},
     hash::{BuildHasher as _, RandomState},
     io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _},
     os::unix::fs::FileExt as _,
+    path::Path,
 };
 
 use imagelet_core::image::{Digest, DigestAlgorithm};
@@ -20,7 +21,7 @@ use twox_hash::xxhash3_128::Hasher;
 
 use crate::{
     hash::Hash,
-    unpack::{FileEntry, FileRecord},
+    unpack::{FileEntry, FileEntryKind, FileRecord},
 };
 
 pub(crate) const LIST: &str = "files.list";
@@ -60,6 +61,33 @@ impl FileManifestWriter {
         self.hash.update(bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes)
+    }
+}
+
+/// The file with the digest that proves knowledge of a layer's content. The digests in a manifest do not tell it.
+pub(crate) const PROOF: &str = "content.proof";
+
+/// A digest of all records of a layer but the metadata of its folders, whose times differ.
+pub(crate) struct ContentProof(Hash);
+
+impl ContentProof {
+    pub(crate) fn new() -> Self {
+        Self(Hash::new(DigestAlgorithm::Sha256))
+    }
+
+    pub(crate) fn record(&mut self, path: &[u8], record: &FileRecord) -> io::Result<()> {
+        let is_folder = matches!(record, FileRecord::Entry(FileEntry { kind: FileEntryKind::Directory, .. }));
+        let bytes = encode(path, if is_folder { &FileRecord::Removed } else { record })?;
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(&bytes);
+        Ok(())
+    }
+
+    /// Writes the digest, and returns the digest of the file.
+    pub(crate) fn write(self, folder: &Path) -> io::Result<Digest> {
+        let text = self.0.finish().to_string();
+        fs::write(folder.join(PROOF), &text)?;
+        Ok(Digest::of(text.as_bytes()))
     }
 }
 
@@ -209,7 +237,7 @@ mod tests {
     use std::io::{Seek as _, Write as _};
 
     use super::*;
-    use crate::unpack::{FileEntryKind, Sum};
+    use crate::unpack::Sum;
 
     fn file(content: Sum) -> FileEntry {
         let kind = FileEntryKind::File { size: 1, content };
@@ -232,6 +260,35 @@ mod tests {
 
     fn open(file: File, digest: &Digest) -> io::Result<FileManifestReader> {
         FileManifestReader::open(file, digest, || Ok(()))
+    }
+
+    #[test]
+    fn a_proof_depends_on_names_and_content_and_not_on_the_times_of_folders() {
+        let proof = |records: &[(&str, FileRecord)]| {
+            let (mut proof, folder) = (ContentProof::new(), tempfile::tempdir().unwrap());
+            for (path, record) in records {
+                proof.record(path.as_bytes(), record).unwrap();
+            }
+            let digest = proof.write(folder.path()).unwrap();
+            assert_eq!(Digest::of(&fs::read(folder.path().join(PROOF)).unwrap()), digest);
+            digest
+        };
+        let folder = |seconds| FileEntry { kind: FileEntryKind::Directory, mtime: (seconds, 0), ..file(0) };
+        let of = |path: &str, entry: FileEntry| (path.to_owned(), FileRecord::Entry(entry));
+        let known = |entries: &[(String, FileRecord)]| {
+            proof(&entries.iter().map(|(path, record)| (path.as_str(), record.clone())).collect::<Vec<_>>())
+        };
+        let first = known(&[of("d", folder(1)), of("d/a", file(1))]);
+        assert_eq!(known(&[of("d", folder(2)), of("d/a", file(1))]), first);
+        for other in [
+            &[of("d", folder(1)), of("d/a", file(2))][..],
+            &[of("d", folder(1)), of("d/b", file(1))],
+            &[of("e", folder(1)), of("d/a", file(1))],
+            &[of("d", folder(1)), of("d/a", link(3))],
+            &[of("d/a", file(1))],
+        ] {
+            assert_ne!(known(other), first, "{other:?}");
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ use imagelet_core::{
 pub(crate) use self::{
     blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
     commit::NewImage,
-    file_manifest::{FileManifestWriter, LIST},
+    file_manifest::{ContentProof, FileManifestWriter, LIST, PROOF},
     files::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},

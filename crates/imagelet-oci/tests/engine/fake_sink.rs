@@ -155,9 +155,7 @@ impl LayerSink for FakeSink {
         self.call("begin".into()).await?;
         let chains = chains(image.layers.iter().map(|layer| layer.diff_id.clone()));
         let state = self.state();
-        let named = |name: &String| state.images.values().any(|image| image.names.contains(name));
         let present = chains.iter().rposition(|chain| state.trees.contains_key(chain)).map_or(0, |top| top + 1);
-        let present = if image.proof().is_none_or(|name| named(&name)) { present } else { 0 };
         drop(state);
         let there = watch::Sender::new((0..chains.len()).map(|index| index < present).collect());
         Ok(Arc::new(FakeImport { sink: self.clone(), image, chains, present, there, is_over: Mutex::new(false) }))
@@ -168,6 +166,12 @@ impl LayerSink for FakeSink {
             return Err(RuntimeError::unsupported("the sink mounts no artifacts"));
         }
         Ok(())
+    }
+
+    async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError> {
+        let state = self.state();
+        let named = state.images.values().find(|image| image.names.iter().any(|other| other == name));
+        Ok(named.map(|image| (image.root.digest.clone(), image.layers[0].digest.clone())))
     }
 }
 

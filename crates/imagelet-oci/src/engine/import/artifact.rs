@@ -1,7 +1,9 @@
 //! The import of an artifact: all its files are one layer of an image that is made here.
 //!
-//! The layer's diff-id is the digest of the list of the artifact's blobs and paths. So it is known before the first
-//! byte, each byte is hashed once, and two nodes make the same image.
+//! The layer's diff-id is the digest of the sorted list of blobs, paths and proofs of content. So two nodes make the
+//! same image, each byte is read once, and only a pull that had the content knows the diff-id: a manifest that names
+//! blobs gives no access to a present layer. A later pull of the same artifact finds the layer by the image record of
+//! the artifact's manifest, which a pull from the same repository wrote.
 //!
 //! The files are staged each on its own, as in the embedded store, and hard-linked into one tree. So all of them are
 //! spares until the sink has the tree.
@@ -17,73 +19,113 @@ use std::{
 use imagelet_core::{
     error::RuntimeError,
     failpoint,
-    image::{Artifact, Digest},
+    image::{Artifact, Digest, ImageId},
     ports::Progress,
 };
 use serde_json::{Value, json};
 
 use super::{Described, Ended, EngineImporter, handover};
 use crate::{
-    engine::{blocking, estimate::PullTarget, import::layer_turns::UnsyncedLayers},
-    layer_sink::{ImportedImage, ImportedLayer, LayerImport, StagedTree, Taken},
+    engine::{blocking, estimate::PullTarget, import::layer_turns::UnsyncedLayers, pull::LayerFetches},
+    layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, StagedTree, Taken},
     manifest::{Descriptor, annotations},
     registry::{ImageDocument, Resolved},
-    store::{DiskUsage, DocumentBytes, LayerEnd, LayerRecord, StagedLayer, Store, SyncView, storage_error},
+    scarce,
+    store::{DiskUsage, DocumentBytes, LayerEnd, LayerRecord, PROOF, StagedLayer, Store, SyncView, storage_error},
+    tenant::Tenant,
 };
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// An image whose only layer has the artifact's files. Its documents depend on the artifact and the platform alone.
-pub(super) async fn image_of_artifact(resolved: &Resolved, target: &PullTarget) -> Result<ImportedImage, RuntimeError> {
-    let Resolved { manifest, chosen, root, .. } = resolved;
-    let mut labels = resolved.session.parse(&chosen.bytes, |bytes| annotations(bytes)).await?;
-    // By key: a blob twice under one name is one file.
-    let files: BTreeMap<Digest, u64> =
-        manifest.artifact_files()?.into_iter().map(|file| (file.key, file.blob.size)).collect();
-    let artifact = Artifact {
-        kind: manifest.artifact_kind().unwrap_or_default().to_owned(),
-        manifest: chosen.digest.clone(),
-        files: files.len() as u64,
-    };
-    labels.extend(artifact.labels());
-    let diff_id = tree_id(files.keys());
-    let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
-    let config = document(
-        CONFIG_TYPE,
-        &json!({
-            "os": target.platform.os, "architecture": target.platform.architecture, "config": {"Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-        }),
-    );
-    let described = |document: &ImageDocument| json!({"mediaType": document.media_type, "digest": document.digest, "size": document.bytes.len()});
-    let manifest = document(
-        MANIFEST_TYPE,
-        &json!({
-            "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": described(&config),
-            "layers": [{"mediaType": LAYER_TYPE, "digest": diff_id, "size": size}],
-        }),
-    );
-    let (by_tag, by_root) = target.reference.names_of(&root.digest);
-    let (_, by_manifest) = target.reference.names_of(&chosen.digest);
-    let by_digest: BTreeSet<&String> = [&by_root, &by_manifest].into();
-    Ok(ImportedImage {
-        reference: target.reference.clone(),
-        names: by_tag.into_iter().chain(by_digest.into_iter().cloned()).collect(),
-        artifact: Some(artifact),
-        root: manifest.clone(),
-        manifest,
-        config,
-        layers: vec![ImportedLayer { digest: diff_id.clone(), size, diff_id }],
-        index_entries: Vec::new(),
-    })
+/// The files of an artifact: fetched, verified and not in the sink yet.
+pub(super) struct ArtifactFiles {
+    fetches: LayerFetches,
+    /// Each key once.
+    files: Vec<Arc<StagedLayer>>,
 }
 
-/// The identity of a tree: that of the sorted keys, and each key is that of a blob and its path.
-fn tree_id<'a>(keys: impl Iterator<Item = &'a Digest>) -> Digest {
-    let list: Vec<&str> = ["artifact tree 1"].into_iter().chain(keys.map(Digest::as_str)).collect();
-    Digest::of(list.join("\n").as_bytes())
+/// An image that is made of an artifact, before its layer is known.
+struct ArtifactImage {
+    target: PullTarget,
+    artifact: Artifact,
+    names: Vec<String>,
+    /// The annotations, and what tells the image from others.
+    labels: BTreeMap<String, String>,
+    /// The sum of the blobs.
+    size: u64,
+}
+
+impl ArtifactImage {
+    async fn of(resolved: &Resolved, target: &PullTarget) -> Result<Self, RuntimeError> {
+        let Resolved { manifest, chosen, root, .. } = resolved;
+        let mut labels = resolved.session.parse(&chosen.bytes, |bytes| annotations(bytes)).await?;
+        // By key: a blob twice under one name is one file.
+        let files: BTreeMap<Digest, u64> =
+            manifest.artifact_files()?.into_iter().map(|file| (file.key, file.blob.size)).collect();
+        let artifact = Artifact {
+            kind: manifest.artifact_kind().unwrap_or_default().to_owned(),
+            manifest: chosen.digest.clone(),
+            files: files.len() as u64,
+        };
+        labels.extend(artifact.labels());
+        let (by_tag, by_root) = target.reference.names_of(&root.digest);
+        let by_digest = BTreeSet::from([by_root, target.reference.names_of(&chosen.digest).1]);
+        let names = by_tag.into_iter().chain(by_digest).collect();
+        let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
+        Ok(Self { target: target.clone(), artifact, names, labels, size })
+    }
+
+    /// The name by the digest of the artifact's manifest.
+    fn proof(&self) -> String {
+        self.target.reference.names_of(&self.artifact.manifest).1
+    }
+
+    /// The image with this layer. Its documents depend on the layer, the artifact and the platform alone.
+    fn with_layer(&self, diff_id: Digest) -> ImportedImage {
+        let PullTarget { reference, platform, .. } = &self.target;
+        let config = document(
+            CONFIG_TYPE,
+            &json!({
+                "os": platform.os, "architecture": platform.architecture, "config": {"Labels": self.labels},
+                "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            }),
+        );
+        let described = json!({"mediaType": CONFIG_TYPE, "digest": config.digest, "size": config.bytes.len()});
+        let manifest = document(
+            MANIFEST_TYPE,
+            &json!({
+                "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": described,
+                "layers": [{"mediaType": LAYER_TYPE, "digest": diff_id, "size": self.size}],
+            }),
+        );
+        ImportedImage {
+            reference: reference.clone(),
+            names: self.names.clone(),
+            artifact: Some(self.artifact.clone()),
+            root: manifest.clone(),
+            manifest,
+            config,
+            layers: vec![ImportedLayer { digest: diff_id.clone(), size: self.size, diff_id }],
+            index_entries: Vec::new(),
+        }
+    }
+}
+
+impl ArtifactFiles {
+    /// The identity of the tree. A key is that of a blob and its path.
+    fn tree_id(&self) -> Result<Digest, RuntimeError> {
+        let mut list = vec!["artifact tree 1".to_owned()];
+        for file in &self.files {
+            let LayerRecord { diff_id, sums, .. } = file.record();
+            let proof =
+                sums.get(PROOF).ok_or_else(|| RuntimeError::defect(format!("file `{diff_id}` has no proof")))?;
+            list.push(format!("{diff_id} {proof}"));
+        }
+        list[1..].sort_unstable();
+        Ok(Digest::of(list.join("\n").as_bytes()))
+    }
 }
 
 fn document(media_type: &str, content: &Value) -> ImageDocument {
@@ -96,30 +138,75 @@ fn document(media_type: &str, content: &Value) -> ImageDocument {
 }
 
 impl EngineImporter {
-    /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of its files.
-    pub(super) async fn bring_artifact(
+    /// Imports an artifact whose files have these keys, in the order of its manifest.
+    pub(super) async fn import_artifact(
         &self,
-        described: &Described,
-        import: &Arc<dyn LayerImport>,
-        unsynced: &UnsyncedLayers<'_>,
+        target: &PullTarget,
+        resolved: Arc<Resolved>,
+        keys: &[Digest],
+        tenant: Arc<Tenant>,
         progress: &Progress,
-    ) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let Described { resolved, image, chains, tenant } = described;
-        let (engine, chain) = (&*self.engine, &chains[0]);
-        let files = resolved.manifest.artifact_files()?;
-        let keys: Vec<Digest> = files.into_iter().map(|file| file.key).collect();
+    ) -> Result<ImageId, ImportError> {
+        let fetch = |error| ImportStage::Fetch.failed(error);
+        let artifact = ArtifactImage::of(&resolved, target).await.map_err(fetch)?;
+        let named = self.sink.named_artifact(&artifact.proof()).await;
+        if let Some((manifest, layer)) = named.map_err(|error| ImportStage::Handover.failed(error))? {
+            let image = artifact.with_layer(layer);
+            // Otherwise the runtime has pulled the artifact itself.
+            if image.root.digest == manifest {
+                let described = Described::new(Arc::clone(&resolved), image, Arc::clone(&tenant), None);
+                match self.attempt(&described, progress).await {
+                    Ok(id) => return Ok(id),
+                    Err(Ended::Failed(error)) => return Err(error),
+                    Err(Ended::BaseGone) => {}
+                }
+            }
+        }
         // No room is made of the spares that this import takes.
-        let _lease = engine.store.lease(&keys);
-        let (fetches, files) =
-            engine.stage_layers(resolved, &keys, LayerEnd::Sink, Arc::clone(tenant), progress).await?;
+        let _lease = self.engine.store.lease(keys);
+        let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");
+        let image = artifact.with_layer(files.tree_id().map_err(fetch)?);
+        let described = Described::new(resolved, image, tenant, Some(files));
+        let id = self.import_described(&described, progress).await?;
+        let cleared = blocking(move || {
+            let files = described.files.into_iter().flat_map(|files| files.files);
+            // A file that a parallel import uses stays for that import.
+            files.filter_map(Arc::into_inner).for_each(StagedLayer::taken);
+            Ok(())
+        });
+        cleared.await.map_err(|error| ImportStage::Recorded.failed(error))?;
+        Ok(id)
+    }
+
+    async fn fetch_artifact(
+        &self,
+        resolved: &Resolved,
+        keys: &[Digest],
+        tenant: &Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<ArtifactFiles, RuntimeError> {
+        let engine = &self.engine;
+        let stage = || engine.stage_layers(resolved, keys, LayerEnd::Sink, Arc::clone(tenant), progress);
+        let (fetches, files) = scarce::retried(stage).await?;
         let checked = engine.check_artifact(&resolved.manifest, &files).await;
         checked.inspect_err(|error| fetches.resumption.heed(error))?;
         // A blob twice under one name was fetched once.
         let files: BTreeMap<Digest, Arc<StagedLayer>> =
             files.into_iter().map(|file| (file.record().diff_id.clone(), file)).collect();
-        let files: Vec<Arc<StagedLayer>> = files.into_values().collect();
-        let (linked, layer, view) = (files.clone(), image.layers[0].clone(), Arc::clone(&fetches.view));
+        Ok(ArtifactFiles { fetches, files: files.into_values().collect() })
+    }
+
+    /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of its files.
+    pub(super) async fn bring_artifact(
+        &self,
+        described: &Described,
+        ArtifactFiles { fetches, files }: &ArtifactFiles,
+        import: &Arc<dyn LayerImport>,
+        unsynced: &UnsyncedLayers<'_>,
+    ) -> Result<Vec<Arc<SyncView>>, Ended> {
+        let (engine, chain) = (&*self.engine, &described.chains[0]);
+        let (linked, layer, view) = (files.clone(), described.image.layers[0].clone(), Arc::clone(&fetches.view));
         let tree = engine.on_disk(move |store| linked_tree(store, &linked, &layer, view)).await;
         let mut tree = tree.map_err(handover)?;
         failpoint!("import.artifact-linked");
@@ -142,8 +229,6 @@ impl EngineImporter {
         drop(turn);
         let cleared = blocking(move || {
             tree.taken();
-            // A file that a parallel import uses stays for that import.
-            files.into_iter().filter_map(Arc::into_inner).for_each(StagedLayer::taken);
             Ok(())
         });
         cleared.await.map_err(handover)?;

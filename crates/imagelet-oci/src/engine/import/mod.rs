@@ -10,7 +10,7 @@
 mod artifact;
 pub(super) mod layer_turns;
 
-use self::{artifact::image_of_artifact, layer_turns::UnsyncedLayers};
+use self::{artifact::ArtifactFiles, layer_turns::UnsyncedLayers};
 
 use crate::layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
@@ -48,7 +48,7 @@ use crate::{
     manifest::{Index, ManifestDocument},
     registry::{ImageDocument, Resolved},
     scarce,
-    store::{LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
+    store::{DocumentBytes, LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
     tenant::Tenant,
 };
 
@@ -70,10 +70,19 @@ enum Ended {
 }
 
 struct Described {
-    resolved: Resolved,
+    resolved: Arc<Resolved>,
     image: Arc<ImportedImage>,
     chains: Vec<Digest>,
     tenant: Arc<Tenant>,
+    /// The files of an artifact; `None`: the image is no artifact, or the sink should have it.
+    files: Option<ArtifactFiles>,
+}
+
+impl Described {
+    fn new(resolved: Arc<Resolved>, image: ImportedImage, tenant: Arc<Tenant>, files: Option<ArtifactFiles>) -> Self {
+        let chains = image.chains();
+        Self { resolved, image: Arc::new(image), chains, tenant, files }
+    }
 }
 
 struct Attempt<'a> {
@@ -131,8 +140,16 @@ impl EngineImporter {
             if is_artifact {
                 self.sink.check_mounts_artifacts().map_err(|error| ImportStage::Unusable.failed(error))?;
             }
-            let described = self.describe(&target, resolved, tenant(request), &progress).await.map_err(fetch)?;
-            self.import_described(&described, &progress).await
+            announce(&resolved, &progress).map_err(fetch)?;
+            let (config, read) =
+                scarce::retried(|| self.engine.configuration(&resolved, &target)).await.map_err(fetch)?;
+            check_layers(&resolved, read.diff_ids.len()).map_err(fetch)?;
+            let (resolved, tenant) = (Arc::new(resolved), tenant(request));
+            if is_artifact {
+                return self.import_artifact(&target, resolved, &read.diff_ids, tenant, &progress).await;
+            }
+            let image = described_image(&target, &resolved, config, &read.diff_ids).await.map_err(fetch)?;
+            self.import_described(&Described::new(resolved, image, tenant, None), &progress).await
         };
         let imported = imported.await;
         progress(PullEvent::Hosts(session.senders()));
@@ -171,46 +188,6 @@ impl EngineImporter {
         Err(ImportStage::Handover.failed(RuntimeError::new(RuntimeErrorKind::Unavailable, message)))
     }
 
-    async fn describe(
-        &self,
-        target: &PullTarget,
-        resolved: Resolved,
-        tenant: Arc<Tenant>,
-        progress: &Progress,
-    ) -> Result<Described, RuntimeError> {
-        announce(&resolved, progress)?;
-        let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, target)).await?;
-        check_layers(&resolved, read.diff_ids.len())?;
-        let image = if resolved.manifest.artifact_kind().is_some() {
-            image_of_artifact(&resolved, target).await?
-        } else {
-            let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
-            let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
-            ImportedImage {
-                reference: target.reference.clone(),
-                names: by_tag.into_iter().chain([by_digest]).collect(),
-                artifact: None,
-                root: resolved.root.clone(),
-                manifest: resolved.chosen.clone(),
-                config: ImageDocument {
-                    digest: resolved.manifest.config.digest.clone(),
-                    media_type: resolved.manifest.config.media_type.clone(),
-                    bytes: config,
-                },
-                layers: layers
-                    .map(|(layer, diff_id)| ImportedLayer {
-                        digest: layer.digest.clone(),
-                        size: layer.size,
-                        diff_id: diff_id.clone(),
-                    })
-                    .collect(),
-                index_entries: index_entries(&resolved, &target.platform).await?,
-            }
-        };
-        let chains = image.chains();
-        Ok(Described { resolved, image: Arc::new(image), chains, tenant })
-    }
-
     async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
         let import = self.sink.begin(Arc::clone(&described.image)).await.map_err(handover)?;
         failpoint!("import.begun");
@@ -246,7 +223,7 @@ impl EngineImporter {
         unsynced: &UnsyncedLayers<'_>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
-        let Described { resolved, image, chains, tenant } = described;
+        let Described { resolved, image, chains, tenant, files } = described;
         let (engine, layers) = (&*self.engine, &image.layers);
         let present = import.present().min(layers.len());
         let whole = present == layers.len();
@@ -259,8 +236,10 @@ impl EngineImporter {
         if whole {
             return Ok(views);
         }
-        if resolved.manifest.artifact_kind().is_some() {
-            return self.bring_artifact(described, import, unsynced, progress).await;
+        match files {
+            Some(files) => return self.bring_artifact(described, files, import, unsynced).await,
+            None if image.artifact.is_some() => return Err(Ended::BaseGone),
+            None => {}
         }
         let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
         // No room is made of the spares that this import takes.
@@ -377,6 +356,35 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
     order.sort_by_key(|index| (Some(*index) != largest, *index));
     order
+}
+
+/// The image of a configuration.
+async fn described_image(
+    target: &PullTarget,
+    resolved: &Resolved,
+    config: DocumentBytes,
+    diff_ids: &[Digest],
+) -> Result<ImportedImage, RuntimeError> {
+    let layers = resolved.manifest.layers.iter().zip(diff_ids).map(|(layer, diff_id)| ImportedLayer {
+        digest: layer.digest.clone(),
+        size: layer.size,
+        diff_id: diff_id.clone(),
+    });
+    let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
+    Ok(ImportedImage {
+        reference: target.reference.clone(),
+        names: by_tag.into_iter().chain([by_digest]).collect(),
+        artifact: None,
+        root: resolved.root.clone(),
+        manifest: resolved.chosen.clone(),
+        config: ImageDocument {
+            digest: resolved.manifest.config.digest.clone(),
+            media_type: resolved.manifest.config.media_type.clone(),
+            bytes: config,
+        },
+        layers: layers.collect(),
+        index_entries: index_entries(resolved, &target.platform).await?,
+    })
 }
 
 async fn index_entries(resolved: &Resolved, platform: &Platform) -> Result<Vec<Digest>, RuntimeError> {

@@ -64,17 +64,10 @@ impl ImportRun {
         let client = containerd.client.under(&lease.id);
         let (base, _) = watch::channel(Base::Has(0));
         let mut run = Self { containerd, client, lease, image, chains, present: 0, base, running: RwLock::default() };
-        run.present = if run.is_proven().await? { run.find_base().await? } else { 0 };
+        run.present = run.find_base().await?;
         run.base.send_replace(Base::Has(run.present));
         failpoint!("import.held");
         Ok(run)
-    }
-
-    /// Whether present layers may be used. An artifact's manifest proves no right to the files that it names.
-    async fn is_proven(&self) -> Result<bool, RuntimeError> {
-        let Some(name) = self.image.proof() else { return Ok(true) };
-        let target = self.client.image(&name).await?.and_then(|record| record.target);
-        Ok(target.is_some_and(|target| target.digest == self.image.root.digest.as_str()))
     }
 
     /// How many layers, counted from the base, containerd has. The topmost of them is added to the lease and protects
@@ -251,7 +244,7 @@ impl ImportRun {
 
     fn labels(&self, index: usize) -> Labels {
         let (chain, diff_id) = (&self.chains[index], &self.image.layers[index].diff_id);
-        records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers)
+        records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.version)
     }
 
     /// Whether a snapshot has the right parent. If containerd ignored the parent at the commit, the snapshot has the

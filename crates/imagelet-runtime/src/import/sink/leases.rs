@@ -29,7 +29,6 @@ pub(crate) struct ContainerdParts {
     pub(crate) place: SnapshotterPlace,
     /// Snapshots are prepared without a parent. The commit sets the parent.
     pub(crate) rebases: bool,
-    pub(crate) labels_layers: bool,
     /// The version that CRI reports.
     pub(crate) version: String,
     pub(crate) keep_blobs: bool,

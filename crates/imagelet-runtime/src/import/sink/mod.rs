@@ -22,16 +22,13 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     error::RuntimeError,
+    image::Digest,
     ports::{ForwardReason, ImageService},
 };
 
 use tokio::sync::watch;
 
-use self::{
-    leases::ContainerdParts,
-    records::{labels_layers, mounts_images},
-    running::ContainerdImport,
-};
+use self::{leases::ContainerdParts, records::mounts_images, running::ContainerdImport};
 use crate::{
     containerd::ContainerdClient,
     cri::{OVERLAYFS, SnapshotterPlace},
@@ -39,6 +36,8 @@ use crate::{
 
 /// Retries after another client of containerd created or removed the same object concurrently.
 const TRIES_MAX: usize = 3;
+/// The label in which the manifest of an image refers to its first layer.
+const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
 /// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
 
@@ -73,7 +72,6 @@ impl Containerd {
             client,
             place: config.place,
             rebases: config.rebases.unwrap_or(reported),
-            labels_layers: labels_layers(&config.version),
             version: config.version,
             keep_blobs: config.keep_blobs,
             cri: config.cri,
@@ -126,6 +124,14 @@ impl LayerSink for Containerd {
              no pod can mount it"
         );
         Err(RuntimeError::unsupported(why))
+    }
+
+    async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError> {
+        let client = &self.0.client;
+        let Some(target) = client.image(name).await?.and_then(|record| record.target) else { return Ok(None) };
+        let manifest = client.content(&target.digest).await?;
+        let layer = manifest.as_ref().and_then(|manifest| manifest.labels.get(ONLY_LAYER));
+        Ok(target.digest.parse().ok().zip(layer.and_then(|layer| layer.parse().ok())))
     }
 }
 

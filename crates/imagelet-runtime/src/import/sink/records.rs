@@ -84,14 +84,9 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
 }
 
 /// The labels of a snapshot, as this version of containerd writes them.
-pub(crate) fn snapshot_labels(
-    chain: &Digest,
-    parent: Option<&Digest>,
-    diff_id: &Digest,
-    labels_layers: bool,
-) -> Labels {
+pub(crate) fn snapshot_labels(chain: &Digest, parent: Option<&Digest>, diff_id: &Digest, version: &str) -> Labels {
     let mut labels = Labels::from([("containerd.io/snapshot.ref".to_owned(), chain.to_string())]);
-    if labels_layers {
+    if labels_layers(version) {
         labels.insert("containerd.io/snapshot/diff-id".to_owned(), diff_id.to_string());
         let parent = parent.map(|parent| ("containerd.io/snapshot/parent-chain-id".to_owned(), parent.to_string()));
         labels.extend(parent);
@@ -99,7 +94,7 @@ pub(crate) fn snapshot_labels(
     labels
 }
 
-pub(crate) fn labels_layers(version: &str) -> bool {
+fn labels_layers(version: &str) -> bool {
     is_since(version, LAYER_LABELS_SINCE)
 }
 
@@ -243,7 +238,7 @@ mod tests {
             assert_eq!(found, (mounts_images_too, labels_them), "{version}");
         }
         let (chain, parent, layer) = (digest("chain"), digest("parent"), digest("layer"));
-        let count = |parent, labels| snapshot_labels(&chain, parent, &layer, labels).len();
-        assert_eq!((count(Some(&parent), false), count(None, true), count(Some(&parent), true)), (1, 2, 3));
+        let count = |parent, version| snapshot_labels(&chain, parent, &layer, version).len();
+        assert_eq!((count(Some(&parent), "2.2"), count(None, "2.3"), count(Some(&parent), "2.3")), (1, 2, 3));
     }
 }
