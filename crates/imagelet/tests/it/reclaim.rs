@@ -3,6 +3,7 @@
 mod containerd;
 mod remaining;
 mod split_disk;
+mod volumes;
 
 use std::{
     fs::{self, File},

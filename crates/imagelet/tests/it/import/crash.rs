@@ -10,6 +10,7 @@ use std::{
 
 use imagelet_runtime::cri::{Endpoint, RemoteImageService};
 use rustix::process::Signal;
+use serde_json::json;
 
 use super::{
     dump::{self, Dump, dump},
@@ -18,9 +19,10 @@ use super::{
     samples::Sample,
 };
 use crate::{
+    artifacts::artifact_of,
     failpoints::steps_in_sources,
     fake_registry::FakeRegistry,
-    images::{Image, Random},
+    images::{Blob, Image, Layer, Random, noise},
     program::Daemon,
     relay::{connect, in_runtime, pull, request},
     soundness::small_layer,
@@ -32,37 +34,78 @@ const CALL_MAX: Duration = Duration::from_mins(1);
 /// Moments at which containerd is killed, beside those at which a layer is waited for.
 const MOMENTS: usize = 6;
 
-/// An image of three layers, and all that a containerd has after its import.
+/// An image or an artifact of three blobs, and all that a containerd has after its import.
 struct Scene {
     registry: FakeRegistry,
     name: String,
-    sample: Sample,
+    image: Image,
+    timeless: Vec<String>,
     node: Node,
-    whole: Dump,
-    tree: Shown,
+    whole: Whole,
     release: ContainerdRelease,
 }
 
-impl Scene {
-    fn start(release: &ContainerdRelease) -> Self {
-        let registry = FakeRegistry::start();
-        let sample = Sample::new("app:v1", ["first", "second", "third"].map(|seed| small_layer(seed, 30_000)).into());
-        let name = registry.put(sample.name, &sample.image);
-        let node = Node::start(release, "unused:v1");
-        let daemon = node.daemon(IMPORTS);
-        let (whole, tree) = in_runtime(async {
-            import(&daemon, &name).await;
-            let found = all_of(&node, &sample).await;
-            node.remove(sample.image.id()).await;
-            node.is_empty("the first import").await;
-            found
-        });
-        assert!(daemon.stop(Signal::TERM).success());
-        Self { registry, name, sample, node, whole, tree, release: release.clone() }
+/// What an import leaves, when it is the only one.
+struct Whole {
+    id: String,
+    snapshots: BTreeSet<String>,
+    records: Dump,
+    tree: Shown,
+}
+
+impl Whole {
+    async fn import(node: &Node, daemon: &Daemon, name: &str) -> Self {
+        let id = import(daemon, name).await;
+        let client = node.client();
+        let snapshots = client.snapshots(SNAPSHOTTER).await.unwrap();
+        let parents: BTreeSet<&str> = snapshots.iter().map(|snapshot| snapshot.parent.as_str()).collect();
+        let tops: Vec<_> = snapshots.iter().filter(|snapshot| !parents.contains(snapshot.name.as_str())).collect();
+        let [top] = tops[..] else { panic!("{name} has not one snapshot on top: {tops:?}") };
+        let tree = shown(&client, &node.containerd.root(), &top.name).await;
+        let records = dump(node, &BTreeSet::new()).await;
+        Self { id, snapshots: snapshots.iter().map(|snapshot| snapshot.name.clone()).collect(), records, tree }
     }
 
-    fn image(&self) -> &Image {
-        &self.sample.image
+    fn blobs(&self) -> impl Iterator<Item = &str> {
+        self.records.keys().filter_map(|record| record.strip_prefix("blob "))
+    }
+}
+
+impl Scene {
+    /// An image on every containerd, and an artifact where pods mount one.
+    fn all(release: &ContainerdRelease) -> Vec<Self> {
+        let layers = ["first", "second", "third"].map(|seed| small_layer(seed, 30_000));
+        let sample = Sample::new("app:v1", layers.into());
+        let of_image = Self::start(release, sample.image.clone(), sample.timeless());
+        assert_eq!(of_image.whole.id, sample.image.id());
+        assert_eq!(of_image.whole.snapshots, chain(&sample.image.diff_ids()).into_iter().collect());
+        let members = Layer::gzip().file("bin/run", noise("third", 30_000), 0o755).symlink("start", "bin/run");
+        let packed = Image::oci(&[members]).layers.remove(0).bytes;
+        let of_artifact = release.has_image_volumes().then(|| {
+            let title = |title: &str| json!({"org.opencontainers.image.title": title});
+            let artifact = artifact_of(vec![
+                (Blob::new(noise("first", 30_000), "application/x-part"), title("first")),
+                (Blob::new(noise("second", 30_000), "application/x-part"), title("folder/second")),
+                (Blob::new(packed, "application/vnd.cncf.model.code.v1.tar+gzip"), json!({})),
+            ]);
+            Self::start(release, artifact, Vec::new())
+        });
+        std::iter::once(of_image).chain(of_artifact).collect()
+    }
+
+    fn start(release: &ContainerdRelease, image: Image, timeless: Vec<String>) -> Self {
+        let registry = FakeRegistry::start();
+        let name = registry.put("app:v1", &image);
+        let node = Node::start(release, "unused:v1");
+        let daemon = node.daemon(IMPORTS);
+        let whole = in_runtime(async {
+            let whole = Whole::import(&node, &daemon, &name).await;
+            node.remove(&whole.id).await;
+            node.is_empty("the first import").await;
+            whole
+        });
+        assert!(daemon.stop(Signal::TERM).success());
+        Self { registry, name, image, timeless, node, whole, release: release.clone() }
     }
 
     /// A daemon with its failpoints armed by `armed`, once it can be asked or has ended.
@@ -84,7 +127,7 @@ impl Scene {
         fs::write(&log, "").unwrap();
         in_runtime(async {
             import(&daemon, &self.name).await;
-            self.node.remove(self.image().id()).await;
+            self.node.remove(&self.whole.id).await;
         });
         assert!(daemon.stop(Signal::TERM).success());
         let mut steps = BTreeMap::new();
@@ -119,12 +162,12 @@ impl Scene {
             drop(pull(&connect(&daemon).await, &request(&self.registry.name("absent:v1"))).await);
             self.node.has_no_lease(what).await;
             self.is_sound(what, answered).await;
-            assert_eq!(import(&daemon, &self.name).await, self.image().id(), "{what}");
-            let (whole, tree) = all_of(&self.node, &self.sample).await;
-            let mut differences = dump::differences(&whole, &self.whole);
-            differences.extend(mounted::differences(&tree, &self.tree, &self.sample.timeless()));
+            let found = Whole::import(&self.node, &daemon, &self.name).await;
+            assert_eq!(found.id, self.whole.id, "{what}");
+            let mut differences = dump::differences(&found.records, &self.whole.records);
+            differences.extend(mounted::differences(&found.tree, &self.whole.tree, &self.timeless));
             assert!(differences.is_empty(), "{what}:\n{}", differences.join("\n"));
-            self.node.remove(self.image().id()).await;
+            self.node.remove(&self.whole.id).await;
             self.node.is_empty(what).await;
         });
         assert!(daemon.stop(Signal::TERM).success(), "{what}");
@@ -142,40 +185,39 @@ impl Scene {
             self.node.is_empty_but_for_staged_layers(what).await;
             return;
         }
-        for digest in [&self.image().config.digest, &self.image().manifest.digest] {
+        for digest in self.whole.blobs() {
             assert!(blobs.contains(digest), "{what}: {names:?} have no {digest}");
         }
-        let chain: BTreeSet<String> = chain(&self.image().diff_ids()).into_iter().collect();
-        assert_eq!(snapshots, chain, "{what}: {names:?}");
+        assert_eq!(snapshots, self.whole.snapshots, "{what}: {names:?}");
     }
-}
-
-/// All records of an image that is the only one, and all that a container sees of it.
-async fn all_of(node: &Node, sample: &Sample) -> (Dump, Shown) {
-    let tree = shown(&node.client(), &node.containerd.root(), &sample.image.diff_ids()).await;
-    (dump(node, &BTreeSet::new()).await, tree)
 }
 
 #[test]
 fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
     for release in ContainerdRelease::all() {
-        let scene = Scene::start(&release);
-        let (reached, with_blobs) = (scene.reached(IMPORTS), scene.reached(KEEPS_BLOBS));
-        let own: BTreeSet<String> = steps_in_sources().into_iter().filter(|name| name.starts_with("import.")).collect();
-        let met = reached.keys().chain(with_blobs.keys()).filter(|name| own.contains(*name)).cloned();
-        assert_eq!(met.collect::<BTreeSet<String>>(), own, "{release}: steps of an import that none reaches");
-        let more = with_blobs.into_iter().filter(|(step, _)| !reached.contains_key(step)).collect();
-        // Records of pulls are another story.
-        let is_other = |step: &str| ["record.", "state.", "decision."].iter().any(|room| step.starts_with(room));
-        for (settings, steps) in [(IMPORTS, reached.clone()), (KEEPS_BLOBS, more)] {
-            for (step, count) in steps {
-                if is_other(&step) {
-                    continue;
-                }
-                // Steps that other stories are about, too, are taken once.
-                let count = if own.contains(&step) { count } else { 1 };
-                for nth in 1..=count {
-                    scene.crash(settings, &format!("{step}:{nth}"));
+        let scenes = Scene::all(&release);
+        let reached: Vec<_> = scenes.iter().map(|scene| (scene.reached(IMPORTS), scene.reached(KEEPS_BLOBS))).collect();
+        let is_own = |step: &str| step.starts_with("import.");
+        let own = steps_in_sources()
+            .into_iter()
+            .filter(|step| is_own(step) && (release.has_image_volumes() || !step.contains("artifact")));
+        let met = reached.iter().flat_map(|(some, more)| some.keys().chain(more.keys()));
+        let met: BTreeSet<String> = met.filter(|step| is_own(step)).cloned().collect();
+        assert_eq!(met, own.collect(), "{release}: steps of an import that none reaches");
+        // Steps that other stories are about, too, are taken once.
+        let mut taken = BTreeSet::new();
+        for (scene, (steps, with_blobs)) in scenes.iter().zip(reached) {
+            let more = with_blobs.into_iter().filter(|(step, _)| !steps.contains_key(step)).collect();
+            for (settings, steps) in [(IMPORTS, steps.clone()), (KEEPS_BLOBS, more)] {
+                for (step, count) in steps {
+                    // Records of pulls are another story.
+                    let is_other = ["record.", "state.", "decision."].iter().any(|room| step.starts_with(room));
+                    if is_other || !is_own(&step) && !taken.insert(step.clone()) {
+                        continue;
+                    }
+                    for nth in 1..=if is_own(&step) { count } else { 1 } {
+                        scene.crash(settings, &format!("{step}:{nth}"));
+                    }
                 }
             }
         }
@@ -184,23 +226,22 @@ fn each_step_of_an_import_may_be_the_last_one_of_imagelet() {
 
 #[test]
 fn containerd_may_die_in_the_middle_of_an_import() {
-    for release in ContainerdRelease::all() {
-        let mut scene = Scene::start(&release);
-        let mut random = Random::new(&release.to_string());
+    for mut scene in ContainerdRelease::all().iter().flat_map(Scene::all) {
+        let mut random = Random::new(&scene.release.to_string());
         let moments = (0..3).map(Some).chain((0..MOMENTS).map(|_| None));
         for held in moments {
             let daemon = scene.node.daemon(IMPORTS);
-            let waited = held.map(|layer: usize| scene.registry.hold("app", &scene.sample.image.layers[layer].digest));
+            let waited = held.map(|layer: usize| scene.registry.hold("app", &scene.image.layers[layer].digest));
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let (client, asked) = (runtime.block_on(connect(&daemon)), request(&scene.name));
             let pulling = runtime.spawn(async move { pull(&client, &asked).await });
             let what = if let Some(waited) = &waited {
                 waited.until_asked();
-                format!("{release}, killed while layer {held:?} is fetched")
+                format!("{}, killed while layer {held:?} of {} is fetched", scene.release, scene.whole.id)
             } else {
                 let moment = Duration::from_millis(random.below(150));
                 thread::sleep(moment);
-                format!("{release}, killed after {moment:?}")
+                format!("{}, killed after {moment:?} of {}", scene.release, scene.whole.id)
             };
             scene.node.containerd.kill();
             drop(waited);

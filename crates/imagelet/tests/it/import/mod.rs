@@ -9,3 +9,4 @@ mod orphan;
 mod races;
 mod refusals;
 mod samples;
+mod volumes;

@@ -47,14 +47,13 @@ pub(super) fn chain(diff_ids: &[String]) -> Vec<String> {
     chain
 }
 
-/// Mounts an image's layers as a container gets them, and reads all of it.
-pub(super) async fn shown(client: &ContainerdClient, root: &Path, diff_ids: &[String]) -> Shown {
-    let top = chain(diff_ids).pop().expect("an image has a layer");
+/// Mounts the layers below a snapshot and itself as a container gets them, and reads all of it.
+pub(super) async fn shown(client: &ContainerdClient, root: &Path, top: &str) -> Shown {
     let key = format!("look-{top}");
     let request = PrepareSnapshotRequest {
         snapshotter: SNAPSHOTTER.into(),
         key: key.clone(),
-        parent: top,
+        parent: top.to_owned(),
         ..PrepareSnapshotRequest::default()
     };
     let mounts = client.prepare(request).await.unwrap();

@@ -144,6 +144,12 @@ impl Node {
         image.layers.iter().all(|layer| blobs.iter().any(|blob| layer.digest == blob.digest))
     }
 
+    /// Whether containerd has the blob of any layer, as it never has after an import.
+    pub(super) async fn has_any_layer_blob(&self, image: &Image) -> bool {
+        let blobs = self.client().contents().await.unwrap();
+        image.layers.iter().any(|layer| blobs.iter().any(|blob| layer.digest == blob.digest))
+    }
+
     /// Records, blobs, snapshots, leases and files that there are, but for those in these places.
     async fn left(&self, places: &[PathBuf]) -> Vec<String> {
         let client = self.client();

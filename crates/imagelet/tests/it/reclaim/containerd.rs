@@ -77,7 +77,7 @@ impl Beside {
     }
 
     /// What the disk has again, once containerd took the files away: it says so of an image some time before.
-    fn freed(&self, before: u64, predicted: u64) -> u64 {
+    pub(super) fn freed(&self, before: u64, predicted: u64) -> u64 {
         wait_until_within(Duration::from_secs(30), || before.saturating_sub(self.takes()) >= predicted);
         before.saturating_sub(self.takes())
     }
@@ -86,7 +86,7 @@ impl Beside {
         ContainerdSizes::new(ContainerdClient::new(self.endpoint().path()), CALL_MAX)
     }
 
-    fn usage(&self) -> Value {
+    pub(super) fn usage(&self) -> Value {
         self.daemon.run(["df", "-o", "json"]).json()
     }
 }
