@@ -13,7 +13,9 @@ use imagelet_oci::{EngineConfig, RegistryConfig};
 use serde_json::{Value, json};
 
 use crate::{
+    fake_sink::FakeSink,
     fixture::{Layer, TestRegistry},
+    import::{import, whole},
     open_as, pull,
 };
 
@@ -80,21 +82,21 @@ fn sign(registry: &TestRegistry, keys: &Path, subject: &Digest) {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_pulled_once_its_signature_meets_the_policy_and_no_layer_is_fetched_before() {
     let registry = TestRegistry::start().await;
     registry.image("app", "v1", &[Layer::new().file("a", b"a").gzip()]);
     is_pulled_once_signed(&registry).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_artifact_is_pulled_once_the_signature_of_its_manifest_meets_the_policy() {
     let registry = TestRegistry::start().await;
     registry.artifact("app", "v1", &[("a", b"a")]);
     is_pulled_once_signed(&registry).await;
 }
 
-/// Pulls `app:v1` of one layer under many policies.
+/// Pulls and imports `app:v1` of one layer under many policies.
 async fn is_pulled_once_signed(registry: &TestRegistry) {
     let folder = tempfile::tempdir().expect("a folder");
     let manifest = Digest::of(&registry.file("app/manifests/v1"));
@@ -103,8 +105,9 @@ async fn is_pulled_once_signed(registry: &TestRegistry) {
     key_pair(&other);
     let path = folder.path().join("policy.json");
     let registry_config = RegistryConfig { signature_policy: Some(path.clone()), ..RegistryConfig::default() };
-    let config = EngineConfig { registry: registry_config, ..EngineConfig::new(folder.path().join("store")) };
-    let engine = open_as(config).await;
+    let of =
+        |name: &str| EngineConfig { registry: registry_config.clone(), ..EngineConfig::new(folder.path().join(name)) };
+    let engine = open_as(of("store")).await;
     let name = registry.name("app:v1");
     let signed = |keys: &Path| json!({"type": "sigstoreSigned", "keyPath": keys.join("public.pem"), "signedIdentity": {"type": "matchRepository"}});
     let write = |requirements: Value| {
@@ -150,6 +153,15 @@ async fn is_pulled_once_signed(registry: &TestRegistry) {
     // A later pull of the present image asks the policy, too.
     write(json!([{"type": "reject"}]));
     refused("rejects").await;
+
+    let sink = FakeSink::new();
+    let importer = open_as(of("staging")).await.importer(sink.port());
+    let error = import(&importer, &name, no_progress()).await.expect_err("it is rejected");
+    assert_eq!(error.cause.fault().class, ErrorClass::SignatureRejected, "{}", error.cause.chain());
+    assert_eq!((registry.take_layer_requests(), sink.take_log().len()), (0, 0));
+    write(json!([signed(&ours)]));
+    whole(import(&importer, &name, no_progress()).await);
+    assert_eq!(registry.take_layer_requests(), 1);
 }
 
 #[tokio::test]

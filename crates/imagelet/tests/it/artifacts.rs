@@ -1,16 +1,17 @@
-//! OCI artifacts as directories of files: pulled for a pod's image volume, mounted, kept in use and removed.
+//! OCI artifacts as directories of files: pulled for a pod's image volume, shown, mounted, kept in use and removed.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::{
     fake_registry::FakeRegistry,
     http_api::get,
     images::{Blob, Compression, Image, Layer, OCI_MANIFEST},
     ports::Port,
-    program::{Daemon, with_store},
-    testbed::{require_root, scratch},
+    program::{Daemon, program, run, with_store},
+    testbed::{Containerd, ContainerdRelease, ContainerdSetup, require_root, scratch},
 };
 
 const KIND: &str = "application/vnd.example.model";
@@ -141,79 +142,139 @@ fn a_daemon_pulls_an_artifact_and_refuses_one_whose_file_would_leave_its_directo
     assert_eq!(daemon.run(["ls", "-q"]).ok().lines().count(), 1);
 }
 
+/// A daemon over images of its own, or beside a containerd.
+struct Node {
+    what: String,
+    daemon: Daemon,
+    http: Port,
+    containerd: Option<Containerd>,
+    folder: TempDir,
+}
+
+impl Node {
+    /// The daemon collects nothing by itself, and a collection takes what was pulled just now.
+    fn start(what: String, folder: TempDir, containerd: Option<Containerd>, settings: &str) -> Self {
+        let (config, http) = (folder.path().join("config.yaml"), Port::choose());
+        let settings = format!("imageMinimumGCAge: 1ms\ngc: {{enabled: false, leaseFor: 0s}}\n{settings}");
+        fs::write(&config, settings).unwrap();
+        let daemon = Daemon::start(folder.path(), ["--config", text(&config), "--http", &http.address()]);
+        Self { what, daemon, http, containerd, folder }
+    }
+
+    /// One over the embedded store, and one for each containerd whose pods mount images.
+    fn all() -> Vec<Self> {
+        let folder = scratch();
+        let store = format!("store: {{directory: {}}}\n", folder.path().join("store").display());
+        let embedded = Self::start("the embedded store".to_owned(), folder, None, &store);
+        let beside = |release: ContainerdRelease| {
+            let folder = scratch();
+            let containerd = ContainerdSetup::new(&release, "unused:v1").start(folder.path());
+            let settings = format!(
+                "runtimeImport: require\nimageService: {{cri: {{endpoint: '{}'}}}}\nstore: {{directory: {}}}\n",
+                containerd.endpoint(),
+                folder.path().join("state").display()
+            );
+            Self::start(release.to_string(), folder, Some(containerd), &settings)
+        };
+        let releases = ContainerdRelease::all().into_iter().filter(ContainerdRelease::has_image_volumes);
+        std::iter::once(embedded).chain(releases.map(beside)).collect()
+    }
+}
+
 #[test]
 fn an_artifact_is_shown_by_its_type_manifest_and_files_wherever_images_are_shown() {
-    let (registry, folder, port) = (FakeRegistry::start(), scratch(), Port::choose());
+    let registry = FakeRegistry::start();
     let image = artifact(&[("a", &[1; 5000]), ("b", b"2")]);
     let name = registry.put("model:v1", &image);
     let plain = registry.put("app:v1", &Image::marked("app", 100));
-    let store = folder.path().join("store");
-    let daemon = Daemon::start(folder.path(), ["--store", text(&store), "--http", &port.address()]);
-    for name in [&name, &plain] {
-        daemon.run(["pull", "-q", name]).ok();
-    }
     let shown = json!({"type": KIND, "manifest": image.manifest.digest, "files": 2});
     let summary = format!("{KIND}, 2 files");
-    let of_both =
-        |images: &Value| images.as_array().unwrap().iter().map(|row| row["artifact"].clone()).collect::<Vec<_>>();
-
-    let table = daemon.run(["ls"]).ok();
     let line = |of: &str, table: &str| table.lines().find(|line| line.contains(of)).unwrap_or_default().to_owned();
-    assert!(line("NAME", &table).contains("ARTIFACT") && line("model:v1", &table).contains(KIND), "{table}");
-    assert!(!line("app:v1", &table).contains(KIND), "{table}");
-    assert_eq!(of_both(&daemon.run(["ls", "-o", "json"]).json()["images"]), [Value::Null, shown.clone()]);
-    let inspected = daemon.run(["inspect", &name]).ok();
-    assert!(line("Artifact:", &inspected).contains(&summary), "{inspected}");
-    assert!(line("Manifest:", &inspected).contains(&image.manifest.digest), "{inspected}");
-    assert!(line("Artifact:", &daemon.run(["why", &name]).ok()).contains(&summary));
+    let of_both = |images: &Value| -> Vec<Value> {
+        images.as_array().unwrap().iter().map(|row| row["artifact"].clone()).collect()
+    };
+    for Node { what, daemon, http, containerd, .. } in &Node::all() {
+        for name in [&name, &plain] {
+            daemon.run(["pull", "-q", name]).ok();
+        }
+        let table = daemon.run(["ls"]).ok();
+        assert!(line("NAME", &table).contains("ARTIFACT"), "{what}: {table}");
+        assert!(line("model:v1", &table).contains(KIND), "{what}: {table}");
+        assert!(!line("app:v1", &table).contains(KIND), "{what}: {table}");
+        let listed = daemon.run(["ls", "-o", "json"]).json();
+        assert_eq!(of_both(&listed["images"]), [Value::Null, shown.clone()], "{what}");
+        if let Some(containerd) = containerd {
+            let alone = run(program().args(["--endpoint", &containerd.endpoint(), "ls", "-o", "json"])).json();
+            assert!(of_both(&alone["images"]).contains(&shown), "{what}: without a daemon: {alone:#}");
+        }
+        let by_digest = format!("{}@{}", name.trim_end_matches(":v1"), image.manifest.digest);
+        for name in [&name, &by_digest] {
+            let inspected = daemon.run(["inspect", name]).ok();
+            assert!(line("Artifact:", &inspected).contains(&summary), "{what}: {inspected}");
+            assert!(line("Manifest:", &inspected).contains(&image.manifest.digest), "{what}: {inspected}");
+        }
+        let why = daemon.run(["why", &name]).ok();
+        assert!(line("Artifact:", &why).contains(&summary), "{what}: {why}");
 
-    let usage = daemon.run(["df", "-o", "json"]).json();
-    let row = usage["images"].as_array().unwrap().iter().find(|row| row["artifact"] == shown).unwrap();
-    assert_eq!((&usage["artifactsCount"], &usage["artifactsSize"]), (&json!(1), &row["size"]), "{usage:#}");
-    let table = daemon.run(["df", "-v"]).ok();
-    assert!(line("Artifacts:", &table).contains("1 of the images ("), "{table}");
-    assert!(line("model:v1", &table).contains(KIND), "{table}");
-    let plan = ["gc", "--dry-run", "--all-unused", "--now"];
-    assert!(line("model:v1", &daemon.run(plan).ok()).contains(KIND));
-    assert!(of_both(&daemon.run(plan.into_iter().chain(["-o", "json"])).json()["images"]).contains(&shown));
+        let usage = daemon.run(["df", "-o", "json"]).json();
+        let rows = usage["images"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["artifact"] == shown).unwrap_or_else(|| panic!("{what}: {usage:#}"));
+        let takes = row["unique"].as_u64().unwrap() + row["shared"].as_u64().unwrap();
+        assert_eq!(
+            (&usage["artifactsCount"], &usage["artifactsSize"]),
+            (&json!(1), &json!(takes)),
+            "{what}: {usage:#}"
+        );
+        let table = daemon.run(["df", "-v"]).ok();
+        assert!(line("Artifacts:", &table).contains("1 of the images ("), "{what}: {table}");
+        assert!(line("model:v1", &table).contains(KIND), "{what}: {table}");
+        let plan = ["gc", "--dry-run", "--all-unused", "--now"];
+        let planned = daemon.run(plan).ok();
+        assert!(line("model:v1", &planned).contains(KIND), "{what}: {planned}");
+        let planned = daemon.run(plan.into_iter().chain(["-o", "json"])).json();
+        assert!(of_both(&planned["images"]).contains(&shown), "{what}: {planned:#}");
 
-    let page = get(&port.address(), "/api/v1/images").body;
-    let page: Value = serde_json::from_str(&page).unwrap();
-    assert!(of_both(&page["images"]).contains(&shown), "{page:#}");
-    let metrics = get(&port.address(), "/metrics").body;
-    for line in ["imagelet_images 2\n", "imagelet_images_artifacts 1\n"] {
-        assert!(metrics.contains(line), "{metrics}");
+        let page: Value = serde_json::from_str(&get(&http.address(), "/api/v1/images").body).unwrap();
+        assert!(of_both(&page["images"]).contains(&shown), "{what}: {page:#}");
+        let metrics = get(&http.address(), "/metrics").body;
+        let bytes = format!("imagelet_images_artifacts_bytes {}\n", row["size"]);
+        for line in ["imagelet_images 2\n", "imagelet_images_artifacts 1\n", &bytes] {
+            assert!(metrics.contains(line), "{what}: {line}: {metrics}");
+        }
+        daemon.run(["rm", &name]).ok();
+        assert!(!daemon.run(["ls"]).ok().contains("ARTIFACT"), "{what}: a table of images alone has no such column");
     }
-    let bytes = metrics.lines().find(|line| line.starts_with("imagelet_images_artifacts_bytes ")).unwrap();
-    assert_eq!(bytes.split(' ').nth(1).unwrap().parse::<u64>().ok(), row["size"].as_u64());
-    daemon.run(["rm", &name]).ok();
-    assert!(!daemon.run(["ls"]).ok().contains("ARTIFACT"), "a table of images alone has no such column");
 }
 
 #[test]
 fn pins_keep_an_artifact_and_of_a_pods_volumes_the_one_that_fails_is_named() {
-    let (registry, folder) = (FakeRegistry::start(), scratch());
+    let registry = FakeRegistry::start();
     let name = registry.put("model:v1", &artifact(&[("weights", b"w")]));
-    let (store, pod) = (folder.path().join("store"), folder.path().join("pod.yaml"));
-    let volume = |volume: &str, image: &str| format!("{{name: {volume}, image: {{reference: '{image}'}}}}");
     let absent = registry.name("absent:v1");
+    let volume = |volume: &str, image: &str| format!("{{name: {volume}, image: {{reference: '{image}'}}}}");
     let volumes = [volume("good", &name), volume("bad", &absent)].join(", ");
     let spec =
         format!("{{containers: [{{name: app, image: '{name}', imagePullPolicy: Never}}], volumes: [{volumes}]}}");
     let set = format!("kind: StatefulSet\nmetadata: {{name: s}}\nspec: {{template: {{spec: {spec}}}}}\n");
-    fs::write(&pod, set).unwrap();
-    let ensured = with_store(&store, ["ensure", "-f", text(&pod)]);
-    assert_eq!(ensured.code, 1, "{ensured:?}");
-    let row = |field: &str| ensured.stdout.lines().find(|line| line.contains(field)).unwrap_or_default().to_owned();
-    assert!(row("volumes{good}").ends_with("pulled"), "{ensured:?}");
-    assert!(row("volumes{bad}").ends_with("ErrImagePull") && ensured.stderr.contains(&absent), "{ensured:?}");
+    for Node { what, daemon, folder, .. } in &Node::all() {
+        let pod = folder.path().join("pod.yaml");
+        fs::write(&pod, &set).unwrap();
+        let ensured = daemon.run(["ensure", "-f", text(&pod)]);
+        assert_eq!(ensured.code, 1, "{what}: {ensured:?}");
+        let row = |field: &str| ensured.stdout.lines().find(|line| line.contains(field)).unwrap_or_default().to_owned();
+        assert!(row("volumes{good}").ends_with("pulled"), "{what}: {ensured:?}");
+        assert!(row("volumes{bad}").ends_with("ErrImagePull"), "{what}: {ensured:?}");
+        assert!(ensured.stderr.contains(&absent), "{what}: {ensured:?}");
 
-    let code = || {
-        let plan = with_store(&store, ["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
-        plan["images"][0]["code"].clone()
-    };
-    with_store(&store, ["pin", &name]).ok();
-    assert_eq!(code(), json!("pinned"));
-    with_store(&store, ["unpin", &name]).ok();
-    assert_ne!(code(), json!("pinned"));
+        let code = || {
+            let plan = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
+            plan["images"][0]["code"].clone()
+        };
+        daemon.run(["pin", &name]).ok();
+        assert_eq!(code(), json!("pinned"), "{what}");
+        daemon.run(["unpin", &name]).ok();
+        assert_ne!(code(), json!("pinned"), "{what}");
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
+        assert_eq!(daemon.run(["ls", "-q", "--all"]).ok(), "", "{what}");
+    }
 }

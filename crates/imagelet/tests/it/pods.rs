@@ -15,7 +15,7 @@ use crate::{
     fake_registry::{FakeRegistry, Held},
     images::Image,
     program::{Daemon, Outcome, program, run, with_store},
-    testbed::{Containerd, Registry, scratch, wait_until},
+    testbed::{Containerd, ContainerdRelease, ContainerdSetup, Registry, scratch, wait_until},
 };
 
 const LOGIN: &str = "ada:hunter2";
@@ -35,8 +35,8 @@ impl Node {
     }
 
     /// Beside a runtime.
-    fn beside(endpoint: String) -> Self {
-        Self { runtime: Some(endpoint), ..Self::new("") }
+    fn beside(endpoint: String, settings: &str) -> Self {
+        Self { runtime: Some(endpoint), ..Self::new(settings) }
     }
 
     fn store(&self) -> PathBuf {
@@ -164,15 +164,21 @@ fn a_private_image_is_used_by_those_who_hold_its_secret_and_by_nobody_else() {
 
 #[test]
 fn a_private_artifact_is_used_by_those_who_hold_its_secret_where_every_image_is_verified() {
-    let node = Node::new("imagePullCredentialsVerificationPolicy: AlwaysVerify");
-    tenants_keep_apart(&node, &Registry::start_with_login(LOGIN), &artifact(&[("weights", b"w")]));
+    let (model, verified) = (artifact(&[("weights", b"w")]), "imagePullCredentialsVerificationPolicy: AlwaysVerify");
+    tenants_keep_apart(&Node::new(verified), &Registry::start_with_login(LOGIN), &model);
+    for release in ContainerdRelease::all().iter().filter(|release| release.has_image_volumes()) {
+        let folder = scratch();
+        let containerd = ContainerdSetup::new(release, "unused:v1").start(folder.path());
+        let node = Node::beside(containerd.endpoint(), verified);
+        tenants_keep_apart(&node, &Registry::start_with_login(LOGIN), &model);
+    }
 }
 
 #[test]
 fn beside_containerd_the_same_pods_are_let_in_and_kept_out() {
     let (folder, registry) = (scratch(), Registry::start_with_login(LOGIN));
     let containerd = Containerd::start(folder.path(), &registry);
-    tenants_keep_apart(&Node::beside(containerd.endpoint()), &registry, &Image::marked("private", 2000));
+    tenants_keep_apart(&Node::beside(containerd.endpoint(), ""), &registry, &Image::marked("private", 2000));
 }
 
 fn tenants_keep_apart(node: &Node, registry: &Registry, image: &Image) {
