@@ -59,6 +59,7 @@ pub(crate) use self::{
     files::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},
+        walk::{DIRECTORY, walk},
     },
     index::{
         StoredImage,
