@@ -53,7 +53,7 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
-    blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
+    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes, PartialKey, StagedBlob},
     commit::NewImage,
     file_manifest::{FileManifestWriter, LIST},
     files::{
