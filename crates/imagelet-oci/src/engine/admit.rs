@@ -20,7 +20,7 @@ use crate::{
     manifest::{Compression, Descriptor},
     pipeline::{LayerLimits, reported},
     registry::Resolved,
-    store::{PartialKey, Resumption, Store, could_not},
+    store::{ContinuedPartials, PartialKey, Resumption, Store, could_not},
     tenant::Tenant,
 };
 
@@ -45,8 +45,8 @@ pub(super) struct Wanted {
 
 #[derive(Clone)]
 enum SpaceFor {
-    /// The layers of a pull that begins.
-    Layers(Arc<[Wanted]>, Arc<Tenant>),
+    /// The layers of a pull that begins, and its number.
+    Layers(Arc<[Wanted]>, u64, Arc<Tenant>),
     /// The bytes that a running pull still writes.
     Rest(u64),
 }
@@ -60,15 +60,15 @@ struct NoSpace {
 }
 
 impl Engine {
-    /// Reserves space for the layers that no other pull fetches, until the guard is dropped.
+    /// Reserves space for the layers that no other pull fetches, until the guards are dropped.
     pub(super) async fn admit(
         &self,
         wanted: &[Wanted],
-        tenant: Arc<Tenant>,
+        (pull, tenant): (u64, Arc<Tenant>),
         progress: &Progress,
-    ) -> Result<Reservation, RuntimeError> {
-        let reservation = self.space(&SpaceFor::Layers(wanted.into(), tenant), progress).await?;
-        Ok(reservation.expect("a pull that begins gets a reservation"))
+    ) -> Result<(Reservation, ContinuedPartials), RuntimeError> {
+        let admitted = self.space(&SpaceFor::Layers(wanted.into(), pull, tenant), progress).await?;
+        Ok(admitted.expect("a pull that begins gets a reservation"))
     }
 
     /// Fetches, and gets more and more space. Ends the fetches if the pull gets no more space.
@@ -94,7 +94,7 @@ impl Engine {
         }
     }
 
-    async fn space(&self, of: &SpaceFor, progress: &Progress) -> Result<Option<Reservation>, RuntimeError> {
+    async fn space(&self, of: &SpaceFor, progress: &Progress) -> Result<Admitted, RuntimeError> {
         let deadline = Instant::now() + WAIT_MAX;
         let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
         let mut is_probed = false;
@@ -103,7 +103,7 @@ impl Engine {
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
-                Ok(reservation) => return Ok(reservation),
+                Ok(admitted) => return Ok(admitted),
                 Err(no_space) => no_space,
             };
             if self.free_unfinished(of, &now).await? > 0 {
@@ -126,7 +126,7 @@ impl Engine {
                 }
             }
             let is_new = matches!(of, SpaceFor::Layers(..));
-            if let SpaceFor::Layers(wanted, _) = of
+            if let SpaceFor::Layers(wanted, ..) = of
                 && let Some(layer) = wanted.first()
                 && Instant::now() < deadline
                 && helps_to_wait(self.config.admission, &demand, &space)
@@ -145,7 +145,7 @@ impl Engine {
             let removable = could_free.unwrap_or_default();
             let is_reachable = removable > ByteSize::ZERO && least <= removable;
             if (is_reachable || !missing.is_refusal())
-                && let Ok(reservation) = self.reserve(of, Fit::Part).await?
+                && let Ok(admitted) = self.reserve(of, Fit::Part).await?
             {
                 if is_new {
                     tracing::warn!(
@@ -155,7 +155,7 @@ impl Engine {
                         "a pull proceeds that may not fit: its size unpacked is only expected"
                     );
                 }
-                return Ok(reservation);
+                return Ok(admitted);
             }
             // An assumed size is no reason to reject a pull whose minimum can be freed.
             if is_reachable && !demand.is_measured && !is_probed {
@@ -182,7 +182,7 @@ impl Engine {
             return Ok(0);
         }
         let kept: Vec<PartialKey> = match of {
-            SpaceFor::Layers(wanted, _) => wanted.iter().filter_map(|layer| layer.partial.clone()).collect(),
+            SpaceFor::Layers(wanted, ..) => wanted.iter().filter_map(|layer| layer.partial.clone()).collect(),
             SpaceFor::Rest(_) => Vec::new(),
         };
         self.on_disk(move |store| match store.free_unfinished(short, &kept)? {
@@ -192,7 +192,7 @@ impl Engine {
         .await
     }
 
-    async fn reserve(&self, of: &SpaceFor, fit: Fit) -> Result<Reserved, RuntimeError> {
+    async fn reserve(&self, of: &SpaceFor, fit: Fit) -> Result<Result<Admitted, NoSpace>, RuntimeError> {
         let (reservations, config, of) = (self.reservations.clone(), self.config.clone(), of.clone());
         self.on_disk(move |store| reserve(store, &reservations, &config, &of, fit)).await
     }
@@ -242,38 +242,41 @@ impl Wanted {
         Self { id, compression, packed: layer.size, is_fetched, partial }
     }
 
-    /// The bytes that are on the disk already.
-    fn known(&self, store: &Store) -> LayerBytes {
-        let known = self.partial.as_ref().map_or(0, |key| store.resumable_bytes(key, self.packed));
+    /// The bytes that are on the disk already, and that no other layer counts on.
+    fn known(&self, continued: &ContinuedPartials) -> LayerBytes {
+        let known = self.partial.as_ref().map_or(0, |key| continued.add(key, self.packed));
         LayerBytes { packed: self.packed, read: known, written: known }
     }
 }
 
-/// The reservation of a pull that begins.
-type Reserved = Result<Option<Reservation>, NoSpace>;
+/// The reservation of a pull that begins, and the unfinished files that it counts on.
+type Admitted = Option<(Reservation, ContinuedPartials)>;
 
 /// Reserves space if the free space minus all reservations is enough. A pull that begins reserves for its layers. A
 /// running pull reserves the bytes that it may write until its next request.
 fn reserve(
-    store: &Store,
+    store: &Arc<Store>,
     reservations: &Arc<Reservations>,
     config: &EngineConfig,
     of: &SpaceFor,
     fit: Fit,
-) -> Result<Reserved, RuntimeError> {
+) -> Result<Result<Admitted, NoSpace>, RuntimeError> {
     let page = reservations.open();
-    let (RunningPull { tenant, demand, step }, absent, running) = match of {
-        SpaceFor::Layers(_, tenant) if config.admission == Admission::Off => {
-            return Ok(Ok(Some(page.reserve(Arc::clone(tenant), [], u64::MAX))));
-        }
-        SpaceFor::Layers(wanted, tenant) => {
-            let mut seen = HashSet::new();
+    let (RunningPull { tenant, demand, step }, absent, continued) = match of {
+        SpaceFor::Layers(wanted, pull, tenant) => {
+            let (mut seen, continued) = (HashSet::new(), ContinuedPartials::new(store, *pull));
             let absent: Vec<(&Wanted, LayerBytes, Amount)> = wanted
                 .iter()
                 .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
                 .filter(|layer| seen.insert(&layer.id))
-                .map(|layer| (layer, layer.known(store), expected(layer.compression, layer.packed, config.keep_blobs)))
+                .map(|layer| {
+                    let whole = expected(layer.compression, layer.packed, config.keep_blobs);
+                    (layer, layer.known(&continued), whole)
+                })
                 .collect();
+            if config.admission == Admission::Off {
+                return Ok(Ok(Some((page.reserve(Arc::clone(tenant), [], u64::MAX), continued))));
+            }
             let own = || absent.iter().filter(|(layer, ..)| !page.brings(&layer.id));
             let demand = Demand {
                 layers: own().count(),
@@ -283,10 +286,10 @@ fn reserve(
                 keeps_blobs: config.keep_blobs,
             };
             let step = demand.amount.step(0);
-            (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, None)
+            (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, Some(continued))
         }
         SpaceFor::Rest(pull) => match page.running(*pull, config.keep_blobs) {
-            Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), Some(*pull)),
+            Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), None),
             _ => {
                 // The pull expects no more bytes. If it writes more anyway, the floors bound it.
                 page.grant(*pull, u64::MAX);
@@ -294,6 +297,7 @@ fn reserve(
             }
         },
     };
+    let running = if let SpaceFor::Rest(pull) = of { Some(*pull) } else { None };
     // Reservations are read first, then free space: bytes written in between count twice, but are never missed.
     let seen = page.seen(&tenant, running);
     let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
@@ -304,15 +308,15 @@ fn reserve(
     let now = beside(seen.steps);
     // An admitted pull does not wait for the reservations of later pulls.
     let space = if running.is_some() { now } else { beside(seen.rests) };
-    Ok(match (grant(config.admission, fit, (&demand, &space), (step, &now)), running) {
-        (Err((missing, now)), _) => Err(NoSpace { missing, now, demand, space }),
-        (Ok(granted), Some(pull)) => {
-            page.grant(pull, granted);
-            Ok(None)
-        }
-        (Ok(granted), None) => {
-            let layers = absent.into_iter().map(|(layer, bytes, whole)| (layer.id.clone(), bytes, whole));
-            Ok(Some(page.reserve(tenant, layers, granted)))
-        }
-    })
+    let granted = match grant(config.admission, fit, (&demand, &space), (step, &now)) {
+        Ok(granted) => granted,
+        Err((missing, now)) => return Ok(Err(NoSpace { missing, now, demand, space })),
+    };
+    if let Some(pull) = running {
+        page.grant(pull, granted);
+    }
+    Ok(Ok(continued.map(|continued| {
+        let layers = absent.into_iter().map(|(layer, bytes, whole)| (layer.id.clone(), bytes, whole));
+        (page.reserve(tenant, layers, granted), continued)
+    })))
 }

@@ -1,29 +1,28 @@
 //! Names of an artifact that its manifest does not tell: those in archives. Each is that of one blob.
 
 use std::{
-    collections::{BTreeMap, HashMap, btree_map::Entry},
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher as _, RandomState},
     io,
     sync::Arc,
 };
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, Stage},
-    image::{Digest, counted},
+    image::Digest,
 };
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, Dir, FileType, Mode, OFlags},
+    fs::{AtFlags, FileType, Mode},
 };
 
 use super::Engine;
 use crate::{
     manifest::{BlobLayout, Manifest, printable, unacceptable},
     scarce::patiently,
-    store::{StagedLayer, could_not},
+    store::{DIRECTORY, StagedLayer, could_not, walk},
     unpack::ARTIFACT_NAMES_MAX,
 };
-
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Engine {
     /// Refuses an artifact if two of its blobs have a name in common, or if it has too many names. All its blobs are
@@ -37,37 +36,35 @@ impl Engine {
             return Ok(());
         }
         let files = manifest.artifact_files()?;
-        if !files.iter().any(|file| matches!(file.layout, BlobLayout::Archive { .. })) {
-            return Ok(());
-        }
+        let has_archives = files.iter().any(|file| matches!(file.layout, BlobLayout::Archive { .. }));
         let blobs: BTreeMap<Digest, Digest> =
             files.into_iter().map(|file| (file.key, file.blob.digest.clone())).collect();
+        if !has_archives || blobs.len() < 2 {
+            return Ok(());
+        }
         let staged: HashMap<Digest, Arc<StagedLayer>> =
             staged.iter().map(|layer| (layer.record().diff_id.clone(), Arc::clone(layer))).collect();
         let names_max = self.config.limits.entries_max.min(ARTIFACT_NAMES_MAX);
+        let alone = Arc::clone(&self.comparing_names).lock_owned().await;
         self.on_disk(move |store| {
-            let (mut trees, mut names) = (Vec::new(), 0_u64);
-            for key in blobs.keys() {
-                let staged = staged.get(key);
-                let record = staged.map(|layer| layer.record().clone()).or_else(|| store.layer(key));
-                names = names.saturating_add(record.map_or(0, |record| record.entries));
-                let place = store.layer_tree(key);
+            let _alone = alone;
+            let blobs: Vec<_> = blobs.iter().collect();
+            let open = |tree: usize| {
+                let (key, _) = blobs[tree];
                 // A pull that shares the layer may move it into the store at any time.
-                let opened = staged.and_then(|layer| open(&layer.staged_tree()).ok());
-                trees.push(opened.map_or_else(|| open(&place), Ok).map_err(could_not("open", &place))?);
-            }
-            if names > names_max {
-                let why = format!("the artifact has {} in its blobs; the limit is {names_max}", counted(names, "name"));
-                return Err(refused(why));
-            }
-            match common_name(&trees).map_err(could_not("read the layers of", store.root()))? {
-                None => Ok(()),
-                Some((path, pair)) => {
-                    let [one, other] = pair.map(|tree| blobs.values().nth(tree).expect("each tree is that of a blob"));
+                let opened = staged.get(key).and_then(|layer| open(&layer.staged_tree()).ok());
+                opened.map_or_else(|| open(&store.layer_tree(key)), Ok)
+            };
+            let fault = fault_of_names(blobs.len(), names_max, open);
+            Err(match fault.map_err(could_not("read the layers of", store.root()))? {
+                None => return Ok(()),
+                Some(NameFault::TooMany) => refused(format!("the artifact has more than {names_max} names")),
+                Some(NameFault::Common { path, trees }) => {
+                    let [one, other] = trees.map(|tree| blobs[tree].1);
                     let path = printable(&String::from_utf8_lossy(&path));
-                    Err(refused(format!("the artifact has `{path}` in blob `{one}` and in blob `{other}`")))
+                    refused(format!("the artifact has `{path}` in blob `{one}` and in blob `{other}`"))
                 }
-            }
+            })
         })
         .await
     }
@@ -78,53 +75,67 @@ fn refused(why: String) -> RuntimeError {
 }
 
 fn open(path: &std::path::Path) -> io::Result<OwnedFd> {
-    Ok(patiently(|| rustix::fs::open(path, FOLDER, Mode::empty()))?)
+    Ok(patiently(|| rustix::fs::open(path, DIRECTORY, Mode::empty()))?)
 }
 
-/// A path that is in two trees and not a folder in both, and these trees. A folder of one tree alone is not read.
-fn common_name(trees: &[OwnedFd]) -> io::Result<Option<(Vec<u8>, [usize; 2])>> {
-    let mut shared: Vec<(Vec<u8>, Vec<usize>)> = vec![(Vec::new(), (0..trees.len()).collect())];
-    while let Some((path, within)) = shared.pop() {
-        // By name: whether it is a folder, and the trees that have it.
-        let mut names: BTreeMap<Vec<u8>, (bool, Vec<usize>)> = BTreeMap::new();
-        for tree in within {
-            let here = if path.is_empty() { &b"."[..] } else { &path };
-            let folder = patiently(|| rustix::fs::openat(&trees[tree], here, FOLDER, Mode::empty()))?;
-            for entry in Dir::read_from(&folder)? {
-                let entry = entry?;
-                let name = entry.file_name().to_bytes();
-                if matches!(name, b"." | b"..") {
-                    continue;
-                }
-                let kind = match entry.file_type() {
-                    FileType::Unknown => {
-                        let stat = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-                        FileType::from_raw_mode(stat.st_mode)
-                    }
-                    kind => kind,
-                };
-                let is_folder = kind == FileType::Directory;
-                match names.entry(name.to_vec()) {
-                    Entry::Vacant(free) => drop(free.insert((is_folder, vec![tree]))),
-                    Entry::Occupied(mut taken) => {
-                        let (was_folder, of) = taken.get_mut();
-                        if !is_folder || !*was_folder {
-                            let pair = [of[0], tree];
-                            return Ok(Some((below(&path, name), pair)));
-                        }
-                        of.push(tree);
-                    }
-                }
-            }
+#[derive(Debug, PartialEq, Eq)]
+enum NameFault {
+    TooMany,
+    /// The path is in two trees, and not a folder in both.
+    Common {
+        path: Vec<u8>,
+        trees: [usize; 2],
+    },
+}
+
+/// Compares the names of trees, which are opened one after the other. A name takes eight bytes of memory: names are read
+/// again where their hashes are equal.
+fn fault_of_names(
+    trees: usize,
+    names_max: u64,
+    open: impl Fn(usize) -> io::Result<OwnedFd>,
+) -> io::Result<Option<NameFault>> {
+    // The key is random, so that no artifact is made of names with equal hashes.
+    let key = RandomState::new();
+    let hash = |path: &[u8]| key.hash_one(path) >> 1;
+    // In the lowest bit: whether the name is a folder's.
+    let mut names: Vec<u64> = Vec::new();
+    for tree in 0..trees {
+        each_name(open(tree)?, |path, is_folder| names.push(hash(path) << 1 | u64::from(is_folder)))?;
+        if names.len() as u64 > names_max {
+            return Ok(Some(NameFault::TooMany));
         }
-        let common = names.into_iter().filter(|(_, (_, of))| of.len() > 1);
-        shared.extend(common.map(|(name, (_, of))| (below(&path, &name), of)));
+    }
+    names.sort_unstable();
+    let is_common = |pair: &&[u64]| pair[0] >> 1 == pair[1] >> 1 && pair[0] & 1 == 0;
+    for pair in names.windows(2).filter(is_common) {
+        let (mut seen, mut common) = (HashMap::new(), None);
+        for tree in 0..trees {
+            each_name(open(tree)?, |path, is_folder| {
+                if hash(path) == pair[0] >> 1 {
+                    let (first, are_folders) = *seen.entry(path.to_vec()).or_insert((tree, is_folder));
+                    if first != tree && !(is_folder && are_folders) {
+                        common.get_or_insert_with(|| NameFault::Common { path: path.to_vec(), trees: [first, tree] });
+                    }
+                }
+            })?;
+        }
+        if common.is_some() {
+            return Ok(common);
+        }
     }
     Ok(None)
 }
 
-fn below(path: &[u8], name: &[u8]) -> Vec<u8> {
-    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+/// Calls `see` with each path of a tree, and whether it is a folder.
+fn each_name(tree: OwnedFd, mut see: impl FnMut(&[u8], bool)) -> io::Result<()> {
+    walk(tree, |path, found| {
+        let (folder, name) = found?;
+        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        see(path, is_folder);
+        Ok(is_folder)
+    })
 }
 
 #[cfg(test)]
@@ -135,7 +146,7 @@ mod tests {
 
     #[test]
     fn only_a_folder_may_be_in_several_trees() {
-        let check = |trees: &[&[&str]]| {
+        let checked = |trees: &[&[&str]], names_max| {
             let home = tempfile::tempdir().unwrap();
             let made = trees.iter().enumerate().map(|(number, paths)| {
                 let root = home.path().join(number.to_string());
@@ -149,12 +160,13 @@ mod tests {
                         _ => fs::write(&place, "").unwrap(),
                     }
                 }
-                open(&root).unwrap()
+                root
             });
-            let found = common_name(&made.collect::<Vec<_>>()).unwrap();
-            found.map(|(path, trees)| (String::from_utf8(path).unwrap(), trees))
+            let made: Vec<_> = made.collect();
+            fault_of_names(made.len(), names_max, |tree| open(&made[tree])).unwrap()
         };
-        let clash = |path: &str, trees| Some((path.to_owned(), trees));
+        let check = |trees: &[&[&str]]| checked(trees, 100);
+        let clash = |path: &str, trees| Some(NameFault::Common { path: path.into(), trees });
         assert_eq!(check(&[]), None);
         assert_eq!(check(&[&["a", "d/b"]]), None);
         assert_eq!(check(&[&["a", "d/e/b"], &["b", "d/e/c"], &["d/b", "e/"], &[]]), None);
@@ -163,5 +175,9 @@ mod tests {
         assert_eq!(check(&[&["d/"], &["d"]]), clash("d", [0, 1]));
         assert_eq!(check(&[&["d/a"], &["d@"]]), clash("d", [0, 1]));
         assert_eq!(check(&[&["l@"], &["l@"]]), clash("l", [0, 1]));
+        assert_eq!(check(&[&["d/"], &["d/"], &["d"]]), clash("d", [0, 2]));
+        for (names_max, fault) in [(5, None), (4, Some(NameFault::TooMany))] {
+            assert_eq!(checked(&[&["d/a"], &["d/b", "c"]], names_max), fault, "folders count, too");
+        }
     }
 }

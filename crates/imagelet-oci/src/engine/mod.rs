@@ -126,6 +126,8 @@ pub struct Engine {
     pulls: AtomicU64,
     /// Only one pull runs the early syncs, for all pulls.
     writing_back: Arc<tokio::sync::Mutex<()>>,
+    /// Only one artifact's names are compared at a time: they take memory.
+    comparing_names: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
     resolutions: Resolutions,
@@ -172,6 +174,7 @@ impl Engine {
             pulls: AtomicU64::new(0),
             confinement,
             writing_back: Arc::default(),
+            comparing_names: Arc::default(),
             reservations: Arc::default(),
             room: OnceLock::new(),
             resolutions: Resolutions::default(),

@@ -23,8 +23,8 @@ use crate::{
     pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
-        DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted, StagedLayer,
-        SyncView,
+        ContinuedPartials, DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption,
+        SpareWanted, StagedLayer, SyncView,
     },
     tenant::Tenant,
 };
@@ -37,6 +37,7 @@ pub(super) struct LayerFetches {
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
     claim: SlotRequest,
+    _continued: ContinuedPartials,
     _early_syncs: Option<AbortOnDropHandle<()>>,
 }
 
@@ -116,17 +117,19 @@ impl Engine {
         progress: &Progress,
     ) -> Result<LayerFetches, RuntimeError> {
         // Reserved until the image is committed, or its leftovers are on their way to the trash.
-        let reservation = self.admit(wanted, Arc::clone(&tenant), progress).await?;
+        let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
+        let (reservation, continued) = self.admit(wanted, (pull, Arc::clone(&tenant)), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
         let claim = SlotRequest {
             registry: resolved.session.reference().domain().to_owned(),
             tenant,
-            pull: self.pulls.fetch_add(1, Ordering::Relaxed),
+            pull,
             image: resolved.session.reference().to_string().into(),
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let resumption = self.resumption();
-        Ok(LayerFetches { reservation, view, resumption, allowance, claim, _early_syncs: self.write_back() })
+        let (_continued, _early_syncs) = (continued, self.write_back());
+        Ok(LayerFetches { reservation, view, resumption, allowance, claim, _continued, _early_syncs })
     }
 
     pub(super) fn resumption(&self) -> Resumption {

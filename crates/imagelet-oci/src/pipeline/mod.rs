@@ -169,7 +169,7 @@ impl LayerJob {
                 }
                 Ok(Some(layer)) => {
                     if !self.blob.is_kept {
-                        self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key)).await?;
+                        self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await?;
                     }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
                     return Ok(layer);
@@ -191,7 +191,7 @@ impl LayerJob {
                         if job.blob.trusts_kept && !is_archive {
                             job.staging.store.discard_blob(&job.descriptor.digest);
                         }
-                        job.staging.store.discard_partial(&job.blob.key);
+                        job.staging.store.discard_partial(&job.blob.key, job.claim.pull);
                     })
                     .await?;
                     if is_archive || (!was_on_disk && !source.distrust_senders(&error)) {

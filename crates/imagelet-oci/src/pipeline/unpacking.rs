@@ -100,10 +100,7 @@ impl LayerJob {
                 LayerEnd::Sink => EntryRules::Containerd,
             },
             limits: UnpackLimits {
-                entries_max: match self.artifact {
-                    Some(_) => self.terms.limits.entries_max.min(ARTIFACT_NAMES_MAX),
-                    None => self.terms.limits.entries_max,
-                },
+                entries_max: self.terms.limits.entries_max,
                 free_bytes_floor: self.terms.limits.free_bytes_floor,
                 free_inodes_floor: self.terms.limits.free_inodes_floor,
                 ..UnpackLimits::default()
@@ -126,6 +123,11 @@ impl LayerJob {
         };
         let root = std::os::fd::AsFd::as_fd(&root);
         let report = write(root, &options, list.as_mut())?;
+        let names_max = options.limits.entries_max.min(ARTIFACT_NAMES_MAX);
+        if self.artifact.is_some() && report.entries + report.implicit_directories.len() as u64 > names_max {
+            let message = format!("more than {names_max} names");
+            return Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Unacceptable, message)));
+        }
         failpoint!("unpack.verified");
         let (mut sums, mut list_size) = (BTreeMap::new(), 0);
         match list {

@@ -9,7 +9,7 @@
 //! request. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, hash_map::Entry},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     num::NonZeroU64,
@@ -125,8 +125,11 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    pub(crate) fn discard_partial(&self, key: &PartialKey) {
-        if !self.is_written(key)
+    /// Removes a partial blob that has no writer, unless a pull other than `pull` continues it.
+    pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
+        let is_others = self.index().unfinished.continued.get(&key.file_name).is_some_and(|other| *other != pull);
+        if !is_others
+            && !self.is_written(key)
             && let Err(error) = remove_tree(&self.partial_path(key))
         {
             tracing::warn!(digest = %key.digest, %error, "could not remove a partial blob");
@@ -194,13 +197,13 @@ impl Store {
         Ok(writer.is_wanted.then_some(writer))
     }
 
-    /// Removes the partial blobs without a writer for which `is_removed` is true. Returns the freed bytes.
+    /// Removes the partial blobs that no running pull uses and for which `is_removed` is true. Returns the freed bytes.
     pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
         let mut freed = 0;
         for partial in self.partials() {
-            if !partial.is_written(&index) && is_removed(&partial) {
+            if !partial.is_used(&index) && is_removed(&partial) {
                 self.move_to_trash(&partial.path)?;
                 freed += partial.size;
             }
@@ -247,8 +250,10 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    pub(super) fn is_written(&self, index: &Index) -> bool {
-        index.unfinished.written.contains_key(&self.file_name)
+    /// Whether it has a writer, or an admitted pull continues it.
+    pub(super) fn is_used(&self, index: &Index) -> bool {
+        let unfinished = &index.unfinished;
+        unfinished.written.contains_key(&self.file_name) || unfinished.continued.contains_key(&self.file_name)
     }
 
     pub(super) fn is_any_of(&self, keys: &[PartialKey]) -> bool {
@@ -262,6 +267,33 @@ impl Partial {
     /// At start no blob has a writer: a blob too short to resume and an unknown file are leftovers, too.
     pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX) || self.size < RESUME_MIN || self.is_expired(age_max)
+    }
+}
+
+/// The partial blobs that an admitted pull counts on. They stay until the drop; no two pulls count on the same one.
+pub(crate) struct ContinuedPartials {
+    store: Arc<Store>,
+    pull: u64,
+}
+
+impl ContinuedPartials {
+    pub(crate) fn new(store: &Arc<Store>, pull: u64) -> Self {
+        Self { store: Arc::clone(store), pull }
+    }
+
+    /// Adds a partial blob. Returns the bytes that the pull need not fetch: none if the blob was added before.
+    pub(crate) fn add(&self, key: &PartialKey, size: u64) -> u64 {
+        match self.store.index().unfinished.continued.entry(key.file_name.clone()) {
+            Entry::Occupied(_) => return 0,
+            Entry::Vacant(free) => drop(free.insert(self.pull)),
+        }
+        self.store.resumable_bytes(key, size)
+    }
+}
+
+impl Drop for ContinuedPartials {
+    fn drop(&mut self) {
+        self.store.index().unfinished.continued.retain(|_, pull| *pull != self.pull);
     }
 }
 
@@ -486,6 +518,13 @@ mod tests {
         drop(writer);
         assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
         assert_eq!(store.free_unfinished(1, &[key()]).unwrap(), 0, "the pull that asks continues it");
+        let continued = ContinuedPartials::new(&store, 1);
+        assert_eq!([continued.add(&key(), 20 << 20), continued.add(&key(), 20 << 20)], [9 << 20, 0]);
+        assert_eq!(ContinuedPartials::new(&store, 2).add(&key(), 20 << 20), 0, "one pull counts on it");
+        store.discard_partial(&key(), 2);
+        assert_eq!(store.free_unfinished(u64::MAX, &[]).unwrap(), 0, "an admitted pull continues it");
+        assert_eq!(store.remove_partials(|_| true).unwrap(), 0);
+        drop(continued);
         assert_eq!(store.free_unfinished(1, &[]).unwrap(), 9 << 20);
         assert_eq!(store.partial_bytes(), 0);
 

@@ -53,12 +53,13 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
-    blobs::{BlobPurpose, BlobWriter, KeptBytes, PartialKey, StagedBlob},
+    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes, PartialKey, StagedBlob},
     commit::NewImage,
     file_manifest::{ContentProof, FileManifestWriter, LIST, PROOF},
     files::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},
+        walk::{DIRECTORY, walk},
     },
     index::{
         StoredImage,

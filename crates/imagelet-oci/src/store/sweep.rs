@@ -120,7 +120,7 @@ impl Store {
         };
         let mut unfinished: Vec<_> = index.unused_spares().map(spare).collect();
         let partials =
-            self.partials().into_iter().filter(|partial| !partial.is_written(&index) && !partial.is_any_of(kept));
+            self.partials().into_iter().filter(|partial| !partial.is_used(&index) && !partial.is_any_of(kept));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
         unfinished.sort_by_key(|(since, ..)| *since);
         let (mut freed, mut failed) = (0, Ok(()));

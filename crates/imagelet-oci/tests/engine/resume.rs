@@ -155,3 +155,40 @@ async fn what_an_unfinished_pull_left_goes_on_request_after_its_time_and_for_a_r
         assert_eq!(settled(root).await, Vec::<String>::new(), "{way}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_an_admitted_pull_stays_while_it_waits_for_its_turn_and_space_is_freed() {
+    let (registry, folder) = (TestRegistry::start().await, tempfile::tempdir().expect("a folder"));
+    let (first, second) = (vec![7; 13 << 20], vec![8; 12 << 20]);
+    registry.artifact("a", "v1", &[("second", &second)]);
+    registry.artifact("a", "v2", &[("first", &first), ("second", &second)]);
+    for (bytes, stall) in [(&first, 1 << 20), (&second, 10 << 20)] {
+        registry.put(&format!("a/blobs/{}", Digest::of(bytes)), "layer", bytes.clone(), Some(stall));
+    }
+    let files = || tree(folder.path()).into_iter().filter(|(path, _)| path.starts_with("ingest/")).collect::<Vec<_>>();
+    let engine = open_as(config(folder.path())).await;
+    pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+    drop(engine);
+    let [(partial, size)] = &files()[..] else { panic!("the file is there in part: {:?}", files()) };
+
+    let mut config = EngineConfig::new(folder.path());
+    config.limits.layers_in_flight = 1;
+    let engine = open_as(config).await;
+    let pulling = {
+        let (engine, name) = (Arc::clone(&engine), registry.name("a:v2"));
+        tokio::spawn(async move { pull(&engine, &name).await })
+    };
+    while files().len() < 2 {
+        assert!(!pulling.is_finished(), "it stalls");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    engine.sweep(true).await.expect("space is freed");
+    assert!(files().contains(&(partial.clone(), *size)), "the pull counts on it: {:?}", files());
+    pulling.abort();
+    assert!(pulling.await.is_err());
+    while files().iter().any(|(path, _)| path != partial) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    engine.sweep(true).await.expect("space is freed");
+    assert_eq!(files(), []);
+}

@@ -165,12 +165,15 @@ async fn more_names_than_an_artifact_may_have_are_refused_by_their_number_in_one
         let names: Vec<String> = (from..from + count).map(|number| format!("f{number}")).collect();
         archive(&tar(&names.iter().map(|name| (name.as_str(), &b""[..])).collect::<Vec<_>>()))
     };
+    let deep: Vec<String> = (0..501).map(|number| format!("d{number}/f")).collect();
+    let deep: Vec<_> = deep.iter().map(|name| (name.as_str(), &b""[..])).collect();
     let mut bench = Bench::with(|config| config.limits.entries_max = 1_000).await;
     let case = |name, blobs, words| refused(name, artifact(blobs), Unacceptable, words);
     bench
         .hold(vec![
             case("names in one archive", vec![many(0, 1_001)], &["more than 1000 entries"]),
-            case("names in two archives", vec![many(0, 600), many(600, 401)], &["has 1001 names", "limit is 1000"]),
+            case("names in two archives", vec![many(0, 600), many(600, 401)], &["has more than 1000 names"]),
+            case("folders without an entry", vec![archive(&tar(&deep))], &["more than 1000 names"]),
         ])
         .await;
 }

@@ -54,6 +54,8 @@ pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
     /// The partial blobs that have a writer, by file name. `Some`: the writer stops when its flag is set.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
+    /// The partial blobs that an admitted pull counts on, by file name, with the pull's number.
+    pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
 }
 
