@@ -419,7 +419,7 @@ impl fmt::Debug for PullRecords {
 #[derive(Debug)]
 #[must_use = "dropping an intent says that the end of the pull is unknown"]
 pub(crate) struct Intent {
-    records: Arc<PullRecords>,
+    pub(crate) records: Arc<PullRecords>,
     image: String,
     held: bool,
 }

@@ -201,6 +201,7 @@ fn agent(
     let parts = NodeAgentParts {
         node: node.clone(),
         inventory: Arc::clone(&images.inventory),
+        manager: Arc::clone(manager),
         metrics: Arc::clone(metrics),
         starts: Arc::clone(pod_starts),
         look_ahead,
