@@ -1,11 +1,12 @@
-//! The agent of a node: updates the leases of images to match the pods that are bound to the node.
+//! The agent of a node: the leases of images follow the pods that are bound to the node, and the pulls of a pod end with
+//! the pod.
 
 use std::{sync::Arc, time::SystemTime};
 
 use imagelet_core::{
     events::LogEvents,
     inventory::Inventory,
-    manager::PodStarts,
+    manager::{ImageManager, PodStarts},
     metrics::{Family, Metrics},
 };
 use kube::{Client, runtime::watcher};
@@ -29,6 +30,8 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 pub struct NodeAgentParts {
     pub node: String,
     pub inventory: Arc<Inventory>,
+    /// Ends the pulls of pods that ended.
+    pub manager: Arc<ImageManager>,
     pub metrics: Arc<Metrics>,
     /// Measures how long the pods take to start.
     pub starts: Arc<PodStarts>,
@@ -38,7 +41,8 @@ pub struct NodeAgentParts {
     pub events: Option<Arc<LogEvents>>,
 }
 
-/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured.
+/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured. The
+/// kubelet's pulls for a pod end with the pod.
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
@@ -60,7 +64,7 @@ impl NodeAgent {
 
     /// Watches the pods until this future is dropped. The last leases stay after that.
     pub async fn run(&self) {
-        let NodeAgentParts { node, inventory, metrics, starts, look_ahead, events } = &self.parts;
+        let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events } = &self.parts;
         let (sender, receiver) = watch::channel(Vec::new());
         let ahead = async {
             if let Some(parts) = look_ahead {
@@ -77,9 +81,10 @@ impl NodeAgent {
         let health = Arc::clone(&self.health);
         let watching = follow::<PodObject>("pods of the node", &self.client, &(), config, health, |event| {
             if pods.take(event) {
-                let waiting = pods.waiting();
-                self.health.counted(pods.len(), waiting.len());
-                inventory.lease_to_pods(&waiting);
+                let changes = pods.take_changes();
+                self.health.counted(pods.len(), changes.waiting.len());
+                inventory.lease_to_pods(&changes.waiting);
+                manager.pods_changed(changes);
                 sender.send_replace(pods.all());
             }
         });

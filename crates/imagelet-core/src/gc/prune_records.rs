@@ -13,6 +13,7 @@ use super::{ImageGc, policy::GcRequest, report::GcReport};
 use crate::{
     error::error_chain,
     image::ImageId,
+    inventory::ImageEntry,
     records::{Absent, PruneMark, PullRecords},
 };
 
@@ -58,6 +59,18 @@ impl ImageGc {
             Err(error) => tracing::error!(%error, "could not prune pull records"),
         }
         self.resolve_open_intents().await;
+    }
+
+    /// Remembers the preloaded images among those that were listed after the mark.
+    pub(super) async fn remember_preloaded(&self, listed: &[Arc<ImageEntry>], mark: PruneMark) {
+        let Some(pruning) = &self.pruning else { return };
+        let (records, listed) = (Arc::clone(&pruning.records), listed.to_vec());
+        let remember = move || records.remember_preloaded(listed.iter().map(|entry| &*entry.image), &mark);
+        match tokio::task::spawn_blocking(remember).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not remember the preloaded images"),
+            Err(error) => tracing::error!(%error, "could not remember the preloaded images"),
+        }
     }
 
     /// Resolves the intents of interrupted pulls, so that their images require credentials from now on.

@@ -58,6 +58,9 @@ impl ImageGc {
         }
         let mark = self.pruning.as_ref().map(|pruning| pruning.records.mark(now));
         let snapshot = self.inventory.refresh(now).await?;
+        if let Some(mark) = mark.filter(|_| !request.dry_run) {
+            self.remember_preloaded(&snapshot.entries, mark).await;
+        }
         let mut run = Run {
             gc: self,
             request,

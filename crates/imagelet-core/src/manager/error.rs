@@ -2,9 +2,11 @@
 
 use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
+use super::{ended_pods::PodEnd, request::EnsureRequest};
 use crate::{
     credentials::KeyringError,
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain},
+    events::PodIdentity,
     image::{ReferenceError, shown_name},
     records::RecordsError,
     text::quoted,
@@ -114,6 +116,14 @@ impl EnsureError {
         };
         let cause = Cause::Pull(failure, source);
         Self::new(image, cause, is_stable)
+    }
+
+    pub(super) fn pod_ended(request: &EnsureRequest, end: PodEnd) -> Self {
+        let (image, PodIdentity { namespace, name, .. }) = (request.image(), &request.pull.pod);
+        let message = format!("the pull of `{image}` ended, because the pod `{namespace}/{name}` {end}");
+        let fault = Fault::new(ErrorClass::Cancelled, Stage::Policy);
+        let source = RuntimeError::new(RuntimeErrorKind::Cancelled, message).with_fault(fault);
+        Self::new(image, Cause::Pull(PullFailure::Other, Arc::new(source)), true)
     }
 
     /// The waiting reason in the pod status.

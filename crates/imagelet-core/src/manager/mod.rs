@@ -2,6 +2,7 @@
 
 mod backoff;
 mod decide;
+mod ended_pods;
 mod ensure;
 mod error;
 mod meters;
@@ -21,6 +22,8 @@ use std::{
 use tokio::time::Instant;
 
 use backoff::Backoff;
+use ended_pods::EndedPods;
+pub use ended_pods::{PodChanges, PodEnd};
 use ensure::Ensuring;
 pub use ensure::StaleUse;
 pub use error::EnsureError;
@@ -105,6 +108,7 @@ pub struct ImageManager {
     parts: ManagerParts,
     puller: Arc<Puller>,
     backoff: Mutex<Backoff<BackoffKey>>,
+    ended_pods: EndedPods,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +134,7 @@ impl ImageManager {
         Self {
             puller: Arc::new(Puller::new(&parts, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
+            ended_pods: EndedPods::default(),
             parts,
         }
     }
@@ -137,9 +142,26 @@ impl ImageManager {
     /// Ensures that an image is present and that the client may use it. Pulls the image if the policy requires a pull.
     ///
     /// If a removal runs in parallel, the steps run again, so a returned image is present. A drop of the future frees
-    /// the queue slot and cancels the pull, unless other clients wait for the pull. The intent of a cancelled pull
-    /// stays until the records check the image.
+    /// the queue slot and cancels the pull, unless other clients wait for the pull; so does the end of the pod of a
+    /// kubelet's request. The intent of a cancelled pull stays until the records check the image.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
+        // The plan of the look-ahead drops the requests of an ended pod itself.
+        if !request.caller.is_client() {
+            return self.ensure_leased(request, watcher).await;
+        }
+        tokio::select! {
+            biased;
+            end = self.ended_pods.bond(request).ended() => Err(EnsureError::pod_ended(request, end)),
+            ensured = self.ensure_leased(request, watcher) => ensured,
+        }
+    }
+
+    /// Ends the running and the later requests that a kubelet sends for the ended pods.
+    pub fn pods_changed(&self, changes: PodChanges) {
+        self.ended_pods.change(changes);
+    }
+
+    async fn ensure_leased(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.parts.inventory.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, watcher).await;
         };

@@ -9,6 +9,7 @@ use std::{
     io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -16,16 +17,16 @@ use rustix::fs::OFlags;
 
 use super::{
     PulledRecord,
-    file::{RecordFile as _, file_name},
-    folder::{PREFIX, UNFINISHED, read},
+    file::{PullIntent, RecordFile as _, file_name},
+    folder::{PREFIX, RecordFolder, UNFINISHED, read},
 };
-use crate::image::ImageId;
+use crate::{durable::MachineDisk, image::ImageId};
 
 /// The maximum number of files read per folder. A kubelet has one file for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
 /// The pull records of another manager, below its data root.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletRecords {
     pulled: PathBuf,
 }
@@ -48,6 +49,13 @@ impl KubeletRecords {
     pub fn include(&self, id: &ImageId) -> io::Result<bool> {
         let record = self.read(&file_name(id.as_str()))?;
         Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
+    }
+
+    /// The pulls that the kubelet began and did not record. Fails if one of them cannot be read.
+    pub(super) fn intents(&self) -> io::Result<Vec<Arc<PullIntent>>> {
+        let folder = RecordFolder::open(self.pulled.with_file_name("pulling"), true, Arc::new(MachineDisk))?;
+        let (intents, unreadable) = folder.list();
+        unreadable.into_iter().next().map_or(Ok(intents), |error| Err(io::Error::other(error)))
     }
 
     /// Reads all records. Lists each unreadable record with the reason.

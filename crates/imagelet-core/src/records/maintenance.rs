@@ -29,7 +29,8 @@ pub struct Recovered {
     pub unfinished: usize,
 }
 
-/// A time before the images were listed. Pruning with this mark keeps newer records.
+/// A time before the images were listed. Pruning with this mark keeps newer records; a newer pull makes an image one
+/// that is not preloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
@@ -55,7 +56,7 @@ impl Touched {
         self.by_id.insert(id.clone(), self.sequence);
     }
 
-    fn is_since(&self, id: &ImageId, mark: &PruneMark) -> bool {
+    pub(super) fn is_since(&self, id: &ImageId, mark: &PruneMark) -> bool {
         self.forgotten > mark.sequence || self.by_id.get(id).is_some_and(|at| *at > mark.sequence)
     }
 }
@@ -96,7 +97,8 @@ impl PullRecords {
         for image in &images {
             let is_unrecorded = self.state().unrecorded.contains(&image.id);
             if is_unrecorded {
-                first_failure = first_failure.or(self.close_record(&image.id, now).err());
+                let closed = self.forget_preloaded(&image.id, None).and_then(|()| self.close_record(&image.id, now));
+                first_failure = first_failure.or(closed.err());
             }
         }
         for begun in self.intents.list().0 {
@@ -148,7 +150,10 @@ impl PullRecords {
 
     /// Records that a pull fetched these images for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
-        ids.iter().try_for_each(|id| self.close_record(id, now))?;
+        for id in ids {
+            self.forget_preloaded(id, Some(begun))?;
+            self.close_record(id, now)?;
+        }
         let _turn = self.intents.turn();
         // A new pull of the same spelling uses this intent.
         if self.is_running(&begun.image) {
@@ -211,6 +216,7 @@ impl PullRecords {
         {
             failures.push(failed("durably remove", last.as_str(), source));
         }
+        failures.extend(self.prune_preloaded(present).err());
         let mut state = self.state();
         let RecordsState { touched, unrecorded, .. } = &mut *state;
         unrecorded.retain(|id| present.contains(id) || touched.is_since(id, mark));

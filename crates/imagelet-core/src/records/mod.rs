@@ -3,6 +3,7 @@
 //! ```text
 //! ROOT/image_manager/pulling/sha256-…   one file per started pull: ImagePullIntent
 //! ROOT/image_manager/pulled/sha256-…    one file per pulled image: ImagePulledRecord
+//! ROOT/preloaded-images.json            the images that were present before any pull
 //! ```
 //!
 //! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
@@ -16,6 +17,7 @@ mod intent_match;
 mod kubelet_import;
 mod maintenance;
 mod merge;
+mod preloaded;
 mod verify;
 
 use std::{
@@ -36,6 +38,7 @@ use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
 pub use maintenance::{Absent, PruneMark, Recovered};
+use preloaded::PreloadedImages;
 #[cfg(test)]
 pub(crate) use tests::faults;
 pub(crate) use verify::{AccessProof, CheckResult, Verdict};
@@ -69,6 +72,7 @@ pub struct PullRecords {
     settings: Option<RecordsSettings>,
     intents: RecordFolder<PullIntent>,
     records: RecordFolder<PulledRecord>,
+    preloaded: PreloadedImages,
     /// Locked for moments, never during disk I/O.
     state: Mutex<RecordsState>,
     metrics: OnceLock<Arc<Metrics>>,
@@ -149,12 +153,14 @@ impl PullRecords {
         settings: RecordsSettings,
         is_read_only: bool,
     ) -> Result<Self, RecordsError> {
+        let preloaded = PreloadedImages::open(root, Arc::clone(&disk), is_read_only);
         let root = root.join("image_manager");
         let intents = RecordFolder::open(root.join("pulling"), is_read_only, Arc::clone(&disk));
         let records = RecordFolder::open(root.join("pulled"), is_read_only, disk);
         Ok(Self {
             intents: intents.map_err(|source| failed("read", "pulling", source))?,
             records: records.map_err(|source| failed("read", "pulled", source))?,
+            preloaded,
             ..Self::in_memory_with(settings)
         })
     }
@@ -168,6 +174,7 @@ impl PullRecords {
         Self {
             intents: RecordFolder::in_memory(),
             records: RecordFolder::in_memory(),
+            preloaded: PreloadedImages::in_memory(),
             settings: Some(settings.into()),
             state: Mutex::default(),
             metrics: OnceLock::new(),
@@ -263,7 +270,12 @@ impl PullRecords {
         if id.is_empty() {
             return Ok(Evidence::Absent);
         }
-        if let Some(record) = self.records.find(id)? {
+        let record = self.records.find(id)?;
+        // What was pulled since under other names does not count.
+        if self.stays_preloaded(image, &found.id, record.as_deref()) {
+            return Ok(Evidence::Begun(false));
+        }
+        if let Some(record) = record {
             return Ok(Evidence::Record(record));
         }
         if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
@@ -419,7 +431,7 @@ impl fmt::Debug for PullRecords {
 #[derive(Debug)]
 #[must_use = "dropping an intent says that the end of the pull is unknown"]
 pub(crate) struct Intent {
-    records: Arc<PullRecords>,
+    pub(crate) records: Arc<PullRecords>,
     image: String,
     held: bool,
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::file::{ImageAccess, PulledRecord, RecordedSecret};
+use super::{
+    KubeletRecords,
+    file::{ImageAccess, PulledRecord, RecordedSecret},
+};
 use crate::text::PlainError;
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
@@ -15,6 +18,8 @@ pub struct RecordsSettings {
     pub guard: Guard,
     /// A record expires if it was not updated for this time. `None`: never.
     pub age_max: Option<Duration>,
+    /// The records of the node's kubelet. An image that the kubelet pulled is not preloaded.
+    pub kubelet: Option<KubeletRecords>,
 }
 
 /// Which names of an image an open intent protects.
@@ -29,7 +34,7 @@ pub enum Guard {
 
 impl RecordsSettings {
     pub fn new(policy: VerificationPolicy) -> Self {
-        Self { policy, guard: Guard::Image, age_max: None }
+        Self { policy, guard: Guard::Image, age_max: None, kubelet: None }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The agent against an API server: the fake one, or with `IMAGELET_TEST_KUBECONFIG` a real one as well.
 
+mod ended_pods;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,8 +13,10 @@ use imagelet_core::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, ImageId},
     inventory::Inventory,
+    manager::{ManagerParts, PullSettings},
     metrics::Metrics,
     ports::{ContainerState, RuntimeManager},
+    records::PullRecords,
     testing::FakeRuntime,
 };
 use kube::Client;
@@ -138,6 +142,7 @@ struct TestNode {
     runtime: FakeRuntime,
     inventory: Arc<Inventory>,
     gc: ImageGc,
+    manager: Arc<ImageManager>,
     metrics: Arc<Metrics>,
     health: Arc<WatchHealth>,
     agent: JoinHandle<()>,
@@ -148,12 +153,16 @@ impl TestNode {
         let fake = FakeRuntime::new();
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        let manager = ManagerParts::new(runtime.clone(), Arc::new(PullRecords::off()));
+        let settings = PullSettings { grace: Duration::from_mins(10), ..PullSettings::default() };
+        let manager = Arc::new(ImageManager::new(ManagerParts { settings, ..manager }));
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(FullDisk));
         let metrics = Arc::new(Metrics::new());
         inventory.leases.start(Duration::from_mins(10), SystemTime::now());
         let parts = NodeAgentParts {
             node: node.to_owned(),
             inventory: Arc::clone(&inventory),
+            manager: Arc::clone(&manager),
             metrics: Arc::clone(&metrics),
             starts: Arc::new(PodStarts::new(Arc::clone(&metrics))),
             look_ahead: None,
@@ -162,7 +171,7 @@ impl TestNode {
         let agent = NodeAgent::new(client.clone(), parts);
         let health = agent.health();
         let agent = tokio::spawn(async move { agent.run().await });
-        Self { runtime: fake, inventory, gc, metrics, health, agent }
+        Self { runtime: fake, inventory, gc, manager, metrics, health, agent }
     }
 
     fn image(&self, name: &str) -> ImageId {

@@ -1,11 +1,16 @@
-//! The pods of the node as received by the watch, limited in number, and the images that each pod waits for.
+//! The pods of the node as received by the watch, limited in number: the images that each pod waits for, and the end of
+//! each pod.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
-use imagelet_core::inventory::WaitingPod;
+use imagelet_core::manager::{PodChanges, PodEnd};
 use kube::runtime::watcher::Event;
 
-use super::{BoundPod, IMAGES_MAX, PODS_MAX, PodObject, StartTracker, bound_pod};
+use super::{BoundPod, IMAGES_MAX, PODS_MAX, PodObject, StartTracker, bound_pod, pod_end};
 
 /// By `NAMESPACE/NAME`. Finished and deleted pods, and pods that are being deleted, are absent.
 #[derive(Debug)]
@@ -15,33 +20,69 @@ pub(crate) struct KnownPods {
     listing: BTreeMap<String, Arc<BoundPod>>,
     /// There were more pods than the limit.
     is_cut: bool,
+    /// The pods that ended since the last [`Self::take_changes`], by uid.
+    ended: Vec<(Arc<str>, PodEnd)>,
     starts: StartTracker,
 }
 
 impl KnownPods {
     /// Starts without pods. The start of each pod is measured.
     pub(crate) fn new(starts: StartTracker) -> Self {
-        Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, starts }
+        Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, ended: Vec::new(), starts }
     }
 
-    /// Returns whether the awaited images, or the pods that wait, changed. Always true at the end of a list.
+    /// Returns whether the awaited images, or the pods that wait, changed, or a pod ended. Always true at the end of a
+    /// list.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(object) => {
+                self.end(&object, pod_end(&object));
                 if let Some(pod) = self.read(&object) {
                     insert(&mut self.listing, pod, &mut self.is_cut);
                 }
             }
             Event::InitDone => {
-                self.pods = std::mem::take(&mut self.listing);
-                self.starts.retain(&self.pods.values().map(|pod| &*pod.identity.uid).collect());
+                let known = std::mem::replace(&mut self.pods, std::mem::take(&mut self.listing));
+                let listed: HashSet<&str> = self.pods.values().map(|pod| &*pod.identity.uid).collect();
+                self.starts.retain(&listed);
+                // A pod beyond the limit is absent here and present on the node.
+                if !self.is_cut {
+                    let uids = known.values().map(|pod| &pod.identity.uid).filter(|uid| !listed.contains(&***uid));
+                    self.ended.extend(uids.map(|uid| (Arc::clone(uid), PodEnd::Removed)));
+                }
                 return true;
             }
-            Event::Apply(object) => return self.change(&object),
-            Event::Delete(object) => return self.remove(&object),
+            Event::Apply(object) => {
+                let has_ended = self.end(&object, pod_end(&object));
+                return self.change(&object) || has_ended;
+            }
+            Event::Delete(object) => {
+                self.end(&object, pod_end(&object).or(Some(PodEnd::Removed)));
+                self.remove(&object);
+                return true;
+            }
         }
         false
+    }
+
+    /// Returns the pods that ended since the last call, and the present pods.
+    ///
+    /// Only the API server ends a pod: by its object, by the deletion of the object, or by a complete list without a
+    /// pod that was known. A list that fails, and an API server that is away, end none. The object of a static pod is a
+    /// mirror with a uid of its own, so its end is not the end of the static pod.
+    pub(crate) fn take_changes(&mut self) -> PodChanges {
+        PodChanges {
+            ended: std::mem::take(&mut self.ended),
+            alive: self.pods.values().map(|pod| Arc::clone(&pod.identity.uid)).collect(),
+            waiting: self.pods.values().filter_map(|pod| pod.waiting()).collect(),
+        }
+    }
+
+    fn end(&mut self, object: &PodObject, end: Option<PodEnd>) -> bool {
+        let uid = object.metadata.uid.as_deref().unwrap_or_default();
+        self.ended.extend(end.map(|end| (uid.into(), end)));
+        end.is_some()
     }
 
     fn change(&mut self, object: &PodObject) -> bool {
@@ -61,10 +102,6 @@ impl KnownPods {
 
     pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
         self.pods.values().cloned().collect()
-    }
-
-    pub(crate) fn waiting(&self) -> Vec<WaitingPod> {
-        self.pods.values().filter_map(|pod| pod.waiting()).collect()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -11,7 +11,7 @@ use imagelet_core::{
     events::PodIdentity,
     image::{Reference, shown_name},
     inventory::WaitingPod,
-    manager::{PodRole, PullPolicy},
+    manager::{PodEnd, PodRole, PullPolicy},
 };
 
 pub(crate) use known_pods::KnownPods;
@@ -87,8 +87,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let [namespace, pod_name, uid] =
         [&metadata.namespace, &metadata.name, &metadata.uid].map(|text| text.as_deref().unwrap_or_default());
     let is_named = is_name(namespace, NAMESPACE_LENGTH_MAX) && is_name(pod_name, NAME_LENGTH_MAX);
-    let is_finished = matches!(status.phase.as_str(), "Succeeded" | "Failed");
-    if !is_named || is_finished || metadata.deletion_timestamp.is_some() {
+    if !is_named || pod_end(object).is_some() {
         return None;
     }
     let (mut images, mut left_out) = (Vec::new(), 0);
@@ -133,6 +132,14 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
         images,
         left_out,
     })
+}
+
+/// Why the object's pod starts no more containers. `None`: it may start some.
+pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
+    if object.metadata.deletion_timestamp.is_some() {
+        return Some(PodEnd::Deleted);
+    }
+    matches!(object.status.phase.as_str(), "Succeeded" | "Failed").then_some(PodEnd::Finished)
 }
 
 /// The policy with the API server's default. `None`: the image has no valid name.

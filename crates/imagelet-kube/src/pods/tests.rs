@@ -1,5 +1,7 @@
 //! Tables: what pods say about images.
 
+use imagelet_core::{manager::PodStarts, metrics::Metrics};
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use super::*;
@@ -166,5 +168,49 @@ fn a_pod_whose_name_is_none_is_rejected_as_a_whole() {
     {
         let object = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {}});
         assert_eq!(read(&object), None, "{object}");
+    }
+}
+
+#[test]
+fn a_pod_ends_by_its_object_by_its_deletion_and_by_a_list_without_it_but_not_by_a_list_that_is_incomplete() {
+    let metrics = Arc::new(Metrics::new());
+    let mut pods = KnownPods::new(StartTracker::new(Arc::clone(&metrics), Arc::new(PodStarts::new(metrics))));
+    let object = |name: &str| -> PodObject {
+        let metadata = json!({"name": name, "namespace": "shop", "uid": name});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {}})).unwrap()
+    };
+    let deleted = |name| {
+        let mut object = object(name);
+        object.metadata.deletion_timestamp = serde_json::from_value("2026-01-01T00:00:00Z".into()).unwrap();
+        object
+    };
+    let finished = |name| {
+        let mut object = object(name);
+        object.status.phase = "Failed".to_owned();
+        object
+    };
+    let list = |objects: Vec<PodObject>| {
+        let listed = objects.into_iter().map(Event::InitApply);
+        [Event::Init].into_iter().chain(listed).chain([Event::InitDone]).collect::<Vec<_>>()
+    };
+    let [gone, done, removed] = [PodEnd::Deleted, PodEnd::Finished, PodEnd::Removed];
+    let many = (0..=PODS_MAX).map(|number| object(&format!("p{number}")));
+    for (what, events, ended, alive) in [
+        ("the first list", list(vec![object("a"), object("b"), object("c")]), vec![], 3),
+        ("a list that breaks off", vec![Event::Init, Event::InitApply(object("a")), Event::Init], vec![], 3),
+        ("a list", list(vec![object("a"), deleted("c")]), vec![("c", gone), ("b", removed), ("c", removed)], 1),
+        ("a pod again", vec![Event::Apply(object("b"))], vec![], 2),
+        ("a grace", vec![Event::Apply(deleted("a"))], vec![("a", gone)], 1),
+        ("a finished pod", vec![Event::Apply(finished("b"))], vec![("b", done)], 0),
+        ("a deletion", vec![Event::Apply(object("d")), Event::Delete(object("d"))], vec![("d", removed)], 0),
+        ("the next pod", vec![Event::Apply(object("e"))], vec![], 1),
+        ("a list beyond the limit", list(many.collect()), vec![], PODS_MAX),
+    ] {
+        for event in events {
+            pods.take(event);
+        }
+        let changes = pods.take_changes();
+        let found: Vec<_> = changes.ended.iter().map(|(uid, end)| (&**uid, *end)).collect();
+        assert_eq!((found, changes.alive.len()), (ended, alive), "{what}");
     }
 }

@@ -26,7 +26,7 @@ use imagelet_core::{
         UsableImages,
     },
     printable::printable,
-    records::{Absent, Guard, KubeletRecords, PullRecords, RecordsSettings},
+    records::{Absent, Guard, KubeletRecords, PullRecords, RecordsError, RecordsSettings},
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent, NodeAgentParts};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
@@ -160,8 +160,13 @@ async fn open_images(
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
     // Only this process pulls into an embedded store, so no interrupted pull can continue.
     let is_alone = is_embedded && settings.pulls.node_policy.access.resolves_interrupted_pulls;
-    if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
-        tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
+    // A command beside a runtime has one pull, and does not wait for a list.
+    let is_due = !is_read_only && (is_embedded || role == Role::Daemon || records.has_open_intents());
+    if is_due {
+        let recovered = tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await;
+        if recovered.is_err() && records.has_open_intents() {
+            tracing::warn!("the runtime takes too long to list its images; the records of interrupted pulls stay open");
+        }
     }
     let images = Images {
         runtime,
@@ -201,6 +206,7 @@ fn agent(
     let parts = NodeAgentParts {
         node: node.clone(),
         inventory: Arc::clone(&images.inventory),
+        manager: Arc::clone(manager),
         metrics: Arc::clone(metrics),
         starts: Arc::clone(pod_starts),
         look_ahead,
@@ -349,7 +355,7 @@ fn open_state(
             take_over(&inventory, root);
         }
     }
-    let records = match records_settings(settings) {
+    let records = match records_settings(settings, adopts) {
         None => Ok(PullRecords::off()),
         Some(kept) if is_read_only => PullRecords::open_read_only(directory, kept),
         Some(kept) => PullRecords::open(directory, kept),
@@ -388,22 +394,33 @@ fn is_on_read_only_disk(directory: &Path) -> bool {
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Marks the images of pulls that a crash interrupted; from now on, these images need a credential check.
+/// Marks the images of pulls that a crash interrupted, which need a credential check from now on, and remembers the
+/// preloaded images.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
-    if !records.has_open_intents() {
-        return;
-    }
+    let mark = records.mark(SystemTime::now());
     let images = match runtime.list(None).await {
         Ok(images) => images,
         Err(error) => {
-            tracing::warn!(error = error.chain(), "could not compare the pull records with the images");
+            // Without intents, a collection looks for preloaded images later.
+            if records.has_open_intents() {
+                tracing::warn!(error = error.chain(), "could not compare the pull records with the images");
+            }
             return;
         }
     };
     let records = Arc::clone(records);
     let absent = if is_alone { Absent::Removed } else { Absent::Stays };
-    match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now(), absent)).await {
-        Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
+    let resolve = move || {
+        let has_open = records.has_open_intents();
+        let found = has_open.then(|| records.resolve_open_intents(&images, SystemTime::now(), absent)).transpose()?;
+        records.remember_preloaded(images.iter().map(|image| &**image), &mark)?;
+        Ok::<_, RecordsError>(found)
+    };
+    match tokio::task::spawn_blocking(resolve).await {
+        Ok(Ok(Some(found))) => {
+            tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls");
+        }
+        Ok(Ok(None)) => {}
         Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),
         Err(error) => tracing::error!(%error, "could not take up the pull records"),
     }
@@ -417,9 +434,15 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     }
 }
 
-fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
+/// `has_kubelet`: the node's kubelet may pull without this program.
+fn records_settings(settings: &Settings, has_kubelet: bool) -> Option<RecordsSettings> {
     let guard = if settings.pulls.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
-    Some(RecordsSettings { policy: settings.records.verification.clone()?, guard, age_max: settings.records.age_max })
+    Some(RecordsSettings {
+        policy: settings.records.verification.clone()?,
+        guard,
+        age_max: settings.records.age_max,
+        kubelet: settings.collection.adopt_from.as_deref().filter(|_| has_kubelet).map(KubeletRecords::below),
+    })
 }
 
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
@@ -501,7 +524,7 @@ mod tests {
             let settings = sources.settings().expect("the defaults hold");
             assert_eq!(settings.pulls.node_policy, way.node_policy());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way:?}");
-            let records = records_settings(&settings).expect("pulls are recorded");
+            let records = records_settings(&settings, true).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way:?}");
             let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
             assert_eq!(settings.collection.policy, way.collecting(marks), "{way:?}");

@@ -62,7 +62,7 @@ impl Api {
         daemon
     }
 
-    fn bind(&self, name: &str, image: &str) {
+    pub(crate) fn bind(&self, name: &str, image: &str) {
         self.fake.apply(json!({
             "metadata": {"name": name, "namespace": "shop"},
             "spec": {"nodeName": "node-1", "containers": [{"name": "main", "image": image}]},

@@ -147,3 +147,24 @@ fn only_where_it_is_set_a_digest_is_had_while_its_registry_is_away_and_the_answe
     let events = daemon.run(["events", "-o", "json"]).ok();
     assert!(events.contains("used although its registry is unavailable"), "{events}");
 }
+
+#[test]
+fn an_image_from_before_the_first_record_stays_everybodys_after_a_private_pull_of_the_same_image_and_a_restart() {
+    const PASSWORD: &str = "zebra-lantern-43";
+    let (private, open) = (Registry::start_with_login(&format!("alice:{PASSWORD}")), FakeRegistry::start());
+    let image = Image::marked("shared", 1000);
+    let (loaded, theirs) = (open.put("app:v1", &image), private.push("team/app:v1", &image));
+    let folder = scratch();
+    let daemon = embedded(folder.path());
+    in_runtime(async { pull(&connect(&daemon).await, &request(&loaded)).await.unwrap() });
+    daemon.stop(rustix::process::Signal::TERM);
+    // As on a node whose images are older than the records.
+    fs::remove_dir_all(folder.path().join("store/state/image_manager")).unwrap();
+    let mut daemon = embedded(folder.path());
+    in_runtime(async { pull(&connect(&daemon).await, &by(&theirs, "alice", PASSWORD)).await.unwrap() });
+    for _ in 0..2 {
+        daemon.run(["pull", "--policy", "Never", &loaded]).ok();
+        daemon.stop(rustix::process::Signal::TERM);
+        daemon = embedded(folder.path());
+    }
+}

@@ -110,3 +110,30 @@ async fn collected(case: &VectorCase, way: Way) -> Value {
         "pod_without_credentials_must_pull_in_use_image_after": must_pull(&node, &records, "in-use").await,
     })
 }
+
+#[tokio::test]
+async fn a_collection_remembers_the_preloaded_images_and_a_dry_run_and_a_list_from_before_a_pull_do_not() {
+    let Node { fake, inventory, gc, trapped } = Node::new(0);
+    let records = Arc::new(PullRecords::in_memory());
+    let node = Node { fake, inventory, gc: gc.with_records(Arc::clone(&records), true), trapped };
+    let id = node.idle("app", 1, 0).await;
+    let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+    let collect = async |dry_run| {
+        let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run };
+        node.gc.run(&request, at(10_000)).await.unwrap();
+    };
+    let learn = |name: &str| {
+        let secret = RecordedSecret { uid: "u".into(), credential_hash: "h".into(), ..RecordedSecret::default() };
+        let access = ImageAccess { kubernetes_secrets: vec![secret], ..ImageAccess::default() };
+        records.learn(name, &id, &access, at(10_000)).unwrap();
+    };
+    let forget = || records.prune(&BTreeSet::new(), &records.mark(at(20_000)));
+    for (collects, must) in [(None, true), (Some(true), true), (Some(false), false)] {
+        if let Some(dry_run) = collects {
+            collect(dry_run).await;
+        }
+        learn("reg.io/team/app:v1");
+        assert_eq!(must_pull(&node, &records, "app").await, must, "{collects:?}");
+        forget();
+    }
+}

@@ -10,9 +10,9 @@ use crate::{
     audit_log::{Act, ActCode, ActDetails},
     credentials::PullCredentials,
     image::ByteSize,
-    manager::{ImageEnd, puller::Pulled},
+    manager::{ImageEnd, ended_pods::PodBond, puller::Pulled},
     ports::PullProgress,
-    records::{Intent, PullRecords},
+    records::Intent,
     text::{quoted, whole_milliseconds},
 };
 
@@ -20,9 +20,9 @@ use crate::{
 pub(super) struct Completion {
     /// `None` after the end.
     pub(super) intent: Option<Intent>,
-    pub(super) records: Arc<PullRecords>,
     pub(super) credentials: PullCredentials,
     pub(super) reporter: Reporter,
+    pub(super) bond: PodBond,
     /// The decision log entry of a cancelled pull.
     pub(super) act: Act,
     pub(super) progress: watch::Receiver<PullProgress>,
@@ -37,10 +37,16 @@ impl Completion {
         let Some(intent) = self.intent.take() else { return };
         let access = access_of(&self.credentials.opened_by(pulled.attempt, &pulled.senders));
         let id = pulled.key.id().clone();
-        let fulfilled = self.records.on_disk(move |_| intent.fulfil(&id, &access, SystemTime::now())).await;
+        let records = Arc::clone(&intent.records);
+        let fulfilled = records.on_disk(move |_| intent.fulfil(&id, &access, SystemTime::now())).await;
         if let Err(error) = fulfilled {
             tracing::error!(image = %pulled.key.id(), %error, "an image was pulled and could not be recorded");
         }
+    }
+
+    /// Returns when the pull must not continue without its client.
+    pub(super) fn unwanted(&self) -> BoxFuture<'static, ()> {
+        self.bond.clone().unwanted().boxed()
     }
 
     pub(super) fn failed(mut self) -> Option<Intent> {
@@ -85,12 +91,15 @@ impl Drop for Completion {
         if self.intent.is_none() {
             return;
         }
-        let why = "its caller is gone, or the daemon is stopping";
+        let why = match self.bond.end() {
+            Some(end) => format!("the pod {end}"),
+            None => "its caller is gone, or the daemon is stopping".to_owned(),
+        };
         self.reporter.finished(ImageEnd::Failed);
         let (image, after) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
         self.reporter.normal("PullGivenUp", format!("Gave up pulling image {image} after {after}: {why}"));
         let mut act = self.act.clone();
-        why.clone_into(&mut act.details.why);
+        act.details.why = why;
         self.record(act);
     }
 }

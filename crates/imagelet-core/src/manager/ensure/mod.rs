@@ -210,16 +210,16 @@ impl<'a> Ensuring<'a> {
                 progress = Some(subscription.progress.clone());
                 let completion = Completion {
                     intent: Some(intent),
-                    records: Arc::clone(&self.manager.parts.records),
                     credentials: work.credentials,
                     reporter: self.reporter.clone(),
+                    bond: self.manager.ended_pods.bond(self.request),
                     act: act(ActCode::PullGivenUp, String::new()),
                     progress: subscription.progress.clone(),
                     image: image.to_owned(),
                     began,
                 };
-                let (outcome, completion) =
-                    subscription.on_complete(completion, Completion::conclude).outcome(&watcher).await;
+                let subscription = subscription.on_complete(completion, Completion::conclude, Completion::unwanted);
+                let (outcome, completion) = subscription.outcome(&watcher).await;
                 (outcome, Ok(completion))
             }
             Err(refused) => (Err(refused), Err(intent)),

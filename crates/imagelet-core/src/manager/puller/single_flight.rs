@@ -80,6 +80,8 @@ impl Pull {
 struct OnComplete<T> {
     kept: T,
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
+    /// Returns when the grace ends early.
+    unwanted: fn(&T) -> BoxFuture<'static, ()>,
 }
 
 /// One client's share of a pull. A drop does not end the pull for other clients. The last drop ends the pull; a running
@@ -210,8 +212,13 @@ impl SingleFlight {
 }
 
 impl<T: Send + 'static> Subscription<T> {
-    pub(crate) fn on_complete(mut self, kept: T, conclude: fn(T, Pulled) -> BoxFuture<'static, ()>) -> Self {
-        self.on_complete = Some(OnComplete { kept, conclude });
+    pub(crate) fn on_complete(
+        mut self,
+        kept: T,
+        conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
+        unwanted: fn(&T) -> BoxFuture<'static, ()>,
+    ) -> Self {
+        self.on_complete = Some(OnComplete { kept, conclude, unwanted });
         self
     }
 
@@ -245,11 +252,15 @@ impl<T: Send + 'static> Drop for Subscription<T> {
             return pulls.forget(&key, ticket, Pull::has_ended);
         };
         let keep = async move {
-            let ended = timeout(pulls.grace, pull).await;
+            let ended = tokio::select! {
+                biased;
+                () = (on_complete.unwanted)(&on_complete.kept) => None,
+                ended = timeout(pulls.grace, pull) => ended.ok(),
+            };
             // If a client joined during the grace, that client or its own grace owns the pull. Otherwise the pull ended
             // above, with its last clone.
             pulls.forget(&key, ticket, Pull::has_ended);
-            if let Ok(Ok(pulled)) = ended {
+            if let Some(Ok(pulled)) = ended {
                 (on_complete.conclude)(on_complete.kept, pulled).await;
             }
         };

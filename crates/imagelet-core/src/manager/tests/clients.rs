@@ -1,6 +1,7 @@
-//! Clients that have decided themselves: a kubelet that asks for a pull over CRI.
+//! Clients that have decided themselves: a kubelet that asks for a pull over CRI, and the pods that it asks for.
 
 use super::*;
+use crate::inventory::WaitingPod;
 
 /// By which digest the fake lists an image.
 fn by_digest(id: &ImageId) -> String {
@@ -297,4 +298,137 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
         );
     }
     assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime gets the handler");
+}
+
+const IMAGE: &str = "reg.test/app:v1";
+
+fn pod(uid: &str) -> PodIdentity {
+    PodIdentity { namespace: "shop".into(), name: "web".into(), uid: uid.into() }
+}
+
+fn of(caller: Caller, uid: &str) -> EnsureRequest {
+    of_pod(pod(uid), EnsureRequest { caller, ..EnsureRequest::new(IMAGE, PullPolicy::Always) })
+}
+
+fn kubelet(uid: &str) -> EnsureRequest {
+    of(Caller::Client { own_credentials: true, is_limited: false }, uid)
+}
+
+fn slow_node(grace: Duration) -> (FakeRuntime, TestNode) {
+    let runtime = FakeRuntime::new();
+    runtime.offer(IMAGE, "app", 10);
+    runtime.set_pull_takes(Duration::from_mins(5));
+    let settings = PullSettings { grace, ..PullSettings::default() };
+    let records = PullRecords::in_memory();
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, records, ..Wanted::default() });
+    (runtime, node)
+}
+
+impl TestNode {
+    fn ends(&self, uid: &str, end: PodEnd) {
+        self.manager.pods_changed(PodChanges { ended: vec![(uid.into(), end)], ..PodChanges::default() });
+    }
+}
+
+async fn few_moments() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_without_a_pod_has_no_grace_and_is_no_failure_of_the_registry() {
+    let (runtime, node) = slow_node(Duration::from_mins(1));
+    for round in 1..=5 {
+        let uid = format!("u{round}");
+        let pull = node.begin(&kubelet(&uid)).await;
+        assert_eq!(runtime.pulls_running(), 1);
+        node.ends(&uid, PodEnd::Deleted);
+        let error = pull.await.unwrap().unwrap_err();
+        assert_eq!(error.message(), "the pull of `reg.test/app:v1` ended, because the pod `shop/web` is being deleted");
+        assert_eq!(error.into_runtime_error().kind(), RuntimeErrorKind::Cancelled);
+        few_moments().await;
+        assert_eq!(runtime.pulls_running(), 0, "no grace");
+    }
+    assert_idle(&node.manager.status());
+    let last = node.reported().into_iter().rfind(|(_, reason, _)| *reason == "PullGivenUp");
+    assert!(last.is_some_and(|(_, _, text)| text.ends_with(": the pod is being deleted")), "{:?}", node.reported());
+    // The image may have arrived: its intent stays until a check.
+    assert_eq!(node.records.counts(), (1, 0));
+    let next = node.begin(&kubelet("u6")).await;
+    next.await.unwrap().unwrap();
+    assert_eq!(node.records.counts().1, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_in_the_queue_ends_with_its_pod_and_frees_its_place() {
+    let runtime = FakeRuntime::new();
+    for image in ["reg.test/first:v1", IMAGE] {
+        runtime.offer(image, image, 10);
+    }
+    runtime.set_pull_takes(Duration::from_mins(5));
+    let settings = PullSettings { slots: NonZeroUsize::new(1), ..PullSettings::default() };
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
+    let caller = Caller::Client { own_credentials: true, is_limited: true };
+    let first = EnsureRequest { caller, ..EnsureRequest::new("reg.test/first:v1", PullPolicy::Always) };
+    let first = node.begin(&of_pod(pod("u1"), first)).await;
+    let waits = node.begin(&of(caller, "u2")).await;
+    assert_eq!(node.manager.status().waiting(), 1);
+    node.ends("u2", PodEnd::Finished);
+    waits.await.unwrap().unwrap_err();
+    assert_eq!((node.manager.status().waiting(), runtime.pull_requests().len()), (0, 1));
+    first.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_goes_on_for_each_other_client_and_ends_with_the_last_pod() {
+    let (runtime, node) = slow_node(Duration::from_mins(1));
+    let set = node.begin(&of(Caller::Prefetch { own_credentials: true }, "")).await;
+    let pulls = [node.begin(&kubelet("u1")).await, node.begin(&kubelet("u2")).await];
+    let [first, second] = pulls;
+    node.ends("u1", PodEnd::Removed);
+    first.await.unwrap().unwrap_err();
+    set.abort();
+    few_moments().await;
+    assert_eq!((runtime.pulls_running(), runtime.pull_requests().len()), (1, 1), "the second pod waits for it");
+    node.ends("u2", PodEnd::Removed);
+    second.await.unwrap().unwrap_err();
+    few_moments().await;
+    assert_eq!(runtime.pulls_running(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_without_clients_keeps_its_grace_until_its_pod_has_ended_and_no_other_pod_waits_for_the_image() {
+    let waiting = || vec![WaitingPod { pod: "shop/other".into(), images: vec![IMAGE.into()] }];
+    let ended = || vec![("u1".into(), PodEnd::Deleted)];
+    for request in [kubelet("u1"), of(Caller::LookAhead, "u1")] {
+        for ends_first in [true, false] {
+            let (runtime, node) = slow_node(Duration::from_mins(1));
+            let pull = node.begin(&request).await;
+            let leave = async || {
+                pull.abort();
+                few_moments().await;
+            };
+            if !ends_first {
+                leave().await;
+                assert_eq!(runtime.pulls_running(), 1, "the grace");
+            }
+            let changes = PodChanges { ended: ended(), waiting: waiting(), ..PodChanges::default() };
+            node.manager.pods_changed(changes);
+            leave().await;
+            assert_eq!(runtime.pulls_running(), 1, "the other pod waits: {request:?}");
+            node.manager.pods_changed(PodChanges::default());
+            few_moments().await;
+            assert_eq!(runtime.pulls_running(), 0, "{request:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_and_a_pod_of_another_orchestrator_end_with_no_pod_of_the_cluster() {
+    let (_, node) = slow_node(Duration::ZERO);
+    node.ends("u1", PodEnd::Deleted);
+    for caller in [Caller::Command, Caller::Pod] {
+        node.ensure(&of(caller, "u1")).await.unwrap();
+    }
 }

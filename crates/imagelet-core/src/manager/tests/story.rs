@@ -127,3 +127,23 @@ async fn a_caller_that_joins_a_pull_is_charged_no_more_time_than_it_waited() {
     assert!(pulled[1].contains(" in 3s (3s including waiting)"), "{pulled:?}");
     assert!(matches!(joined.origin, Origin::Pulled { took, .. } if took == Duration::from_secs(3)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_preloaded_image_is_present_for_every_pod_also_after_a_pull_with_a_secret_under_another_name() {
+    let fake = FakeRuntime::new();
+    fake.preload("app:v1", "app", 10);
+    let private = "reg.test/team/app:v1";
+    fake.offer_to(private, "app", 10, Some(("ada", "word")));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { records: PullRecords::in_memory(), ..Wanted::default() });
+    let mark = node.records.mark(SystemTime::now());
+    let listed = fake.list(None).await.unwrap();
+    node.records.remember_preloaded(listed.iter().map(|image| &**image), &mark).unwrap();
+    let never = |image: &str| EnsureRequest { policy: PullPolicy::Never, ..request(image) };
+    node.ensure(&never("app:v1")).await.unwrap();
+    let document = json!({"auths": {"reg.test": {"username": "ada", "password": "word"}}}).to_string();
+    let with_secret = EnsureRequest { secrets: vec![secret("registry", &document)], ..request(private) };
+    let pulled = node.ensure(&with_secret).await.unwrap();
+    assert!(matches!(pulled.origin, Origin::Pulled { .. }));
+    assert_eq!(node.ensure(&never("app:v1")).await.unwrap().id, pulled.id);
+    assert_eq!(node.ensure(&never(private)).await.unwrap_err().reason(), "ErrImageNeverPull");
+}

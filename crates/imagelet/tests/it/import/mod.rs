@@ -2,6 +2,7 @@
 
 mod crash;
 mod dump;
+mod ended_pods;
 mod equality;
 mod mounted;
 mod node;

@@ -27,9 +27,11 @@ struct Client {
     priority: i32,
     /// Leaves after so many steps; `None`: stays to the end.
     leaves_after: Option<usize>,
+    /// Its pod ends as it leaves, so the pull gets no grace from it.
+    ends: bool,
 }
 
-const STAYS: Client = Client { image: 0, arrives: Duration::ZERO, priority: 0, leaves_after: None };
+const STAYS: Client = Client { image: 0, arrives: Duration::ZERO, priority: 0, leaves_after: None, ends: false };
 const LEAVES: Client = Client { leaves_after: Some(1), ..STAYS };
 
 #[derive(Clone, Copy)]
@@ -135,9 +137,11 @@ fn client(log: &SharedLog, pulls: &Arc<SingleFlight>, setup: Setup, client: Clie
         let request = Request { tenant: "a".into(), priority: client.priority, is_limited: true };
         let begin = |place, _| pull(&log, setup, client.image, place);
         let subscription = pulls.join::<SharedLog>(&work(client), request, begin).expect("there is room");
-        let subscription = subscription.on_complete(Arc::clone(&log), |log, pulled| {
-            async move { log.lock().unwrap().delivered.push(pulled.size.0) }.boxed()
-        });
+        let deliver =
+            |log: SharedLog, pulled: Pulled| async move { log.lock().unwrap().delivered.push(pulled.size.0) }.boxed();
+        let unwanted: fn(&SharedLog) -> BoxFuture<'static, ()> =
+            if client.ends { |_| future::ready(()).boxed() } else { |_| future::pending().boxed() };
+        let subscription = subscription.on_complete(Arc::clone(&log), deliver, unwanted);
         let watcher: PullWatcher = Arc::new(|_| ());
         let outcome = subscription.outcome(&watcher).boxed();
         let leaves = async {
@@ -206,7 +210,14 @@ async fn in_every_order_clients_of_one_image_share_one_pull_and_none_waits_for_e
         for steps in [0, 2] {
             for succeeds in [true, false] {
                 let setup = Setup { grace, steps: Some(steps), succeeds, ..SETUP };
-                for clients in [&[STAYS, STAYS, LEAVES], &[STAYS, LEAVES, LEAVES], &[LEAVES, LEAVES, LEAVES]] {
+                let ends = Client { ends: true, ..LEAVES };
+                for clients in [
+                    &[STAYS, STAYS, LEAVES],
+                    &[STAYS, LEAVES, LEAVES],
+                    &[LEAVES, LEAVES, LEAVES],
+                    &[STAYS, LEAVES, ends],
+                    &[LEAVES, ends, ends],
+                ] {
                     let explored = explore_all_orders(|| story(setup, clients)).await;
                     assert!(explored.unwrap() >= 6, "the clients meet");
                 }
@@ -259,6 +270,7 @@ async fn larger_stories_hold_in_orders_drawn_by_a_seed() {
                 arrives: [Duration::ZERO, GRACE / 2, GRACE][dice.below(3)],
                 priority: [0, HIGH][dice.below(2)],
                 leaves_after: [None, Some(1), Some(3)][dice.below(3)],
+                ends: dice.below(3) == 0,
             })
             .collect();
         let setup = Setup {

@@ -244,7 +244,9 @@ impl World {
         let recovers = !self.dice.one_in(4);
         self.note(format!("restart, recovers: {recovers}"));
         if recovers {
-            self.records.resolve_open_intents(&self.shop.lock().list(), SystemTime::now(), Absent::Stays).unwrap();
+            let (images, mark) = (self.shop.lock().list(), self.records.mark(SystemTime::now()));
+            self.records.resolve_open_intents(&images, SystemTime::now(), Absent::Stays).unwrap();
+            self.records.remember_preloaded(&images, &mark).unwrap();
         }
         self.seen.ends += 1;
     }
@@ -254,6 +256,7 @@ impl World {
         // Minutes apart; what was given up is in the store by then, if it ever is.
         self.shop.lock().settle_late();
         let mark = self.records.mark(SystemTime::now() + Duration::from_secs(self.dice.below(3) as u64));
+        let _ = self.records.remember_preloaded(&self.shop.lock().list(), &mark);
         for _ in 0..self.dice.below(3) {
             self.remove_one();
         }

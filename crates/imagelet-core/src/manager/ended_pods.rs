@@ -1,0 +1,208 @@
+//! The pods that need no more images, and the end of the requests for these pods (`docs/spec/pull.md §2.11`).
+
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::request::{Caller, EnsureRequest};
+use crate::{bounded_map::make_room, image::Reference, inventory::WaitingPod};
+
+/// The maximum number of ended pods. Above it the earliest end is forgotten; a node has some hundred pods.
+const ENDED_MAX: usize = 4096;
+
+/// Why a pod needs no more images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodEnd {
+    /// The pod has a deletion timestamp.
+    Deleted,
+    /// The phase of the pod is `Succeeded` or `Failed`.
+    Finished,
+    /// The pod was known and is absent from the API server.
+    Removed,
+}
+
+impl fmt::Display for PodEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deleted => "is being deleted",
+            Self::Finished => "has finished",
+            Self::Removed => "was removed from the API server",
+        })
+    }
+}
+
+/// A change of the pods that are bound to the node.
+#[derive(Debug, Default)]
+pub struct PodChanges {
+    /// By uid. The first end of a pod counts.
+    pub ended: Vec<(Arc<str>, PodEnd)>,
+    /// The uids of all pods that may need images.
+    pub alive: Vec<Arc<str>>,
+    /// Those among them that wait for images.
+    pub waiting: Vec<WaitingPod>,
+}
+
+/// What the agent of the node knows about its pods. Without an agent, no pod ends.
+#[derive(Debug, Default)]
+pub(super) struct PodsView {
+    /// By uid, with the sequence number of the end.
+    ended: HashMap<Arc<str>, (u64, PodEnd)>,
+    /// The number of ends so far.
+    sequence: u64,
+    /// The pods that wait for images.
+    waiting: Vec<WaitingPod>,
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestEnd {
+    pub(super) why: PodEnd,
+    /// Another pod waits for the image, so the fetch keeps its usual grace. Otherwise it ends at once.
+    pub(super) is_awaited: bool,
+}
+
+impl PodsView {
+    fn change(&mut self, changes: PodChanges) {
+        for (uid, end) in changes.ended {
+            if uid.is_empty() || self.ended.contains_key(&uid) {
+                continue;
+            }
+            make_room(&mut self.ended, &uid, ENDED_MAX, |(sequence, _)| *sequence);
+            self.sequence += 1;
+            self.ended.insert(uid, (self.sequence, end));
+        }
+        // A restored API server has pods again that were removed.
+        for uid in changes.alive {
+            self.ended.remove(&uid);
+        }
+        self.waiting = changes.waiting;
+    }
+
+    /// Decides whether a request of this pod ends. `image`: the requested image in its normal form.
+    fn decide(&self, uid: &str, image: Option<&Reference>) -> Option<RequestEnd> {
+        let (_, why) = *self.ended.get(uid)?;
+        let is_image = |name: &Arc<str>| name.parse::<Reference>().is_ok_and(|name| Some(&name.canonical()) == image);
+        Some(RequestEnd { why, is_awaited: self.waiting.iter().flat_map(|pod| &pod.images).any(is_image) })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct EndedPods(watch::Sender<PodsView>);
+
+impl EndedPods {
+    pub(super) fn change(&self, changes: PodChanges) {
+        self.0.send_modify(|view| view.change(changes));
+    }
+
+    /// The bond of a request to its pod. A command, a set and a request of another orchestrator end with no pod.
+    pub(super) fn bond(&self, request: &EnsureRequest) -> PodBond {
+        let is_bound = matches!(request.caller, Caller::Client { .. } | Caller::LookAhead);
+        let uid = if is_bound { Arc::clone(&request.pull.pod.uid) } else { Arc::default() };
+        let image = request.image().parse::<Reference>().ok().map(|image| image.canonical());
+        PodBond { view: self.0.subscribe(), uid, image }
+    }
+}
+
+/// The bond of one request to its pod.
+#[derive(Clone)]
+pub(super) struct PodBond {
+    view: watch::Receiver<PodsView>,
+    /// Empty: the request has no pod.
+    uid: Arc<str>,
+    image: Option<Reference>,
+}
+
+impl PodBond {
+    pub(super) fn end(&self) -> Option<PodEnd> {
+        self.view.borrow().decide(&self.uid, None).map(|end| end.why)
+    }
+
+    /// Returns when the request ends.
+    pub(super) async fn ended(self) -> PodEnd {
+        self.until(|_| true).await
+    }
+
+    /// Returns when the request has ended and no other pod waits for its image.
+    pub(super) async fn unwanted(self) {
+        self.until(|end| !end.is_awaited).await;
+    }
+
+    async fn until(self, is_over: fn(&RequestEnd) -> bool) -> PodEnd {
+        let Self { mut view, uid, image } = self;
+        let end = |view: &PodsView| view.decide(&uid, image.as_ref()).filter(is_over);
+        if let Ok(view) = view.wait_for(|view| end(view).is_some()).await
+            && let Some(end) = end(&view)
+        {
+            return end.why;
+        }
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(pods: &[(&str, &[&str])]) -> Vec<WaitingPod> {
+        let pod = |(pod, images): &(&str, &[&str])| WaitingPod {
+            pod: (*pod).into(),
+            images: images.iter().map(|image| (*image).into()).collect(),
+        };
+        pods.iter().map(pod).collect()
+    }
+
+    fn ended(pods: &[(&str, PodEnd)]) -> PodChanges {
+        let ended = pods.iter().map(|(uid, end)| ((*uid).into(), *end)).collect();
+        PodChanges { ended, ..PodChanges::default() }
+    }
+
+    fn end_of(view: &PodsView, uid: &str) -> Option<(PodEnd, bool)> {
+        let image = "app:v1".parse::<Reference>().unwrap().canonical();
+        view.decide(uid, Some(&image)).map(|end| (end.why, end.is_awaited))
+    }
+
+    #[test]
+    fn a_request_ends_with_its_pod_alone_and_the_fetch_has_a_grace_where_another_pod_waits_for_the_image() {
+        let none = &[][..];
+        let other = &[("shop/other", &["app:v2", "docker.io/library/app:v1"][..])][..];
+        let others = &[("shop/a", &["app:v2"][..]), ("shop/b", &["reg.test/app:v1"][..])][..];
+        let broken = &[("shop/a", &["", "UPPER", "*"][..])][..];
+        for (uid, ends, pods, expected) in [
+            ("u1", &[("u1", PodEnd::Deleted)][..], none, Some((PodEnd::Deleted, false))),
+            ("u1", &[("u1", PodEnd::Finished)], none, Some((PodEnd::Finished, false))),
+            ("u1", &[("u1", PodEnd::Removed)], none, Some((PodEnd::Removed, false))),
+            ("u1", &[("u1", PodEnd::Deleted), ("u1", PodEnd::Removed)], none, Some((PodEnd::Deleted, false))),
+            // Unknown is not ended, and a pod of another uid is another pod.
+            ("u1", &[], none, None),
+            ("u1", &[("u2", PodEnd::Deleted)], other, None),
+            ("", &[("", PodEnd::Deleted)], none, None),
+            ("u1", &[("u1", PodEnd::Deleted)], other, Some((PodEnd::Deleted, true))),
+            ("u1", &[("u1", PodEnd::Deleted)], others, Some((PodEnd::Deleted, false))),
+            ("u1", &[("u1", PodEnd::Deleted)], broken, Some((PodEnd::Deleted, false))),
+        ] {
+            let mut view = PodsView::default();
+            view.change(PodChanges { waiting: waiting(pods), ..ended(ends) });
+            assert_eq!(end_of(&view, uid), expected, "{uid} {ends:?} {pods:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_stays_ended_until_the_api_server_has_it_again() {
+        let mut view = PodsView::default();
+        view.change(ended(&[("u1", PodEnd::Removed), ("u2", PodEnd::Removed)]));
+        view.change(PodChanges { alive: vec!["u3".into()], ..PodChanges::default() });
+        assert_eq!(end_of(&view, "u1"), Some((PodEnd::Removed, false)));
+        view.change(PodChanges { alive: vec!["u1".into()], ..PodChanges::default() });
+        assert_eq!((end_of(&view, "u1"), end_of(&view, "u2")), (None, Some((PodEnd::Removed, false))));
+    }
+
+    #[test]
+    fn the_memory_of_ended_pods_is_bounded_and_forgets_the_earliest_end() {
+        let mut view = PodsView::default();
+        for number in 0..=ENDED_MAX {
+            view.change(ended(&[(&format!("u{number}"), PodEnd::Deleted)]));
+        }
+        assert_eq!(view.ended.len(), ENDED_MAX);
+        assert_eq!((end_of(&view, "u0"), end_of(&view, "u1")), (None, Some((PodEnd::Deleted, false))));
+    }
+}
