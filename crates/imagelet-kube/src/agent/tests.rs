@@ -11,8 +11,10 @@ use imagelet_core::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc},
     image::{ByteSize, ImageId},
     inventory::Inventory,
+    manager::ManagerParts,
     metrics::Metrics,
     ports::{ContainerState, RuntimeManager},
+    records::PullRecords,
     testing::FakeRuntime,
 };
 use kube::Client;
@@ -148,16 +150,19 @@ impl TestNode {
         let fake = FakeRuntime::new();
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        let manager = ManagerParts::new(runtime.clone(), Arc::new(PullRecords::in_memory()));
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(FullDisk));
         let metrics = Arc::new(Metrics::new());
         inventory.leases.start(Duration::from_mins(10), SystemTime::now());
         let parts = NodeAgentParts {
             node: node.to_owned(),
             inventory: Arc::clone(&inventory),
+            manager: Arc::new(ImageManager::new(manager)),
             metrics: Arc::clone(&metrics),
             starts: Arc::new(PodStarts::new(Arc::clone(&metrics))),
             look_ahead: None,
             events: None,
+            progress_events: false,
         };
         let agent = NodeAgent::new(client.clone(), parts);
         let health = agent.health();
