@@ -16,6 +16,7 @@ use crate::{
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::NodeEvents,
     pods::{self, KnownPods, PodObject, StartTracker},
+    progress_events::ProgressEvents,
     watch::{FAMILIES, WatchHealth, follow},
 };
 
@@ -30,7 +31,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 pub struct NodeAgentParts {
     pub node: String,
     pub inventory: Arc<Inventory>,
-    /// Ends the pulls of pods that ended.
+    /// Has the pulls: those of pods that ended end.
     pub manager: Arc<ImageManager>,
     pub metrics: Arc<Metrics>,
     /// Measures how long the pods take to start.
@@ -39,6 +40,8 @@ pub struct NodeAgentParts {
     pub look_ahead: Option<LookAheadParts>,
     /// `Some`: warnings about the node are sent to the cluster.
     pub events: Option<Arc<LogEvents>>,
+    /// Whether the progress of pulls is sent to the cluster, as events of the pods that wait for them.
+    pub progress_events: bool,
 }
 
 /// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured. The
@@ -64,7 +67,8 @@ impl NodeAgent {
 
     /// Watches the pods until this future is dropped. The last leases stay after that.
     pub async fn run(&self) {
-        let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events } = &self.parts;
+        let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events, progress_events } =
+            &self.parts;
         let (sender, receiver) = watch::channel(Vec::new());
         let ahead = async {
             if let Some(parts) = look_ahead {
@@ -74,6 +78,11 @@ impl NodeAgent {
         let reporting = async {
             if let Some(events) = events {
                 NodeEvents::new(self.client.clone(), node, Arc::clone(events)).run().await;
+            }
+        };
+        let progress = async {
+            if *progress_events {
+                ProgressEvents::new(self.client.clone(), node, Arc::clone(manager)).run().await;
             }
         };
         let mut pods = KnownPods::new(StartTracker::new(Arc::clone(metrics), Arc::clone(starts)));
@@ -88,7 +97,7 @@ impl NodeAgent {
                 sender.send_replace(pods.all());
             }
         });
-        tokio::join!(watching, ahead, reporting);
+        tokio::join!(watching, ahead, reporting, progress);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The Kubernetes side of the image manager: the images that pods wait for, and the images that nodes prefetch.
 //!
 //! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches these
-//! images before the kubelet does, and sends warnings about the node as events. A second agent prefetches the images of
-//! `ImageSet` objects and reports them in `NodeImages`. A controller of the cluster admits nodes in waves.
+//! images before the kubelet does, and sends warnings about the node and the progress of pulls as events. A second agent
+//! prefetches the images of `ImageSet` objects and reports them in `NodeImages`. A controller of the cluster admits nodes
+//! in waves.
 
 mod access;
 mod agent;
@@ -15,6 +16,7 @@ mod names;
 mod node_events;
 mod pods;
 mod prefetch;
+mod progress_events;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 mod watch;

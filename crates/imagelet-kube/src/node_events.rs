@@ -29,14 +29,14 @@ use crate::{
 /// The reasons of node events that are sent.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
-const CONTROLLER: &str = "imagelet.dev/node-agent";
+pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
 /// The API's limits, in bytes.
-const NOTE_LENGTH_MAX: usize = 1024;
+pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
 /// The name of an event is that of its object and, after a dot, the time in 16 hexadecimal digits.
-const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
+pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
 /// An API server that takes longer loses the event.
-const SEND_MAX: Duration = Duration::from_secs(10);
+pub(crate) const SEND_MAX: Duration = Duration::from_secs(10);
 /// The minimum time between two requests for a series.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this time has ended, as in the library. The next such event creates a new object.
@@ -70,8 +70,7 @@ impl NodeEvents {
     /// Sends events until this future is dropped.
     pub(crate) async fn run(&self) {
         let mut received = self.events.follow();
-        let instance = &self.node[..self.node.floor_char_boundary(INSTANCE_LENGTH_MAX)];
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance.to_owned()) };
+        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance(&self.node)) };
         let name = &self.node[..self.node.floor_char_boundary(REGARDING_LENGTH_MAX)];
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -116,12 +115,22 @@ impl NodeEvents {
             let reason = event.reason;
             // The recorder may count the event as sent. The series keeps its place: without rights each event fails.
             series.insert(event, new());
-            if std::mem::replace(&mut is_failing, true) {
-                tracing::debug!(error, reason, "could not send an event to the cluster");
-            } else {
-                tracing::warn!(error, reason, "could not send an event to the cluster");
-            }
+            log_unsent(&mut is_failing, &error, reason);
         }
+    }
+}
+
+/// The reporting instance of a node's events.
+pub(crate) fn instance(node: &str) -> String {
+    node[..node.floor_char_boundary(INSTANCE_LENGTH_MAX)].to_owned()
+}
+
+/// Logs a failure. Only the first failure in a row is a warning.
+pub(crate) fn log_unsent(is_failing: &mut bool, error: &str, reason: &str) {
+    if std::mem::replace(is_failing, true) {
+        tracing::debug!(error, reason, "could not send an event to the cluster");
+    } else {
+        tracing::warn!(error, reason, "could not send an event to the cluster");
     }
 }
 

@@ -270,10 +270,14 @@ impl PullProgress {
         })
     }
 
-    /// What the pull waits for: something that another pull has, else the answer of a host.
-    pub fn awaited(&self) -> Option<String> {
+    /// What the pull waits for: something that another pull has, else the answer of a host. `names_holder`: whether the
+    /// text names the image of that other pull, which a pod's tenant may not read.
+    pub fn awaited(&self, names_holder: bool) -> Option<String> {
         let host = || self.unanswered.keys().next().map(|host| format!("waiting for {host}"));
-        self.waits.values().next().map(ToString::to_string).or_else(host)
+        let wait = self.waits.values().next().map(|PullWait { thing, holder }| {
+            PullWait { thing: *thing, holder: holder.clone().filter(|_| names_holder) }.to_string()
+        });
+        wait.or_else(host)
     }
 
     fn sample(&mut self, now: Instant) {
@@ -343,8 +347,8 @@ mod tests {
         let wait = |wait| PullEvent::Waits { layer: Digest::of(b"a"), wait };
         let begun = wait(Some(PullWait { thing: SharedThing::Layer, holder }));
         let text = "waits for a layer that the pull of r.io/slow:v1 fetches";
-        assert_eq!(after([begun.clone()]).awaited().as_deref(), Some(text));
-        assert_eq!(after([begun, wait(None)]).awaited(), None);
+        assert_eq!(after([begun.clone()]).awaited(true).as_deref(), Some(text));
+        assert_eq!(after([begun, wait(None)]).awaited(true), None);
     }
 
     #[test]
@@ -353,10 +357,10 @@ mod tests {
         let mut progress = PullProgress::default();
         for (is_awaited, shown) in [(true, true), (true, true), (false, true), (false, false), (true, true)] {
             progress.apply(head(is_awaited), Instant::now());
-            assert_eq!(progress.awaited(), shown.then(|| "waiting for zot.test:5000".to_owned()), "{is_awaited}");
+            assert_eq!(progress.awaited(false), shown.then(|| "waiting for zot.test:5000".to_owned()), "{is_awaited}");
         }
         progress.finish(PullEnd::Pulled, Instant::now());
-        assert_eq!(progress.awaited(), None);
+        assert_eq!(progress.awaited(true), None);
     }
 
     #[test]

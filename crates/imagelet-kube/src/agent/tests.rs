@@ -167,6 +167,7 @@ impl TestNode {
             starts: Arc::new(PodStarts::new(Arc::clone(&metrics))),
             look_ahead: None,
             events: None,
+            progress_events: false,
         };
         let agent = NodeAgent::new(client.clone(), parts);
         let health = agent.health();

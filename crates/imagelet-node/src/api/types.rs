@@ -406,6 +406,8 @@ api_documents! {
         priority: i32,
         for_ms: u64,
         askers: usize,
+        /// What it does, in one line: `1.2 of 2.8 GB, 35 MB/s, about 45 s left`.
+        progress: String,
         /// What a layer waits for that another pull holds, and which one; empty without such a wait.
         waits: String,
     }

@@ -16,7 +16,7 @@ pub(super) fn check(
     environment: &Environment,
     found: &mut Violations,
 ) -> Option<KubernetesSettings> {
-    let KubernetesKeys { node_name, kubeconfig, look_ahead_max, events } = keys;
+    let KubernetesKeys { node_name, kubeconfig, look_ahead_max, events, progress_events } = keys;
     let kubeconfig = found.path("kubernetes.kubeconfig", kubeconfig);
     found.between("kubernetes.lookAheadMax", look_ahead_max, 0..=LOOK_AHEAD_MAX);
     if node_name.is_empty() {
@@ -35,7 +35,8 @@ pub(super) fn check(
     }
     let access = kubeconfig.map_or(ApiAccess::InCluster, ApiAccess::Kubeconfig);
     let look_ahead_max = usize::try_from(*look_ahead_max).ok().and_then(NonZeroUsize::new);
-    Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max, events: *events })
+    let (events, progress_events) = (*events, *progress_events);
+    Some(KubernetesSettings { access, node: node_name.clone(), look_ahead_max, events, progress_events })
 }
 
 #[cfg(test)]
@@ -87,7 +88,7 @@ mod tests {
         {
             let mut found = Violations::default();
             let (node_name, kubeconfig) = ("node-1".into(), "/etc/kubeconfig".into());
-            let keys = KubernetesKeys { node_name, kubeconfig, look_ahead_max: images, events: true };
+            let keys = KubernetesKeys { node_name, kubeconfig, look_ahead_max: images, ..KubernetesKeys::default() };
             let settings = check(&keys, &Environment::default(), &mut found).unwrap();
             if let Ok(max) = expected {
                 assert_eq!((settings.look_ahead_max.map(NonZeroUsize::get), found.0.len()), (max, 0));

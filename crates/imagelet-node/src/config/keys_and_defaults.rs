@@ -246,14 +246,16 @@ sections! {
         period: GoDuration = FIVE_MINUTES,
     }
     KubernetesKeys {
-        /// The name of this node, as `kubectl get nodes` shows it: the daemon watches the pods that are bound to it, and no collection takes an image that one of them waits for. Empty: no API server is contacted.
+        /// The name of this node, as `kubectl get nodes` shows it: the daemon [watches its pods](kubernetes.md). Empty: no API server is contacted.
         node_name: String,
-        /// How the API server is reached: a kubeconfig, of which the current context is used, read again after each failure. Refused while other users may change it. Empty: the service account of the pod that imagelet runs in.
+        /// How the API server is reached: the current context of a kubeconfig. Empty: the service account of the pod that imagelet runs in.
         kubeconfig: PathBuf,
-        /// How many images are fetched ahead at once, at most 256: the images of a pod are pulled as soon as it is bound, with its own secrets, and a kubelet finds them present or joins the pull. They wait in the queue of pulls behind all others. 0: none. See [fetching ahead](kubernetes.md#fetching-ahead), also for what it means to a kubelet that verifies credentials. Off with `compatibility: kubelet`.
+        /// How many images are [fetched ahead](kubernetes.md#fetching-ahead) at once, at most 256; 0: none. Read there what it means to a kubelet that verifies credentials. Off with `compatibility: kubelet`.
         look_ahead_max: i32,
-        /// Whether warnings about what imagelet itself decides become events of the Node (`events.k8s.io`): a collection that failed, an image that could not be fetched ahead. See [events](kubernetes.md#events).
+        /// Whether warnings about what imagelet itself decides become [events](kubernetes.md#events) of the Node.
         events: bool = true,
+        /// Whether a pod that waits longer than 15 s for a pull gets an [event](kubernetes.md#events) about its progress.
+        progress_events: bool = true,
     }
     StaleKeys {
         /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last resolved for that tag on this node, if the pull records grant it to the pod.

@@ -116,6 +116,8 @@ pub struct KubernetesSettings {
     pub look_ahead_max: Option<NonZeroUsize>,
     /// Whether warnings about the node are sent to the cluster.
     pub events: bool,
+    /// Whether the progress of pulls is sent to the cluster.
+    pub progress_events: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -195,7 +195,7 @@ fn agent(
     pod_starts: &Arc<PodStarts>,
     metrics: &Arc<Metrics>,
 ) -> NodeAgent {
-    let KubernetesSettings { access, node, look_ahead_max, events: sends_events } = cluster;
+    let KubernetesSettings { access, node, look_ahead_max, events: sends_events, progress_events } = cluster;
     let images_max = look_ahead_max.filter(|_| images.settings().pulls.node_policy.pods.looks_ahead);
     let look_ahead = images_max.map(|images_max| LookAheadParts {
         manager: Arc::clone(manager),
@@ -211,6 +211,7 @@ fn agent(
         starts: Arc::clone(pod_starts),
         look_ahead,
         events: sends_events.then(|| Arc::clone(&images.events)),
+        progress_events: *progress_events,
     };
     NodeAgent::new(access.client(), parts)
 }

@@ -33,9 +33,9 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
         });
         let pulls = status.pulls.iter().map(|pull| {
             let place = or_dash(pull.position.map(|place| place.to_string()));
-            let waits = if pull.waits.is_empty() { String::new() } else { format!(", {}", printable(&pull.waits)) };
-            let (state, requests) = (format!("{}{waits}", pull.state), pull.askers.to_string());
-            [pull.image.clone(), state, place, duration(pull.for_ms), pull.priority.to_string(), requests].to_vec()
+            let (priority, requests) = (pull.priority.to_string(), pull.askers.to_string());
+            let (image, state, progress) = (pull.image.clone(), pull.state.clone(), printable(&pull.progress));
+            [image, state, place, duration(pull.for_ms), priority, requests, progress].to_vec()
         });
         let held_back = status.held_back.iter().map(|held| {
             let (pods, again) = (held.pods.max(1).to_string(), duration(held.remaining_ms));
@@ -54,7 +54,7 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
         });
         let sections: [(&[&str], Vec<Vec<String>>); 4] = [
             (&["LAST PULLS", "WHEN", "TOOK", "WAY", "ENDED"], recent.collect()),
-            (&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS"], pulls.collect()),
+            (&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS", "PROGRESS"], pulls.collect()),
             (&["HELD BACK", "PODS", "AGAIN IN", "BECAUSE"], held_back.collect()),
             (&["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"], registries.collect()),
         ];

@@ -128,10 +128,10 @@ fn last_move(image: &WhyImage) -> Option<&WhyHappening> {
 fn running_pull(pull: &PullRow) -> String {
     let so_long = milliseconds(pull.for_ms);
     let place = pull.position.map_or_else(String::new, |place| format!(", place {place}"));
-    let waits = if pull.waits.is_empty() { String::new() } else { format!(", {}", pull.waits) };
+    let progress = printable(&pull.progress);
     match pull.state.as_str() {
-        "running" => format!("running for {so_long}{waits}"),
-        _ => format!("waits for {} since {so_long}{place}", pull.waits_for()),
+        "running" => format!("{progress}; running for {so_long}"),
+        _ => format!("{progress} since {so_long}{place}"),
     }
 }
 
@@ -299,17 +299,19 @@ mod tests {
 
     #[test]
     fn an_image_that_is_being_pulled_is_neither_unknown_nor_just_absent() {
-        let pull = |state: &str, position, waits: &str| PullRow {
+        let pull = |state: &str, position, progress: &str| PullRow {
             state: state.into(),
             position,
-            waits: waits.into(),
+            progress: progress.into(),
             for_ms: 12_000,
             ..PullRow::default()
         };
         for (pull, expected) in [
-            (pull("running", None, ""), "running for 12s"),
-            (pull("running", None, "waits for memory"), "running for 12s, waits for memory"),
-            (pull("waiting-for-slot", Some(2), ""), "waits for a free slot since 12s, place 2"),
+            (pull("running", None, "1.2 of 2.8 GB, 35 MB/s"), "1.2 of 2.8 GB, 35 MB/s; running for 12s"),
+            (
+                pull("waiting-for-slot", Some(2), "waits for a place behind 3 pulls"),
+                "waits for a place behind 3 pulls since 12s, place 2",
+            ),
         ] {
             assert_eq!(running_pull(&pull), expected);
             let image = WhyImage { names: vec!["r/a:1".into()], pulls: vec![pull], ..WhyImage::default() };

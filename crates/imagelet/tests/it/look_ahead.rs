@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     artifacts::artifact,
+    fake_registry::FakeRegistry,
     http_api::get,
     images::Image,
     kubernetes::Api,
@@ -125,6 +126,35 @@ fn without_a_number_of_images_nothing_is_fetched_ahead_and_no_secret_is_read() {
     let credentials = ["/secrets", "/serviceaccounts"];
     let requests = api.fake.requests();
     assert!(!requests.iter().any(|request| credentials.iter().any(|kind| request.contains(kind))), "{requests:?}");
+}
+
+#[test]
+fn a_pod_that_waits_for_a_pull_has_one_event_about_its_progress_and_status_and_why_say_the_same() {
+    let (registry, folder, port) = (FakeRegistry::start(), scratch(), Port::choose());
+    let api = Api::start_with_token();
+    let image = Image::marked("slow", 300_000);
+    let name = registry.put("slow:v1", &image);
+    let held = registry.hold("slow", &image.layers[0].digest);
+    let daemon = api.daemon_with(folder.path(), &port, "kubernetes: {lookAheadMax: 1}\n");
+    api.fake.apply(pod("web", &json!({"containers": [{"name": "main", "image": name}]})));
+    held.until_asked();
+    let events = || api.fake.objects("/api/v1/events");
+    wait_until("the event of the pod", || !events().is_empty());
+    let event = &events()[0];
+    assert_eq!((&event["involvedObject"]["name"], &event["reason"]), (&json!("web"), &json!("PullProgress")));
+    let note = event["message"].as_str().unwrap();
+    let line = note.strip_prefix(&format!("image {name}: ")).unwrap_or_else(|| panic!("{note}"));
+    let amount = line.split(", ").next().unwrap();
+    assert!(amount.starts_with("0.0 of "), "{note}");
+    for command in [&["status"][..], &["why", &name]] {
+        let shown = daemon.run(command).ok();
+        assert!(shown.contains(amount), "{command:?}: {shown}");
+    }
+    // No kubelet reports the end of a look-ahead.
+    drop(held);
+    let is_end = |event: &Value| event["message"].as_str().unwrap().starts_with(&format!("image {name}: pulled in "));
+    wait_until("the end of the pull", || events().iter().all(is_end));
+    assert_eq!(events().len(), 1);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod work;
 use std::{
     collections::VecDeque,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use futures_util::FutureExt as _;
@@ -22,7 +22,7 @@ pub(super) use self::work::{Pulled, Work};
 use self::{
     circuit_breaker::{Circuits, OpenCircuit},
     scheduler::{Place, Policy, Request, Scheduler},
-    single_flight::{SingleFlight, Subscription},
+    single_flight::{PullClients, SingleFlight, Subscription},
     throttle::Throttle,
     work::Outcome,
 };
@@ -35,6 +35,7 @@ use crate::{
     error::{ErrorClass, Party, RuntimeError, RuntimeErrorKind},
     events::{Event, EventCause, EventKind, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    lock::locked,
     node_policy::NodePolicy,
     ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
 };
@@ -115,11 +116,12 @@ impl Puller {
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
         let tenant = Arc::clone(&work.request.pull.pod.namespace);
         let request = Request { tenant, priority: work.request.priority, is_limited: work.is_limited() };
-        let begin = |place: Place, progress: watch::Sender<PullProgress>| {
+        let begin = |place: Place, progress: watch::Sender<PullProgress>, clients: PullClients| {
             let (puller, work) = (Arc::clone(self), work.clone());
             async move {
                 puller.wait(&place, &work).await;
-                let running = RunningPull { puller, number: place.ticket.number(), work, progress, is_over: false };
+                let number = place.ticket.number();
+                let running = RunningPull { puller, number, work, progress, clients, is_over: false };
                 running.run().await
             }
             .boxed()
@@ -136,7 +138,7 @@ impl Puller {
     /// `version` 0, no ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullStatus>) {
         let open = self.pulls.status();
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = locked(&self.ended);
         let news = if version == 0 { 0 } else { ended.version.saturating_sub(version) };
         let known = ended.last.len().saturating_sub(usize::try_from(news).unwrap_or(usize::MAX));
         let ended_since = ended.last.iter().skip(known).cloned();
@@ -173,7 +175,7 @@ impl Puller {
         let began = Instant::now();
         if let Some(throttle) = &self.throttle
             && work.is_limited()
-            && !throttle.lock().unwrap_or_else(PoisonError::into_inner).try_take(began)
+            && !locked(throttle).try_take(began)
         {
             let error = RuntimeError::other("pull QPS exceeded");
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
@@ -277,7 +279,7 @@ impl Puller {
     }
 
     fn circuits(&self) -> MutexGuard<'_, Circuits> {
-        self.circuits.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.circuits)
     }
 }
 
@@ -287,6 +289,7 @@ struct RunningPull {
     number: u64,
     work: Work,
     progress: watch::Sender<PullProgress>,
+    clients: PullClients,
     is_over: bool,
 }
 
@@ -309,7 +312,7 @@ impl RunningPull {
         self.puller.reports.metrics.increment(&meters::PULLS, &[word]);
         let now = Instant::now();
         self.progress.send_modify(|progress| progress.finish(end, now));
-        let mut ended = self.puller.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = locked(&self.puller.ended);
         ended.version += 1;
         if ended.last.len() == ENDED_MAX {
             ended.last.pop_front();
@@ -320,8 +323,8 @@ impl RunningPull {
             pod: self.work.request.pull.pod.clone(),
             state: PullState::Running,
             since: now,
-            clients: 0,
-            position: None,
+            clients: locked(&self.clients).clone(),
+            place: None,
             priority: self.work.request.priority,
             progress: self.progress.borrow().clone(),
         });

@@ -19,7 +19,10 @@ use tokio::{
 use super::throttle::Throttle;
 use crate::{
     image::ByteSize,
-    manager::{meters, status::PullState},
+    manager::{
+        meters,
+        status::{PullState, QueuePlace},
+    },
     metrics::Metrics,
 };
 
@@ -103,7 +106,7 @@ struct Running {
 pub(super) struct Turn {
     pub(super) state: PullState,
     pub(super) since: Instant,
-    pub(super) position: Option<usize>,
+    pub(super) place: Option<QueuePlace>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,14 +156,20 @@ impl Scheduler {
 
     pub(super) fn states(&self) -> HashMap<Ticket, Turn> {
         let state = self.lock();
+        let running = |is_limited| move |it: &&Running| (it.slot != Slot::Unlimited) == is_limited;
+        let mut ahead = [false, true].map(|is_limited| state.running.values().filter(running(is_limited)).count());
         let waiting = state.waiting.iter().enumerate().map(|(index, ((_, ticket), waiting))| {
             let for_rate = state.alarm.is_some() && waiting.request.is_limited;
             let why = if for_rate { PullState::WaitingForRate } else { PullState::WaitingForSlot };
-            (*ticket, Turn { state: why, since: waiting.since, position: Some(index + 1) })
+            let ahead = &mut ahead[usize::from(waiting.request.is_limited)];
+            let place = QueuePlace { position: index + 1, behind: *ahead };
+            *ahead += 1;
+            (*ticket, Turn { state: why, since: waiting.since, place: Some(place) })
         });
-        let running = state.running.iter().map(|(ticket, running)| {
-            (*ticket, Turn { state: PullState::Running, since: running.since, position: None })
-        });
+        let running = state
+            .running
+            .iter()
+            .map(|(ticket, running)| (*ticket, Turn { state: PullState::Running, since: running.since, place: None }));
         waiting.chain(running).collect()
     }
 
@@ -321,7 +330,7 @@ mod tests {
                 [0, 0, 5, -1, 0, 5].into_iter().map(|priority| enter(&scheduler, priority)).enumerate().collect();
             let states = scheduler.states();
             let mut positions: Vec<_> =
-                places.iter().map(|(at, place)| (states[&place.ticket].position, *at)).collect();
+                places.iter().map(|(at, place)| (states[&place.ticket].place.map(|it| it.position), *at)).collect();
             positions.sort_unstable();
             assert_eq!(positions.iter().map(|(_, at)| *at).collect::<Vec<_>>(), order, "positions are kept");
             assert_eq!(served(&scheduler, places), order);
@@ -354,7 +363,11 @@ mod tests {
         let unlimited = || Request { tenant: "a".into(), priority: 0, is_limited: false };
         let places: Vec<Place> = (0..=UNLIMITED_MAX).map(|_| scheduler.enter(unlimited()).expect("room")).collect();
         assert_eq!(places.iter().filter(|place| is_running(place)).count(), UNLIMITED_MAX);
-        assert!(is_running(&enter(&scheduler, 0)));
+        let limited = [(); 2].map(|()| enter(&scheduler, 0));
+        assert!(is_running(&limited[0]));
+        let states = scheduler.states();
+        let behind = |place: &Place| states[&place.ticket].place.map(|it| it.behind);
+        assert_eq!((behind(&places[UNLIMITED_MAX]), behind(&limited[1])), (Some(UNLIMITED_MAX), Some(1)));
     }
 
     #[test]

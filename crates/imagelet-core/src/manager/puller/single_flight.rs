@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,7 +13,12 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared, WeakShared},
 };
-use tokio::{runtime::Handle, sync::watch, task::JoinSet, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use super::{
     scheduler::{Place, QueueFull, Request, Scheduler, Ticket},
@@ -22,11 +27,17 @@ use super::{
 use crate::{
     events::PodIdentity,
     image::{ImageSpec, Platform},
-    manager::status::PullStatus,
-    ports::{PullProgress, PullWatcher},
+    lock::locked,
+    manager::{
+        EnsureRequest,
+        status::{PullClient, PullStatus},
+    },
+    ports::{PullProgress, PullRequest, PullWatcher},
 };
 
 type PullFuture = BoxFuture<'static, Outcome>;
+/// The requests that share a pull, also for the pull itself. A drop of the pull may happen under the lock of the table.
+pub(super) type PullClients = Arc<Mutex<Vec<PullClient>>>;
 
 /// Identifies a pull. Pulls with equal keys are the same for registry and store, so one pull is enough.
 ///
@@ -66,7 +77,7 @@ struct Pull {
     progress: watch::Receiver<PullProgress>,
     /// The pod of its first client.
     pod: PodIdentity,
-    clients: usize,
+    clients: PullClients,
     priority: i32,
 }
 
@@ -90,6 +101,7 @@ pub(crate) struct Subscription<T: Send + 'static> {
     pulls: Arc<SingleFlight>,
     key: PullKey,
     ticket: Ticket,
+    client: PullClient,
     /// `None` after the end.
     pull: Option<Shared<PullFuture>>,
     /// The progress of the pull, also after its end.
@@ -123,14 +135,17 @@ impl SingleFlight {
         self: &Arc<Self>,
         work: &Work,
         request: Request,
-        begin: impl FnOnce(Place, watch::Sender<PullProgress>) -> PullFuture,
+        begin: impl FnOnce(Place, watch::Sender<PullProgress>, PullClients) -> PullFuture,
     ) -> Result<Subscription<T>, QueueFull> {
         let (key, priority) = (self.key(work), request.priority);
+        let EnsureRequest { pull: PullRequest { pod, .. }, caller, .. } = &work.request;
+        let client = PullClient { pod: pod.clone(), caller: *caller, since: Instant::now() };
         let mut table = self.lock();
         let subscription = |key, ticket, pull, progress| Subscription {
             pulls: Arc::clone(self),
             key,
             ticket,
+            client: client.clone(),
             pull: Some(pull),
             progress,
             on_complete: None,
@@ -138,14 +153,15 @@ impl SingleFlight {
         if let Some(pull) = table.by_key.get_mut(&key)
             && let Some(future) = pull.future.upgrade()
         {
-            pull.clients += 1;
+            locked(&pull.clients).push(client.clone());
             pull.priority = pull.priority.max(priority);
             self.scheduler.raise(pull.ticket, priority, request.is_limited);
             return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
         }
         let (place, (sender, progress)) = (self.scheduler.enter(request)?, watch::channel(PullProgress::default()));
-        let ticket = place.ticket;
-        let (pull, pulls, key_of_pull) = (begin(place, sender), Arc::clone(self), key.clone());
+        let (ticket, clients) = (place.ticket, Arc::new(Mutex::new(vec![client.clone()])));
+        let pull = begin(place, sender, Arc::clone(&clients));
+        let (pulls, key_of_pull) = (Arc::clone(self), key.clone());
         let future = async move {
             let outcome = pull.await;
             // A later client does not join an ended pull. It starts a new pull to get a current result.
@@ -154,8 +170,7 @@ impl SingleFlight {
         };
         let future = future.boxed().shared();
         let weak = future.downgrade().expect("a future that was not polled is not done");
-        let pod = work.request.pull.pod.clone();
-        let pull = Pull { ticket, future: weak, progress: progress.clone(), pod, clients: 1, priority };
+        let pull = Pull { ticket, future: weak, progress: progress.clone(), pod: pod.clone(), clients, priority };
         table.by_key.insert(key.clone(), pull);
         Ok(subscription(key, ticket, future, progress))
     }
@@ -170,8 +185,8 @@ impl SingleFlight {
                 pod: pull.pod.clone(),
                 state: turn.state,
                 since: turn.since,
-                clients: pull.clients,
-                position: turn.position,
+                clients: locked(&pull.clients).clone(),
+                place: turn.place,
                 priority: pull.priority,
                 progress: pull.progress.borrow().clone(),
             };
@@ -191,13 +206,17 @@ impl SingleFlight {
     }
 
     /// Removes a client from a pull. Returns whether the pull continues for a grace without clients.
-    fn leave(&self, key: &PullKey, ticket: Ticket) -> bool {
+    fn leave(&self, key: &PullKey, ticket: Ticket, client: &PullClient) -> bool {
         let mut table = self.lock();
         let Some(pull) = table.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
-        pull.clients = pull.clients.saturating_sub(1);
-        if pull.clients > 0 {
+        let mut clients = locked(&pull.clients);
+        if let Some(at) = clients.iter().position(|it| it == client) {
+            clients.remove(at);
+        }
+        if !clients.is_empty() {
             return false;
         }
+        drop(clients);
         // A waiting pull loses no progress, so it leaves the queue at once.
         let is_kept = !self.grace.is_zero() && self.scheduler.is_running(ticket);
         if !is_kept {
@@ -207,7 +226,7 @@ impl SingleFlight {
     }
 
     fn lock(&self) -> MutexGuard<'_, FlightTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.table)
     }
 }
 
@@ -244,7 +263,7 @@ impl<T: Send + 'static> Drop for Subscription<T> {
     fn drop(&mut self) {
         let Some(pull) = self.pull.take() else { return };
         let (pulls, key, ticket) = (Arc::clone(&self.pulls), self.key.clone(), self.ticket);
-        if !pulls.leave(&key, ticket) {
+        if !pulls.leave(&key, ticket, &self.client) {
             return;
         }
         let (Ok(handle), Some(on_complete)) = (Handle::try_current(), self.on_complete.take()) else {

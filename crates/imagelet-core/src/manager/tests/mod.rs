@@ -411,7 +411,7 @@ async fn those_who_ask_the_same_share_one_pull_and_it_outlives_the_first_of_them
     };
     yield_now().await;
     yield_now().await;
-    assert_eq!(node.manager.status().pulls[0].clients, 2);
+    assert_eq!(node.manager.status().pulls[0].clients.len(), 2);
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     second.await.unwrap().unwrap();

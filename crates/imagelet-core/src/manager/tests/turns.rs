@@ -131,8 +131,11 @@ async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
     }
     tasks.push(node.begin(&with("raised-300:v1", 9)).await);
     let status = node.manager.status();
-    let reported: Vec<(&str, Option<usize>, i32, usize)> =
-        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.position, pull.priority, pull.clients)).collect();
+    let reported: Vec<(&str, Option<usize>, i32, usize)> = status
+        .pulls
+        .iter()
+        .map(|pull| (pull.image.as_str(), pull.place.map(|it| it.position), pull.priority, pull.clients.len()))
+        .collect();
     assert_eq!(
         reported,
         [
@@ -161,7 +164,8 @@ async fn a_pull_beyond_the_rate_waits_in_sight_or_fails_as_the_kubelets_does() {
     let second = node.begin(&request("b:v1")).await;
     let third = node.begin(&request("c:v1")).await;
     let status = node.manager.status();
-    let reported: Vec<_> = status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.position)).collect();
+    let reported: Vec<_> =
+        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.place.map(|it| it.position))).collect();
     let waiting = PullState::WaitingForRate;
     assert_eq!(reported, [("b:v1", waiting, Some(1)), ("c:v1", waiting, Some(2))]);
     // Who gives up takes no token with it.
@@ -194,10 +198,10 @@ async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     advance(Duration::from_secs(1)).await;
-    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients), (1, 0));
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients.len()), (1, 0));
     let second = node.begin(&request("app:v1")).await;
     advance(Duration::from_secs(5)).await;
-    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients), (1, 1));
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients.len()), (1, 1));
     second.await.unwrap().unwrap();
     assert_eq!(fake.pull_requests().len(), 1, "the newcomer joined the pull of who had gone");
 

@@ -37,7 +37,7 @@ pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> P
     let progress = pull.progress;
     let Some(began) = progress.began.filter(|_| pull.state == PullState::Running) else {
         let elapsed_ms = milliseconds_of(now.saturating_duration_since(pull.since));
-        let (phase, position) = ("waiting".into(), pull.position);
+        let (phase, position) = ("waiting".into(), pull.place.map(|place| place.position));
         return PullProgressRow { image, phase, elapsed_ms, position, ..PullProgressRow::default() };
     };
     let ((received, total), speed) = (progress.bytes(), progress.speed(now));
@@ -69,7 +69,7 @@ pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> P
         bytes_estimated: None,
         position: None,
         retry: progress.retry.as_ref().and_then(PullRetry::of),
-        waits: progress.awaited().unwrap_or_default(),
+        waits: progress.awaited(true).unwrap_or_default(),
         failure: match &progress.end {
             Some((_, PullEnd::Failed(error))) => error.chain(),
             _ => String::new(),
@@ -88,6 +88,7 @@ mod tests {
         error::RuntimeError,
         events::PodIdentity,
         image::{ByteSize, Digest},
+        manager::QueuePlace,
         ports::{ForwardReason, PullEvent, RemovedImage},
     };
 
@@ -102,8 +103,8 @@ mod tests {
             pod: PodIdentity::default(),
             state: PullState::Running,
             since: Instant::now(),
-            clients: 1,
-            position: None,
+            clients: Vec::new(),
+            place: None,
             priority: 0,
             progress: PullProgress { began: Some(Instant::now()), ..progress },
         }
@@ -146,8 +147,8 @@ mod tests {
 
     #[test]
     fn a_waiting_pull_has_its_place_and_no_number() {
-        let waiting =
-            PullStatus { position: Some(3), state: PullState::WaitingForSlot, ..running("a", PullProgress::default()) };
+        let place = Some(QueuePlace { position: 3, behind: 4 });
+        let waiting = PullStatus { place, state: PullState::WaitingForSlot, ..running("a", PullProgress::default()) };
         let row = progress_row(waiting, false, Instant::now());
         assert_eq!((row.phase.as_str(), row.position, row.pull), ("waiting", Some(3), 0));
     }

@@ -69,13 +69,14 @@ fn is_named(image: &str, names: &[String]) -> bool {
 
 fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
     PullRow {
+        progress: pull.line(true, now),
         image: pull.image,
         state: pull.state.name().into(),
-        position: pull.position,
+        position: pull.place.map(|place| place.position),
         priority: pull.priority,
         for_ms: milliseconds_of(now.saturating_duration_since(pull.since)),
-        askers: pull.clients,
-        waits: pull.progress.awaited().unwrap_or_default(),
+        askers: pull.clients.len(),
+        waits: pull.progress.awaited(true).unwrap_or_default(),
     }
 }
 

@@ -135,7 +135,7 @@ fn client(log: &SharedLog, pulls: &Arc<SingleFlight>, setup: Setup, client: Clie
         }
         let finished = log.lock().unwrap().finished.clone();
         let request = Request { tenant: "a".into(), priority: client.priority, is_limited: true };
-        let begin = |place, _| pull(&log, setup, client.image, place);
+        let begin = |place, _, _| pull(&log, setup, client.image, place);
         let subscription = pulls.join::<SharedLog>(&work(client), request, begin).expect("there is room");
         let deliver =
             |log: SharedLog, pulled: Pulled| async move { log.lock().unwrap().delivered.push(pulled.size.0) }.boxed();

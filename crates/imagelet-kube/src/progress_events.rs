@@ -1,0 +1,211 @@
+//! Events about the pods of the node: how far the pulls are that a pod waits for, as `kubectl describe pod` shows them.
+//!
+//! A pod has one Event object, which is replaced by server-side apply. It is an object of `v1`, because
+//! `events.k8s.io/v1` permits no change of an event's text. Its name comes from the pod's uid, so a restarted agent
+//! continues the same object.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use imagelet_core::{
+    events::PodIdentity,
+    image::{Digest, shown_name},
+    manager::{Caller, ImageManager, PullClient, PullStatus},
+    ports::PullEnd,
+    printable::one_line,
+};
+use k8s_openapi::{
+    api::core::v1::{Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::{
+    api_error::text,
+    names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name},
+    node_events::{CONTROLLER, NOTE_LENGTH_MAX, REGARDING_LENGTH_MAX, SEND_MAX, instance, log_unsent},
+};
+
+const REASON: &str = "PullProgress";
+/// A pod waits this long for a pull before its first event.
+const FIRST_AFTER: Duration = Duration::from_secs(15);
+/// The time between two events of a pod. It grows with the pod's wait.
+const UPDATE_MIN: Duration = Duration::from_secs(15);
+const UPDATE_MAX: Duration = Duration::from_mins(1);
+/// The minimum time between two requests: a node sends at most 20 events a minute.
+const SEND_EVERY: Duration = Duration::from_secs(3);
+/// A pod without an event for this time starts a new count. So at most 120 pods have a count.
+const ENDS_AFTER: Duration = Duration::from_mins(6);
+
+pub(crate) struct ProgressEvents {
+    client: Client,
+    node: String,
+    manager: Arc<ImageManager>,
+}
+
+/// The last event of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SentEvent {
+    at: Instant,
+    /// The time of the first event.
+    first: Timestamp,
+    count: i32,
+    /// The API server did not accept the event.
+    is_refused: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DueEvent {
+    pod: PodIdentity,
+    note: String,
+}
+
+/// A pull that a pod waits for.
+struct PodPull<'a> {
+    pull: &'a PullStatus,
+    /// Since when the pod waits.
+    since: Instant,
+    /// The kubelet waits for the pull, and reports its end. `false`: a look-ahead, whose end no kubelet reports.
+    is_of_kubelet: bool,
+}
+
+impl ProgressEvents {
+    pub(crate) fn new(client: Client, node: &str, manager: Arc<ImageManager>) -> Self {
+        Self { client, node: node.to_owned(), manager }
+    }
+
+    /// Sends events until this future is dropped.
+    pub(crate) async fn run(&self) {
+        let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
+        let mut ticks = interval(SEND_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let now = Instant::now();
+            sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
+            // Only a pod with an event gets one about an ended pull.
+            let (_, pulls) = self.manager.pulls_since(u64::from(!sent.is_empty()));
+            let Some(due) = due_event(&pulls, &sent, now) else { continue };
+            let before = sent.get(&due.pod);
+            let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
+            let mut event =
+                SentEvent { at: now, first: before.map_or(time, |before| before.first), count, is_refused: false };
+            if let Err(error) = self.send(&due, &event, time).await {
+                log_unsent(&mut is_failing, &error, REASON);
+                event.is_refused = true;
+            } else {
+                is_failing = false;
+            }
+            sent.insert(due.pod, event);
+        }
+    }
+
+    async fn send(&self, due: &DueEvent, event: &SentEvent, time: Timestamp) -> Result<(), String> {
+        let PodIdentity { namespace, name, uid } = &due.pod;
+        let start = name[..name.floor_char_boundary(REGARDING_LENGTH_MAX)].trim_end_matches(['-', '.']);
+        let event_name = format!("{start}.{}", &Digest::of(uid.as_bytes()).hex()[..16]);
+        let object = Event {
+            metadata: ObjectMeta {
+                namespace: Some(namespace.to_string()),
+                name: Some(event_name.clone()),
+                ..ObjectMeta::default()
+            },
+            involved_object: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                namespace: Some(namespace.to_string()),
+                name: Some(name.to_string()),
+                uid: Some(uid.to_string()),
+                ..ObjectReference::default()
+            },
+            type_: Some("Normal".to_owned()),
+            reason: Some(REASON.to_owned()),
+            message: Some(due.note.clone()),
+            first_timestamp: Some(Time(event.first)),
+            last_timestamp: Some(Time(time)),
+            count: Some(event.count),
+            source: Some(EventSource { component: Some(CONTROLLER.to_owned()), host: Some(self.node.clone()) }),
+            reporting_component: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(instance(&self.node)),
+            ..Event::default()
+        };
+        let (api, manager) =
+            (Api::<Event>::namespaced(self.client.clone(), namespace), PatchParams::apply(CONTROLLER).force());
+        match timeout(SEND_MAX, api.patch(&event_name, &manager, &Patch::Apply(&object))).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(text(&error)),
+            Err(_) => Err(format!("no answer within {} s", SEND_MAX.as_secs())),
+        }
+    }
+}
+
+/// Chooses the event that is sent next. The pod whose last event is oldest comes first, so that each pod of many gets its
+/// share. `None`: no event is due.
+fn due_event(pulls: &[PullStatus], sent: &HashMap<PodIdentity, SentEvent>, now: Instant) -> Option<DueEvent> {
+    let mut pods: HashMap<&PodIdentity, BTreeMap<u64, PodPull<'_>>> = HashMap::new();
+    for pull in pulls {
+        for client in pull.clients.iter().filter(|client| is_reported(client)) {
+            let new = PodPull { pull, since: client.since, is_of_kubelet: false };
+            let known = pods.entry(&client.pod).or_default().entry(pull.number).or_insert(new);
+            // A pull that has just ended is in the list twice. Its end is the later one.
+            known.pull = pull;
+            known.since = known.since.min(client.since);
+            known.is_of_kubelet |= client.caller != Caller::LookAhead;
+        }
+    }
+    let due = pods.into_iter().filter_map(|(pod, pulls)| {
+        let before = sent.get(pod);
+        let mut pulls: Vec<PodPull<'_>> = pulls.into_values().filter(|it| it.is_shown(before, now)).collect();
+        pulls.sort_by_key(|it| (!it.is_of_kubelet, it.since, it.pull.number));
+        let since = pulls.iter().map(|it| it.since).min()?;
+        let has_ended = pulls.iter().any(|it| it.pull.progress.end.is_some());
+        let is_due = before.is_none_or(|before| {
+            let wait = match (before.is_refused, has_ended) {
+                (true, _) => UPDATE_MAX,
+                (false, true) => Duration::ZERO,
+                (false, false) => (now.saturating_duration_since(since) / 4).clamp(UPDATE_MIN, UPDATE_MAX),
+            };
+            now.saturating_duration_since(before.at) >= wait
+        });
+        is_due.then_some((before.map(|before| before.at), since, pod, pulls))
+    });
+    let (_, _, pod, pulls) = due.min_by_key(|(at, since, pod, _)| {
+        let pod: &PodIdentity = pod;
+        (*at, *since, &pod.uid)
+    })?;
+    let lines = pulls.iter().map(|it| format!("image {}: {}", shown_name(&it.pull.image), it.pull.line(false, now)));
+    let note = one_line(&lines.collect::<Vec<_>>().join("; "));
+    Some(DueEvent { pod: pod.clone(), note: note[..note.floor_char_boundary(NOTE_LENGTH_MAX)].to_owned() })
+}
+
+/// Whether a client's pod gets events. A command names a pod that the API server may not have.
+fn is_reported(PullClient { pod, caller, .. }: &PullClient) -> bool {
+    let is_pod = is_name(&pod.namespace, NAMESPACE_LENGTH_MAX) && is_name(&pod.name, NAME_LENGTH_MAX);
+    matches!(caller, Caller::Client { .. } | Caller::LookAhead) && is_pod && !pod.uid.is_empty()
+}
+
+impl PodPull<'_> {
+    /// Whether the event of the pod has a line about the pull. An ended pull has one only if the pod's last event is
+    /// about that pull and no kubelet reports its end.
+    fn is_shown(&self, before: Option<&SentEvent>, now: Instant) -> bool {
+        match &self.pull.progress.end {
+            None => now.saturating_duration_since(self.since) >= FIRST_AFTER,
+            Some((_, PullEnd::Cancelled)) => false,
+            Some((at, PullEnd::Pulled | PullEnd::Failed(_))) => {
+                let is_before = |before: &SentEvent| before.at < *at && before.at >= self.since + FIRST_AFTER;
+                !self.is_of_kubelet && before.is_some_and(is_before)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
