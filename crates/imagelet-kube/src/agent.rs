@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::{
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::NodeEvents,
-    pods::{self, KnownPods, PodObject, StartTracker},
+    pods::{self, BoundPod, KnownPods, PodObject, PodsReceiver, StartTracker},
     watch::{FAMILIES, WatchHealth, follow},
 };
 
@@ -43,6 +43,8 @@ pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
     parts: NodeAgentParts,
+    /// The receiver stays as it is, so that each of its clones has the first list ahead.
+    pods: (watch::Sender<Vec<Arc<BoundPod>>>, PodsReceiver),
 }
 
 impl NodeAgent {
@@ -51,7 +53,11 @@ impl NodeAgent {
     pub fn new(client: Client, parts: NodeAgentParts) -> Self {
         parts.inventory.leases.expect_pods(SystemTime::now());
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&parts.metrics)));
-        Self { client, health, parts }
+        Self { client, health, parts, pods: watch::channel(Vec::new()) }
+    }
+
+    pub(crate) fn pods(&self) -> PodsReceiver {
+        self.pods.1.clone()
     }
 
     pub fn health(&self) -> Arc<WatchHealth> {
@@ -61,10 +67,9 @@ impl NodeAgent {
     /// Watches the pods until this future is dropped. The last leases stay after that.
     pub async fn run(&self) {
         let NodeAgentParts { node, inventory, metrics, starts, look_ahead, events } = &self.parts;
-        let (sender, receiver) = watch::channel(Vec::new());
         let ahead = async {
             if let Some(parts) = look_ahead {
-                LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(receiver).await;
+                LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(self.pods()).await;
             }
         };
         let reporting = async {
@@ -80,7 +85,7 @@ impl NodeAgent {
                 let waiting = pods.waiting();
                 self.health.counted(pods.len(), waiting.len());
                 inventory.lease_to_pods(&waiting);
-                sender.send_replace(pods.all());
+                self.pods.0.send_replace(pods.all());
             }
         });
         tokio::join!(watching, ahead, reporting);
