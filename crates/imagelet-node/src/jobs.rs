@@ -64,7 +64,7 @@ impl Jobs {
             let target = Arc::new(node.pulls.clone());
             let agent = PrefetchAgent::new(access.client(), name, target);
             let agent = match &node.status.agent {
-                Some(of_pods) => agent.beside(of_pods),
+                Some(of_pods) => agent.with_pods_of(of_pods),
                 None => agent,
             };
             jobs.spawn(async move { agent.run().await });

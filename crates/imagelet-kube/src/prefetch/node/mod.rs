@@ -123,9 +123,9 @@ impl PrefetchAgent {
         Self { client, node: node.to_owned(), target, pods: None }
     }
 
-    /// The same agent beside the agent that watches the pods of the node: sets select the node by these pods, too.
+    /// The agent of the sets that select the node also by the pods of this agent.
     #[must_use]
-    pub fn beside(self, agent: &NodeAgent) -> Self {
+    pub fn with_pods_of(self, agent: &NodeAgent) -> Self {
         Self { pods: Some(agent.pods()), ..self }
     }
 

@@ -194,7 +194,8 @@ mod tests {
         // Another client changed the condition.
         gate.found(missing("x"));
         assert_eq!(gate.due(&ready, after(100), 1.0), Some(after(104)));
-        gate.found(ready);
+        gate.found(ready.clone());
+        assert_eq!(gate.due(&ready, after(110), 1.0), None);
         assert_eq!(gate.due(&None, after(200), 1.0), Some(after(204)), "it is removed with the last gated set");
     }
 }

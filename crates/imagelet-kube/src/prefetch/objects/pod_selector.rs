@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::set_spec::{LABELS_MAX, is_label};
 use crate::names::shown;
 
+/// Maximum labels of a selector, and the maximum length of a label.
+pub(super) const LABELS_MAX: usize = 32;
+pub(super) const LABEL_LENGTH_MAX: usize = 317;
 /// Maximum values of one requirement.
 pub(super) const VALUES_MAX: usize = 64;
 
@@ -87,6 +89,12 @@ impl LabelRequirement {
         }
         Ok(())
     }
+}
+
+/// Whether a selector may have this label.
+pub(super) fn is_label(key: &str, value: &str) -> bool {
+    let is_short = |text: &str| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
+    !key.is_empty() && is_short(key) && is_short(value)
 }
 
 #[cfg(test)]

@@ -10,16 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IMAGES_MAX,
-    pod_selector::PodSelector,
+    pod_selector::{LABELS_MAX, PodSelector, is_label},
     values::{NodeLimit, SetDuration},
 };
 use crate::names::{NAME_LENGTH_MAX, is_name, shown};
 
 pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
 pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
-/// Maximum labels of a selector, and the maximum length of a label.
-pub(super) const LABELS_MAX: usize = 32;
-pub(super) const LABEL_LENGTH_MAX: usize = 317;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -80,11 +77,6 @@ impl SetScope {
             Self::Cluster => ["imagelet.dev", "v1alpha1", "ClusterImageSet", "clusterimagesets"],
         }
     }
-}
-
-pub(super) fn is_label(key: &str, value: &str) -> bool {
-    let is_short = |text: &str| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
-    !key.is_empty() && is_short(key) && is_short(value)
 }
 
 /// When a node pulls an image of a set. `Never` does not exist, because such a set has no effect.

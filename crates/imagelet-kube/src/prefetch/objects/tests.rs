@@ -9,8 +9,8 @@ use regex_lite::Regex;
 use serde_json::{Value, from_value, json, to_value};
 
 use super::{
-    pod_selector::VALUES_MAX,
-    set_spec::{ImageSetSpec, LABEL_LENGTH_MAX, LABELS_MAX, PLATFORM_LENGTH_MAX, REFERENCE_LENGTH_MAX},
+    pod_selector::{LABEL_LENGTH_MAX, LABELS_MAX, VALUES_MAX},
+    set_spec::{ImageSetSpec, PLATFORM_LENGTH_MAX, REFERENCE_LENGTH_MAX},
     testing::set,
     *,
 };

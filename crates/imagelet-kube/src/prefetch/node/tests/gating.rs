@@ -56,21 +56,25 @@ impl TestAgent {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_is_ready_when_its_gated_sets_are_complete_and_without_one_has_no_condition() {
-    let test = gated_node(FakeNode::taking(Duration::from_secs(20))).await;
+    let test = gated_node(FakeNode::default()).await;
     test.apply("other", &json!({"images": images(&["c:1"])}));
     test.apply("elsewhere", &json!({"images": images(&["d:1"]), "gate": true, "nodeSelector": {"pool": "cpu"}}));
     seconds(100).await;
     assert_eq!((test.images_ready(), test.condition_writes()), (None, 0));
 
-    test.node.fail("b:1", Some(ErrorClass::Forbidden));
+    for image in ["a:1", "b:1"] {
+        test.node.fail(image, Some(ErrorClass::Forbidden));
+    }
     test.apply("web", &gated(&["a:1", "b:1"]));
     seconds(10).await;
     let missing = |message: &str| Some(["False", "ImagesMissing", message].map(str::to_owned));
-    assert_eq!(test.images_ready(), missing("missing 2 of 2 images of gated sets: a:1, b:1"));
-    seconds(110).await;
+    let both = "missing 2 of 2 images of gated sets: a:1 (forbidden at token), b:1 (forbidden at token)";
+    assert_eq!(test.images_ready(), missing(both));
+    test.node.fail("a:1", None);
+    seconds(120).await;
     assert_eq!(test.images_ready(), missing("missing 1 of 2 images of gated sets: b:1 (forbidden at token)"));
     test.node.fail("b:1", None);
-    seconds(120).await;
+    seconds(300).await;
     let ready = Some(["True", "ImagesPresent", "all images of 1 gated set are present"].map(str::to_owned));
     assert_eq!(test.images_ready(), ready);
     assert_eq!(test.node.pins(), ["a:1 by ImageSet shop/web", "b:1 by ImageSet shop/web"]);
@@ -80,9 +84,11 @@ async fn a_node_is_ready_when_its_gated_sets_are_complete_and_without_one_has_no
     assert_eq!(test.condition_writes(), writes, "a condition that stays is not written again");
 
     // A kubelet under pressure removes it: the node is not ready until it is there again.
+    test.node.fail("a:1", Some(ErrorClass::Forbidden));
     test.node.lose("a:1");
     seconds(50).await;
     assert_eq!(test.status(), "False");
+    test.node.fail("a:1", None);
     seconds(60).await;
     assert_eq!(test.status(), "True");
     test.fake.delete(SETS, "shop", "web");
@@ -265,7 +271,7 @@ async fn the_agent_of_the_pods_gives_their_labels_to_the_agent_of_the_sets() {
     };
     let of_pods = NodeAgent::new(server(test.fake.client()), parts);
     let of_sets = PrefetchAgent::new(server(test.fake.client()), "node-1", Arc::new(test.node.clone()));
-    let of_sets = of_sets.beside(&of_pods);
+    let of_sets = of_sets.with_pods_of(&of_pods);
     test.agent = Some(tokio::spawn(async move {
         tokio::join!(of_pods.run(), of_sets.run());
     }));
