@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::{
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::NodeEvents,
-    pods::{self, KnownPods, PodObject, StartTracker},
+    pods::{self, BoundPod, KnownPods, PodObject, PodsReceiver, StartTracker},
     progress_events::ProgressEvents,
     watch::{FAMILIES, WatchHealth, follow},
 };
@@ -50,6 +50,8 @@ pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
     parts: NodeAgentParts,
+    /// The receiver stays as it is, so that each of its clones has the first list ahead.
+    pods: (watch::Sender<Vec<Arc<BoundPod>>>, PodsReceiver),
 }
 
 impl NodeAgent {
@@ -58,7 +60,11 @@ impl NodeAgent {
     pub fn new(client: Client, parts: NodeAgentParts) -> Self {
         parts.inventory.leases.expect_pods(SystemTime::now());
         let health = Arc::new(WatchHealth::of_pods(Arc::clone(&parts.metrics)));
-        Self { client, health, parts }
+        Self { client, health, parts, pods: watch::channel(Vec::new()) }
+    }
+
+    pub(crate) fn pods(&self) -> PodsReceiver {
+        self.pods.1.clone()
     }
 
     pub fn health(&self) -> Arc<WatchHealth> {
@@ -69,10 +75,9 @@ impl NodeAgent {
     pub async fn run(&self) {
         let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events, progress_events } =
             &self.parts;
-        let (sender, receiver) = watch::channel(Vec::new());
         let ahead = async {
             if let Some(parts) = look_ahead {
-                LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(receiver).await;
+                LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(self.pods()).await;
             }
         };
         let reporting = async {
@@ -94,7 +99,7 @@ impl NodeAgent {
                 self.health.counted(pods.len(), changes.waiting.len());
                 inventory.lease_to_pods(&changes.waiting);
                 manager.pods_changed(changes);
-                sender.send_replace(pods.all());
+                self.pods.0.send_replace(pods.all());
             }
         });
         tokio::join!(watching, ahead, reporting, progress);

@@ -7,6 +7,8 @@ use serde::{Deserialize, Deserializer};
 
 /// The annotation of a mirror pod: the object of a pod from a kubelet's manifest file.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// Maximum bytes of the keys and values of an object's labels. Usual pods have less than one KiB.
+pub(crate) const LABELS_LENGTH_MAX: usize = 8 << 10;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -19,6 +21,7 @@ struct NarrowMetadata {
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     owner_references: Option<Vec<OwnerReference>>,
+    labels: Option<BTreeMap<String, String>>,
     annotations: Option<NarrowAnnotations>,
 }
 
@@ -30,8 +33,15 @@ struct NarrowAnnotations {
 }
 
 pub(crate) fn narrow<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, D::Error> {
+    narrow_with_labels(value).map(|metadata| ObjectMeta { labels: None, ..metadata })
+}
+
+/// The same fields, and the labels. Labels over the limit are `None`, and absent ones are an empty map.
+pub(crate) fn narrow_with_labels<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, D::Error> {
     let metadata = NarrowMetadata::deserialize(value)?;
     let mirror = metadata.annotations.and_then(|annotations| annotations.mirror);
+    let labels = metadata.labels.unwrap_or_default();
+    let length: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
     Ok(ObjectMeta {
         name: metadata.name,
         namespace: metadata.namespace,
@@ -41,6 +51,7 @@ pub(crate) fn narrow<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, 
         creation_timestamp: metadata.creation_timestamp,
         deletion_timestamp: metadata.deletion_timestamp,
         owner_references: metadata.owner_references,
+        labels: (length <= LABELS_LENGTH_MAX).then_some(labels),
         annotations: mirror.map(|mirror| BTreeMap::from([(MIRROR_ANNOTATION.to_owned(), mirror)])),
         ..ObjectMeta::default()
     })

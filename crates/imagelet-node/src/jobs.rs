@@ -63,6 +63,10 @@ impl Jobs {
         if let Some(KubernetesSettings { access, node: name, .. }) = &node.pulls.images.settings().node.kubernetes {
             let target = Arc::new(node.pulls.clone());
             let agent = PrefetchAgent::new(access.client(), name, target);
+            let agent = match &node.status.agent {
+                Some(of_pods) => agent.with_pods_of(of_pods),
+                None => agent,
+            };
             jobs.spawn(async move { agent.run().await });
         } else if !node.pulls.images.place.is_read_only {
             // A node without a cluster releases the pins of image sets.

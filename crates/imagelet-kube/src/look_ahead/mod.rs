@@ -17,11 +17,10 @@ use imagelet_core::{
     ports::{Patience, PullRequest, RuntimeManager, unwatched},
 };
 use kube::Client;
-use tokio::sync::watch;
 use tokio_util::task::JoinMap;
 
 use self::plan::{Fetch, FetchState, plan};
-use crate::{credentials::PullSecrets, node_events::failure_event, pods::BoundPod};
+use crate::{credentials::PullSecrets, node_events::failure_event, pods::PodsReceiver};
 
 /// Lower than every other request: images that a container waits for are pulled first.
 const PRIORITY: i32 = -10;
@@ -31,9 +30,6 @@ families! {
         "Images of bound pods that were fetched ahead, by outcome: present, pulled, failed, held_back, cancelled.",
         MetricKind::Counter, &["outcome"];
 }
-
-/// The pods of the node, sent after each change.
-pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
 #[derive(Clone, Debug)]
 pub struct LookAheadParts {

@@ -111,6 +111,7 @@ mod tests {
             }
         };
         Arc::new(BoundPod {
+            labels: None,
             identity: PodIdentity { namespace: "shop".into(), name: name.into(), uid: format!("uid-{name}").into() },
             service_account: "default".into(),
             pull_secrets: Vec::new(),

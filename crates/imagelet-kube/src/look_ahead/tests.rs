@@ -11,11 +11,12 @@ use imagelet_core::{
     testing::FakeRuntime,
 };
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::*;
 use crate::{
     ApiAccess,
-    pods::bound_pod,
+    pods::{BoundPod, bound_pod},
     testing::{ApiFault, FakeApi, FakeApiOptions},
 };
 

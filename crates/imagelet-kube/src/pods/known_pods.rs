@@ -7,10 +7,14 @@ use std::{
     time::SystemTime,
 };
 
-use imagelet_core::manager::{PodChanges, PodEnd};
+use imagelet_core::{
+    image::ByteSize,
+    manager::{PodChanges, PodEnd},
+};
 use kube::runtime::watcher::Event;
 
 use super::{BoundPod, IMAGES_MAX, PODS_MAX, PodObject, StartTracker, bound_pod, pod_end};
+use crate::metadata::LABELS_LENGTH_MAX;
 
 /// By `NAMESPACE/NAME`. Finished and deleted pods, and pods that are being deleted, are absent.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ impl KnownPods {
         Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, ended: Vec::new(), starts }
     }
 
-    /// Returns whether the awaited images, or the pods that wait, changed, or a pod ended. Always true at the end of a
+    /// Returns whether the awaited images, the pods or their labels changed, or a pod ended. Always true at the end of a
     /// list.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
@@ -87,9 +91,10 @@ impl KnownPods {
 
     fn change(&mut self, object: &PodObject) -> bool {
         let Some(pod) = self.read(object) else { return self.remove(object) };
-        let old = self.pods.get(&pod.full_name());
-        let is_changed =
-            old.and_then(|old| old.waiting()) != pod.waiting() || old.is_some_and(|old| old.identity != pod.identity);
+        let is_same = |old: &Arc<BoundPod>| {
+            old.identity == pod.identity && old.labels == pod.labels && old.waiting() == pod.waiting()
+        };
+        let is_changed = !self.pods.get(&pod.full_name()).is_some_and(is_same);
         insert(&mut self.pods, pod, &mut self.is_cut);
         is_changed
     }
@@ -113,9 +118,14 @@ impl KnownPods {
         let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());
         // Each update of a pod has them again.
-        if pod.left_out > 0 && self.pods.get(&pod.full_name()).is_none_or(|before| before.left_out != pod.left_out) {
-            let (name, images) = (pod.full_name(), pod.left_out);
+        let (name, images) = (pod.full_name(), pod.left_out);
+        let before = self.pods.get(&name);
+        if images > 0 && before.is_none_or(|before| before.left_out != images) {
             tracing::warn!(pod = name, images, "passing over images of a pod beyond the limit of {IMAGES_MAX}");
+        }
+        if pod.labels.is_none() && before.is_none_or(|before| before.labels.is_some()) {
+            let max = ByteSize(LABELS_LENGTH_MAX as u64);
+            tracing::warn!(pod = name, "the labels of a pod are longer than {max}; no `podSelector` matches the pod");
         }
         Some(pod)
     }

@@ -5,7 +5,10 @@ mod object;
 mod start_latency;
 mod waits;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use imagelet_core::{
     events::PodIdentity,
@@ -13,6 +16,8 @@ use imagelet_core::{
     inventory::WaitingPod,
     manager::{PodEnd, PodRole, PullPolicy},
 };
+
+use tokio::sync::watch;
 
 pub(crate) use known_pods::KnownPods;
 pub(crate) use object::PodObject;
@@ -30,10 +35,15 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
+/// The pods of the node. Nothing has changed before the first complete list.
+pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
+
 /// The image-related fields of a pod that is bound to a node and neither finished nor being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BoundPod {
     pub(crate) identity: PodIdentity,
+    /// `None`: the labels are over the limit, and no selector matches the pod.
+    pub(crate) labels: Option<BTreeMap<String, String>>,
     /// The name of its service account. Empty if it has none, as a pod from a kubelet's manifest file.
     pub(crate) service_account: Arc<str>,
     /// The names of its pull secrets, in its own namespace.
@@ -127,6 +137,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let account = accounts.into_iter().find(|name| is_name(name, NAME_LENGTH_MAX));
     Some(BoundPod {
         identity: PodIdentity { namespace: namespace.into(), name: pod_name.into(), uid: uid.into() },
+        labels: metadata.labels.clone(),
         service_account: account.map_or("", String::as_str).into(),
         pull_secrets: secrets.take(SECRETS_MAX).map(|it| it.name.as_str().into()).collect(),
         images,

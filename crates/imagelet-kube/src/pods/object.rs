@@ -7,12 +7,12 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::metadata::{narrow, resource};
+use crate::metadata::{narrow_with_labels, resource};
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodObject {
-    #[serde(deserialize_with = "narrow")]
+    #[serde(deserialize_with = "narrow_with_labels")]
     pub(super) metadata: ObjectMeta,
     pub(super) spec: PodSpec,
     #[serde(deserialize_with = "nullable")]

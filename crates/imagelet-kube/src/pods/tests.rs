@@ -214,3 +214,30 @@ fn a_pod_ends_by_its_object_by_its_deletion_and_by_a_list_without_it_but_not_by_
         assert_eq!((found, changes.alive.len()), (ended, alive), "{what}");
     }
 }
+
+#[test]
+fn the_labels_of_a_pod_are_known_up_to_a_limit_and_a_change_of_them_is_one_of_the_pod() {
+    let labelled = |labels: &Value| -> PodObject {
+        let mut pod = pod(&json!({"containers": [{"name": "app", "image": "app:v1"}]}), &json!({}));
+        pod["metadata"]["labels"] = labels.clone();
+        serde_json::from_value(pod).unwrap()
+    };
+    let long = json!({"app": "web", "long": "x".repeat(8 << 10)});
+    for (labels, expected) in
+        [(json!(null), Some(json!({}))), (json!({"app": "web"}), Some(json!({"app": "web"}))), (long.clone(), None)]
+    {
+        let found = bound_pod(&labelled(&labels)).unwrap().labels;
+        assert_eq!(found.map(|it| json!(it)), expected);
+    }
+    let metrics: Arc<Metrics> = Arc::default();
+    let mut pods = KnownPods::new(StartTracker::new(Arc::clone(&metrics), Arc::new(PodStarts::new(metrics))));
+    for (labels, is_changed) in [
+        (json!({"app": "web"}), true),
+        (json!({"app": "web"}), false),
+        (json!({"app": "api"}), true),
+        (long.clone(), true),
+        (long, false),
+    ] {
+        assert_eq!(pods.take(Event::Apply(labelled(&labels))), is_changed, "{labels}");
+    }
+}

@@ -81,6 +81,8 @@ pub struct SetRow {
     pub namespace: String,
     pub name: String,
     pub images: usize,
+    /// Nodes without these images are not ready.
+    pub gate: bool,
     #[serde(flatten)]
     pub nodes: NodeCounts,
     /// All nodes are ready.
@@ -178,6 +180,7 @@ fn row(object: &SetObject, scope: SetScope) -> SetRow {
     };
     SetRow {
         images: set.spec.images.len(),
+        gate: set.spec.gate,
         nodes: set.status.nodes,
         complete: complete.is_some_and(|complete| complete.status == "True"),
         message: shown(message),

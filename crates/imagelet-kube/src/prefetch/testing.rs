@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -40,6 +40,10 @@ struct NodeState {
     begun: Vec<String>,
     requests: Vec<EnsureRequest>,
     present: BTreeSet<String>,
+    /// Images that were removed after their pull.
+    removed: BTreeSet<String>,
+    /// No pass has listed the images.
+    is_unlisted: bool,
     pins: Vec<SetPin>,
     events: Vec<Event>,
 }
@@ -69,6 +73,16 @@ impl FakeNode {
     /// Pulls wait for their turn, behind those of pods.
     pub(crate) fn queue(&self, is_queued: bool) {
         self.lock().is_queued = is_queued;
+    }
+
+    /// Removes an image, as a kubelet does.
+    pub(crate) fn lose(&self, image: &str) {
+        self.lock().removed.insert(image.to_owned());
+    }
+
+    /// Whether a pass has listed the images.
+    pub(crate) fn list(&self, is_listed: bool) {
+        self.lock().is_unlisted = !is_listed;
     }
 
     /// The bytes of an image that came over the network.
@@ -133,7 +147,11 @@ impl FakeNode {
 #[async_trait]
 impl PrefetchNode for FakeNode {
     async fn presence(&self, _references: &BTreeSet<String>) -> ImagePresence {
-        ImagePresence::default()
+        let state = self.lock();
+        if state.is_unlisted {
+            return ImagePresence::default();
+        }
+        ImagePresence { taken_at: Some(SystemTime::now()), absent: state.removed.clone() }
     }
 
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
@@ -152,6 +170,7 @@ impl PrefetchNode for FakeNode {
         if let Some(failure) = state.failing.get(&image) {
             return Err(failure.clone());
         }
+        state.removed.remove(&image);
         state.present.insert(image);
         Ok(())
     }

@@ -139,7 +139,7 @@ async fn the_roles_grant_each_request_of_agents_and_controller_and_nothing_besid
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_nodes_the_metadata_alone_is_requested() {
+async fn the_controller_requests_the_metadata_of_nodes_alone() {
     let fake = FakeApi::start(FakeApiOptions::default()).await;
     fake.install(GROUP);
     fake.put(NODES, json!({"metadata": {"name": "node-1"}}));
@@ -155,17 +155,15 @@ async fn of_nodes_the_metadata_alone_is_requested() {
         });
         kube::Client::new(service, "default")
     };
-    let agent = PrefetchAgent::new(client(), "node-1", Arc::new(FakeNode::default()));
     let controller = PrefetchController::new(client(), "kube-system", "test", Arc::default());
     tokio::select! {
-        () = agent.run() => {}
         () = controller.run() => {}
         () = seconds(30) => {}
     }
     let accepted = accepted.lock().unwrap();
     let is_metadata = |accept: &http::HeaderValue| accept.to_str().unwrap().contains("as=PartialObjectMetadata");
-    // Two lists and two watches.
-    assert!(accepted.len() >= 4 && accepted.iter().all(is_metadata), "{accepted:?}");
+    // A list and a watch.
+    assert!(accepted.len() >= 2 && accepted.iter().all(is_metadata), "{accepted:?}");
 }
 
 #[test]
@@ -198,11 +196,26 @@ fn text(value: &Value) -> &str {
 }
 
 #[test]
-fn the_page_has_the_roles_of_the_file() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let [page, file] = ["docs/prefetch.md", "deploy/prefetch-rbac.yaml"]
-        .map(|path| std::fs::read_to_string(format!("{folder}/{path}")).unwrap());
-    let roles = page.split("```yaml\n").find(|block| block.contains("kind: ClusterRole")).unwrap();
-    let roles = roles.split("```").next().unwrap();
-    assert!(file.starts_with(roles), "docs/prefetch.md and deploy/prefetch-rbac.yaml differ");
+fn the_page_has_the_rights_of_the_file_and_that_of_gated_sets() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/prefetch.md")).unwrap();
+    let (_, table) = page.split_once("| resource | agent | controller |\n").unwrap();
+    // `RESOURCE`, … | VERB, … | VERB, …
+    let mut of_page = [BTreeSet::new(), BTreeSet::new()];
+    for row in table.lines().skip(1).take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [resources, verbs @ ..] = &cells[..] else { panic!("{row}") };
+        for (rights, verbs) in of_page.iter_mut().zip(verbs) {
+            let verbs = verbs.split(", ").filter(|verb| !verb.is_empty() && !verb.contains(' '));
+            for verb in verbs {
+                let resources = resources.split(", ").map(|resource| resource.trim_matches('`'));
+                rights.extend(resources.map(|resource| (resource.to_owned(), verb.to_owned())));
+            }
+        }
+    }
+    let of_file = |role: &str| -> BTreeSet<(String, String)> {
+        granted(BY_HAND, role).into_iter().map(|(_, resource, verb)| (resource, verb)).collect()
+    };
+    let [agent, controller] = ["imagelet-manual-agent", "imagelet-manual-controller"].map(of_file);
+    let gate = ("nodes/status".to_owned(), "patch".to_owned());
+    assert_eq!(of_page, [agent.into_iter().chain([gate]).collect(), controller]);
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::object_store::{Conflict, ObjectKey, ObjectStore, Selector, kind_of};
 
 /// The collections whose status is written by a request of its own, and by no other.
-const WITH_STATUS: [&str; 3] = ["pods", "imagesets", "clusterimagesets"];
+const WITH_STATUS: [&str; 4] = ["pods", "nodes", "imagesets", "clusterimagesets"];
 
 /// What a path names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +105,12 @@ pub(super) fn answer(
             if let Err(conflict) = is_same(&given["metadata"], &before) {
                 return conflicting(&conflict, name);
             }
-            let is_whole = *method == Method::PUT || is_apply;
-            let after = changed(path, &before, &given, is_whole);
+            let merge = match content_type {
+                _ if is_apply || *method == Method::PUT => Merge::Whole,
+                "application/strategic-merge-patch+json" => Merge::Strategic,
+                _ => Merge::Fields,
+            };
+            let after = changed(path, &before, &given, merge);
             let stored = store.set(&path.collection, &key, Some(after));
             (StatusCode::OK, stored.map(|object| Value::clone(&object)).unwrap_or_default())
         }
@@ -137,9 +141,18 @@ fn created(store: &mut ObjectStore, path: &ObjectPath, key: &ObjectKey, mut obje
     (StatusCode::CREATED, stored.map(|object| Value::clone(&object)).unwrap_or_default())
 }
 
-/// The object after a write. What is given as a whole replaces `spec`, or with the path of the status `status`: one
-/// manager owns all of it. Otherwise its top-level fields are merged.
-fn changed(path: &ObjectPath, before: &Value, given: &Value, is_whole: bool) -> Value {
+/// How a write changes `spec`, or with the path of the status `status`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Merge {
+    /// It is replaced: one manager owns all of it.
+    Whole,
+    /// Its top-level fields are replaced.
+    Fields,
+    /// Its top-level fields are replaced, and conditions are merged by their types.
+    Strategic,
+}
+
+fn changed(path: &ObjectPath, before: &Value, given: &Value, merge: Merge) -> Value {
     let mut after = before.clone();
     let part = if path.is_status { "status" } else { "spec" };
     for (field, value) in given.as_object().into_iter().flatten() {
@@ -154,15 +167,34 @@ fn changed(path: &ObjectPath, before: &Value, given: &Value, is_whole: bool) -> 
                 }
             }
             "status" if is_other_part && !path.is_status => {}
-            "spec" | "status" if !is_whole => {
+            "spec" | "status" if merge != Merge::Whole => {
                 for (inner, value) in value.as_object().into_iter().flatten() {
-                    after[field][inner] = value.clone();
+                    match value.as_array().filter(|_| merge == Merge::Strategic && inner == "conditions") {
+                        Some(conditions) => merge_conditions(&mut after[field][inner], conditions),
+                        None => after[field][inner] = value.clone(),
+                    }
                 }
             }
             _ => after[field] = value.clone(),
         }
     }
     after
+}
+
+/// A condition with `$patch: delete` removes the one of its type.
+fn merge_conditions(conditions: &mut Value, given: &[Value]) {
+    let mut merged = conditions.as_array().cloned().unwrap_or_default();
+    for one in given {
+        let before = merged.iter().position(|it| it["type"] == one["type"]).map(|at| merged.remove(at));
+        if one["$patch"] != "delete" {
+            let mut condition = before.unwrap_or_default();
+            for (field, value) in one.as_object().into_iter().flatten() {
+                condition[field] = value.clone();
+            }
+            merged.push(condition);
+        }
+    }
+    *conditions = merged.into();
 }
 
 /// Whether a write is about this object: by the uid and the version that it names, if any.
@@ -247,5 +279,26 @@ mod tests {
         let (_, stored) = ask(&mut store, &Method::PATCH, &status, apply, &json!({"status": {"b": 2}, "spec": {}}));
         assert_eq!((&stored["spec"], &stored["status"]), (&json!({"a": 1}), &json!({"b": 2})));
         assert_eq!(stored["metadata"]["generation"], json!(2), "a status is no other generation");
+    }
+
+    #[test]
+    fn a_strategic_merge_changes_the_conditions_of_its_types_alone() {
+        let mut store = ObjectStore::new(100);
+        let key = (String::new(), "node-1".to_owned());
+        let of_kubelet = json!({"type": "Ready", "status": "True"});
+        let node = json!({"metadata": {"name": "node-1"}, "status": {"conditions": [of_kubelet], "phase": "Running"}});
+        store.set("/api/v1/nodes", &key, Some(node));
+        let mut merge = |condition: Value| {
+            let (at, strategic) = ("/api/v1/nodes/node-1/status", "application/strategic-merge-patch+json");
+            let patch = json!({"status": {"conditions": [condition]}});
+            let (code, stored) = ask(&mut store, &Method::PATCH, at, strategic, &patch);
+            assert_eq!((code, &stored["status"]["phase"]), (200, &json!("Running")));
+            stored["status"]["conditions"].clone()
+        };
+        let first = merge(json!({"type": "A", "status": "False", "reason": "Why"}));
+        assert_eq!(first, json!([of_kubelet, {"type": "A", "status": "False", "reason": "Why"}]));
+        let second = merge(json!({"type": "A", "status": "True"}));
+        assert_eq!(second, json!([of_kubelet, {"type": "A", "status": "True", "reason": "Why"}]));
+        assert_eq!(merge(json!({"type": "A", "$patch": "delete"})), json!([of_kubelet]));
     }
 }

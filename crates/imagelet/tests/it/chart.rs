@@ -62,6 +62,7 @@ fn the_rendered_manifests_are_those_of_the_chart() {
 
     // With everything that is off by default.
     let values = [
+        "gate=true",
         "serviceMonitor.enabled=true",
         "networkPolicy.enabled=true",
         r#"node={"role":"between","pullSecrets":[{"namespace":"shop","names":["login"]}]}"#,
@@ -87,10 +88,66 @@ fn the_rendered_manifests_are_those_of_the_chart() {
     let mount = list(&install["volumeMounts"]).find(|mount| mount["name"] == "proxy-password").unwrap();
     let read = format!("--proxy-password={}/word", mount["mountPath"].as_str().unwrap());
     assert!(list(&install["args"]).any(|argument| *argument == read), "{install}");
+    check_gate(&all);
+    let subjects = r#"node.subjects=[{"kind":"ServiceAccount","namespace":"kube-system","name":"imagelet-controller"},{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"o'hara"}]"#;
+    let arguments = [&RENDER[..5], &["--set", "gate=true", "--set-json", subjects]].concat();
+    let with_accounts = documents(&helm(&arguments));
+    check_gate(&with_accounts);
+    let policy = &object(&with_accounts, "ValidatingAdmissionPolicy", "imagelet-node-gate")["spec"];
+    let user = "request.userInfo.username == ";
+    let expected = format!(r#"{user}"system:serviceaccount:kube-system:imagelet-controller" || {user}"o'hara""#);
+    assert_eq!(policy["matchConditions"][0]["expression"], expected);
     let monitor = &object(&all, "ServiceMonitor", "imagelet")["spec"];
     let service = object(&all, "Service", "imagelet-node");
     assert_eq!(monitor["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
     assert!(is_selected(&monitor["selector"]["matchLabels"], &service["metadata"]["labels"]));
+}
+
+/// Whether a role grants a right on this resource.
+fn grants(manifests: &[Value], resource: &str) -> bool {
+    let rules = manifests.iter().flat_map(|one| list(&one["rules"]));
+    rules.flat_map(|rule| list(&rule["resources"])).any(|one| *one == resource)
+}
+
+/// The right on the status of nodes has a policy that limits each of its subjects.
+fn check_gate(manifests: &[Value]) {
+    let rules = &object(manifests, "ClusterRole", "imagelet-node-gate")["rules"];
+    assert_eq!(*rules, json!([{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]));
+    let subjects = &object(manifests, "ClusterRoleBinding", "imagelet-node-gate")["subjects"];
+    let policy = &object(manifests, "ValidatingAdmissionPolicy", "imagelet-node-gate")["spec"];
+    let conditions: Vec<&Value> = list(&policy["matchConditions"]).collect();
+    let [condition] = conditions[..] else { panic!("{conditions:?}") };
+    for subject in list(subjects) {
+        let name = subject["name"].as_str().unwrap();
+        assert!(condition["expression"].as_str().unwrap().contains(name), "{condition} leaves out {name}");
+    }
+    assert_eq!(policy["failurePolicy"], "Fail");
+    let matched = &policy["matchConstraints"]["resourceRules"][0];
+    assert_eq!((&matched["resources"], &matched["operations"]), (&json!(["nodes/status"]), &json!(["UPDATE"])));
+    let names_the_condition =
+        list(&policy["validations"]).any(|one| one["expression"].to_string().contains("'imagelet.dev/ImagesReady'"));
+    assert!(names_the_condition, "{policy}");
+    let binding = &object(manifests, "ValidatingAdmissionPolicyBinding", "imagelet-node-gate")["spec"];
+    assert_eq!(binding["validationActions"], json!(["Deny"]));
+}
+
+#[test]
+fn the_status_of_nodes_is_granted_with_the_gate_alone() {
+    assert!(!grants(&manifests(), "nodes/status"), "the gate is off by default");
+    let template = repository().join("deploy/chart/imagelet/templates/node-rights.yaml");
+    let text = fs::read_to_string(template).unwrap();
+    let (before, rest) = text.split_once("{{- if .Values.gate }}\n").expect("a part of the gate");
+    let (of_gate, after) = rest.split_once("{{- end }}\n").expect("its end");
+    assert!(!before.contains("nodes/status") && !after.contains("nodes/status"));
+    // The lines of the template language have labels, subjects and the subjects' condition.
+    let plain: Vec<&str> = of_gate.lines().filter(|line| !line.contains("{{")).collect();
+    let of_gate = documents(&plain.join("\n"));
+    assert!(grants(&of_gate, "nodes/status"));
+    let mut kinds: Vec<&str> = of_gate.iter().filter_map(|one| one["kind"].as_str()).collect();
+    kinds.sort_unstable();
+    let policy = "ValidatingAdmissionPolicy";
+    assert_eq!(kinds, ["ClusterRole", "ClusterRoleBinding", policy, "ValidatingAdmissionPolicyBinding"]);
+    assert_eq!(list(&object(&of_gate, policy, "imagelet-node-gate")["spec"]["validations"]).count(), 4);
 }
 
 #[test]

@@ -47,6 +47,20 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
+{{/* A CEL expression: whether the request is of a subject of the daemons. */}}
+{{- define "imagelet.isDaemon" -}}
+{{- $any := list -}}
+{{- range .Values.node.subjects -}}
+{{- if eq .kind "Group" -}}
+{{- $any = append $any (printf "%s in request.userInfo.groups" (toJson .name)) -}}
+{{- else -}}
+{{- $user := ternary (printf "system:serviceaccount:%s:%s" .namespace .name) .name (eq .kind "ServiceAccount") -}}
+{{- $any = append $any (printf "request.userInfo.username == %s" (toJson $user)) -}}
+{{- end -}}
+{{- end -}}
+{{ join " || " $any }}
+{{- end -}}
+
 {{/* The daemon's configuration besides the runtime and the node. */}}
 {{- define "imagelet.configuration" -}}
 {{- $keys := deepCopy .Values.node.configuration -}}

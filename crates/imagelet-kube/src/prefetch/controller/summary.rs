@@ -1,6 +1,9 @@
 //! The status of a set from the reports of its nodes, and whether the set must be deleted. Pure functions.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use imagelet_core::printable::printable_start;
 use jiff::Timestamp;
@@ -12,6 +15,9 @@ use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, S
 /// Maximum failure classes in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
+/// The time after the start of a spec in which the nodes with pods of its selector report themselves. Until then, no wave
+/// begins and the set is not complete.
+const SELECTION_LASTS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
@@ -37,33 +43,44 @@ pub(super) fn decide(
         return SetAction::Write(Box::new(status));
     }
     let ends = set.spec.ttl_after_finished.zip(status.finished_at);
+    let selection_ends = status.started_at.as_ref().and_then(|started| selection_ends(set, started, now));
     match ends.map(|(lasts, finished)| SystemTime::from(finished.0) + lasts.get()) {
         Some(until) if until <= now => SetAction::Delete,
-        until => SetAction::Idle { until },
+        until => SetAction::Idle { until: until.into_iter().chain(selection_ends).min() },
     }
 }
 
-fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], now: SystemTime) -> SetStatus {
+/// When all nodes are known that a spec with this start selects by pods. `None`: they are known.
+fn selection_ends(set: &ImageSet, started: &Time, now: SystemTime) -> Option<SystemTime> {
+    set.spec.pod_selector.as_ref()?;
+    Some(SystemTime::from(started.0) + SELECTION_LASTS).filter(|ends| *ends > now)
+}
+
+fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], wall: SystemTime) -> SetStatus {
     let before = &set.status;
     let mut counts = NodeCounts { wanted: nodes.len(), ..NodeCounts::default() };
     for node in nodes {
         node.phase.unwrap_or_default().count(&mut counts);
     }
-    let is_over = set.deadline().is_some_and(|deadline| deadline <= now);
-    let is_finished = counts.wanted > 0 && (counts.ready == counts.wanted || is_over);
+    let is_over = set.deadline().is_some_and(|deadline| deadline <= wall);
     // Times of the API have whole seconds.
-    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = Time(i64::try_from(seconds).ok().and_then(|it| Timestamp::from_second(it).ok()).unwrap_or_default());
     let known = |time: &Option<Time>| time.clone().filter(|_| set.is_observed()).unwrap_or_else(|| now.clone());
+    let started_at = known(&before.started_at);
+    let is_selected = selection_ends(set, &started_at, wall).is_none();
+    let is_complete = is_selected && counts.wanted > 0 && counts.ready == counts.wanted;
+    let is_finished = is_complete || (is_over && counts.wanted > 0);
+    // All nodes ignore a set above the other limits, so no node is admitted.
+    let is_admitting = is_selected && limit.is_none_or(|limit| limit == SetLimit::Report);
     SetStatus {
         observed_generation: set.generation,
-        started_at: Some(known(&before.started_at)),
+        started_at: Some(started_at),
         finished_at: is_finished.then(|| known(&before.finished_at)),
-        // All nodes ignore a set above the other limits, so no node is admitted.
-        wave: if limit.is_none_or(|limit| limit == SetLimit::Report) { wave(set, nodes) } else { None },
+        wave: if is_admitting { wave(set, nodes) } else { None },
         nodes: counts,
         failures: failures(nodes),
-        conditions: conditions(set, limit, &counts, is_over, &now),
+        conditions: conditions(set, limit, &counts, (is_complete, is_over), &now),
     }
 }
 
@@ -73,7 +90,7 @@ fn conditions(
     set: &ImageSet,
     limit: Option<SetLimit>,
     counts: &NodeCounts,
-    is_over: bool,
+    (is_complete, is_over): (bool, bool),
     now: &Time,
 ) -> Vec<Condition> {
     let condition = |name: &str, is_true: bool, reason: &str, message: &str| {
@@ -89,14 +106,14 @@ fn conditions(
         }
     };
     let NodeCounts { wanted, ready, failed, .. } = counts;
-    let is_complete = *wanted > 0 && ready == wanted;
     let limited = limit.map(|limit| (limit, limit.to_string()));
     let passed_over = limited.as_ref().filter(|(limit, _)| *limit != SetLimit::Report);
     let so_far = &*format!("{ready} of {wanted} nodes have fetched all images");
     let (reason, message) = match passed_over {
         _ if is_complete => ("Complete", so_far),
-        _ if *wanted == 0 => ("NoNodes", "no node has the labels of the selector"),
+        _ if *wanted == 0 && set.spec.pod_selector.is_none() => ("NoNodes", "no node has the labels of the selector"),
         Some((limit, message)) => (limit.reason(), message.as_str()),
+        None if *wanted == 0 => ("NoNodes", "no node with the labels of the selector has a pod of podSelector"),
         None if is_over => ("DeadlineExceeded", so_far),
         None if set.spec.paused => ("Paused", so_far),
         None => ("Pulling", so_far),

@@ -1,10 +1,14 @@
-//! The agent of prefetch on one node: watches the sets and its own Node, pulls, pins, and reports.
+//! The agent of prefetch on one node: watches the sets and its own Node, pulls, pins, and reports. With gated sets it
+//! keeps a condition of the Node.
 
+mod gate;
+mod own_node;
 mod plan;
 mod port;
 mod progress;
-mod report_gate;
+mod selection;
 mod turns;
+mod write_gate;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,11 +25,10 @@ use imagelet_core::{
     manager::{Caller, EnsureRequest},
     ports::PullRequest,
 };
-use k8s_openapi::api::core::v1::Node;
+use jiff::Timestamp;
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{Patch, PatchParams},
-    core::PartialObjectMeta,
     runtime::{
         reflector::{self, ObjectRef, Store},
         watcher,
@@ -40,16 +43,21 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
+    gate::ImagesReady,
+    own_node::OwnNode,
     plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
-    report_gate::{ReportGate, WrittenReport},
+    selection::{LastMatches, SelectedSets},
     turns::Turn,
+    write_gate::{NodeFact, WriteGate, WrittenReport},
 };
-use super::objects::{ImageSet, KnownSets, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
+use super::objects::{KnownSets, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
 use crate::{
-    api_error::text,
+    agent::NodeAgent,
+    api_error::{code, text},
     credentials::read_set_secret,
     node_events::failure_event,
+    pods::PodsReceiver,
     watch::{backoff, follow},
 };
 
@@ -58,9 +66,11 @@ const FIELD_MANAGER: &str = "imagelet";
 /// The first wait after a failed pull. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_mins(15);
-/// The first wait after a failed request to write the report.
+/// The first wait after a failed request to write the report or the condition.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
+/// How long an agent that starts waits for the pods of its node, by which sets select the node.
+const PODS_WAIT: Duration = Duration::from_mins(1);
 /// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
 /// The priority of each pull for a set. Pulls for pods have a higher priority.
@@ -71,9 +81,9 @@ pub struct PrefetchAgent {
     client: Client,
     node: String,
     target: Arc<dyn PrefetchNode>,
+    /// `None`: no set selects the node by its pods.
+    pods: Option<PodsReceiver>,
 }
-
-type OwnNode = PartialObjectMeta<Node>;
 
 struct Inputs {
     sets: SharedSets,
@@ -97,6 +107,7 @@ struct AgentWork {
     /// The namespace of the last started pull. Empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
+    matches: LastMatches,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -109,7 +120,13 @@ struct Attempts {
 
 impl PrefetchAgent {
     pub fn new(client: Client, node: &str, target: Arc<dyn PrefetchNode>) -> Self {
-        Self { client, node: node.to_owned(), target }
+        Self { client, node: node.to_owned(), target, pods: None }
+    }
+
+    /// The agent of the sets that select the node also by the pods of this agent.
+    #[must_use]
+    pub fn with_pods_of(self, agent: &NodeAgent) -> Self {
+        Self { pods: Some(agent.pods()), ..self }
     }
 
     /// Watches the sets until this future is dropped. Without the kinds in the API server, the agent does nothing.
@@ -121,8 +138,15 @@ impl PrefetchAgent {
             writer.apply_watcher_event(&event);
             inputs.changed.notify_one();
         };
+        let pods_changing = async {
+            let Some(mut pods) = self.pods.clone() else { return };
+            while pods.changed().await.is_ok() {
+                inputs.changed.notify_one();
+            }
+        };
         let following = async {
             tokio::join!(
+                pods_changing,
                 inputs.sets.follow(&self.client, &inputs.changed),
                 follow("Node of this agent", &self.client, &(), own_node, Arc::default(), take),
                 self.work(&inputs),
@@ -132,39 +156,55 @@ impl PrefetchAgent {
     }
 
     async fn work(&self, inputs: &Inputs) {
-        // The sets, the node and the report must be known before the first plan. Until then the pins of the last run
-        // stay.
-        let (sets, _) = inputs.known(&self.node).await;
+        // The sets, the node, its pods and the report must be known before the first plan. Until then the pins of the
+        // last run stay.
+        let (SelectedSets { sets, .. }, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
+        if let Some(mut pods) = self.pods.clone() {
+            // Without a list of pods, the node still fetches the sets without a selector of pods.
+            let _ = timeout(PODS_WAIT, pods.changed()).await;
+        }
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
         let mut work = AgentWork { states: restored(&sets, reports), ..AgentWork::default() };
-        let mut gate = ReportGate::restored(written);
-        // A write runs in parallel to the pulls, so that a slow API server does not delay them.
-        let mut writing = None;
+        let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
+        // The Node by which the condition in the API is known.
+        let mut seen: Option<Arc<OwnNode>> = None;
+        // The writes run in parallel to the pulls, so that a slow API server does not delay them.
+        let (mut reporting, mut conditioning) = (None, None);
         loop {
             let (sets, node) = inputs.known(&self.node).await;
-            let plan = self.step(&mut work, &sets, &node).await;
+            let pods = self.pods.as_ref().map(|pods| pods.borrow().clone()).unwrap_or_default();
+            let sets = sets.selecting(node.labels(), &pods, &mut work.matches, Instant::now());
+            let (plan, is_surveyed) = self.step(&mut work, &sets).await;
             let now = Instant::now();
             let mut until = plan.retry_at.into_iter().chain([now + TICK]).min();
-            if writing.is_none() {
+            if reporting.is_none() {
                 let report = WrittenReport { owner: node.owner_ref(&()), sets: plan.report };
-                match gate.due(&report, now, random_share()) {
+                match of_report.due(&report, now, random_share()) {
                     Some(at) if at > now => until = until.min(Some(at)),
-                    Some(_) => writing = Some(Box::pin(self.write_report(report))),
+                    Some(_) => reporting = Some(Box::pin(self.write_report(report))),
                     None => {}
                 }
             }
-            let written = async {
-                match &mut writing {
-                    Some(writing) => writing.await,
-                    None => pending().await,
+            // After a write, the Node from before it says nothing new.
+            if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
+                of_condition.found(node.images_ready());
+                seen = Some(Arc::clone(&node));
+            }
+            if conditioning.is_none() && is_surveyed {
+                match of_condition.due(&plan.images_ready, now, random_share()) {
+                    Some(at) if at > now => until = until.min(Some(at)),
+                    Some(_) => conditioning = Some(Box::pin(self.write_condition(node, plan.images_ready))),
+                    None => {}
                 }
-            };
+            }
             tokio::select! {
                 biased;
-                (report, answer) = written => {
-                    writing = None;
-                    self.written(&mut gate, report, answer);
+                (report, answer) = end_of(&mut reporting) => {
+                    self.written(&mut of_report, report, answer.err());
+                }
+                (condition, answer) = end_of(&mut conditioning) => {
+                    self.written(&mut of_condition, condition, answer.err());
                 }
                 ended = self.pull_ended(work.running.as_mut(), &work.attempts, plan.waiting.as_ref()) => {
                     self.ended(&mut work, ended);
@@ -234,8 +274,9 @@ impl PrefetchAgent {
         work.states.insert(key, state);
     }
 
-    /// Makes a plan and executes its first actions: pins, the cancellation of a pull, the next pull.
-    async fn step(&self, work: &mut AgentWork, sets: &[ImageSet], node: &OwnNode) -> Plan {
+    /// Makes a plan and executes its first actions: pins, the cancellation of a pull, the next pull. Also returns whether
+    /// a pass has listed the images of the node.
+    async fn step(&self, work: &mut AgentWork, SelectedSets { sets, gated_beyond }: &SelectedSets) -> (Plan, bool) {
         loop {
             if let Some(RunningPull { key, bytes, .. }) = &work.running {
                 work.states.insert(key.clone(), TaskState::Running(bytes.sum()));
@@ -243,8 +284,9 @@ impl PrefetchAgent {
             let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
             let presence = &self.target.presence(&references).await;
             let AgentWork { states, last, .. } = &*work;
-            let (wall, now, labels) = (SystemTime::now(), Instant::now(), node.labels());
-            let mut plan = plan(&PlanInput { sets, node: &self.node, labels, states, presence, last, wall, now });
+            let (wall, now) = (SystemTime::now(), Instant::now());
+            let node = &*self.node;
+            let mut plan = plan(&PlanInput { sets, gated_beyond, node, states, presence, last, wall, now });
             work.states.retain(|key, _| plan.tasks.contains(key));
             work.attempts.retain(|key, _| plan.tasks.contains(key));
             work.running.take_if(|running| !plan.tasks.contains(&running.key));
@@ -255,7 +297,7 @@ impl PrefetchAgent {
                 }
             }
             // If no pull runs, or the plan cancelled it, the next pull starts at once.
-            let Some(task) = plan.next.take() else { return plan };
+            let Some(task) = plan.next.take() else { return (plan, presence.taken_at.is_some()) };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
             let (key, watcher) = (task.key.clone(), bytes.watcher());
             work.last.clone_from(&task.set.namespace);
@@ -276,16 +318,24 @@ impl PrefetchAgent {
         (report, answer)
     }
 
-    fn written(&self, gate: &mut ReportGate, report: WrittenReport, answer: Result<NodeImages, kube::Error>) {
-        match answer {
-            Ok(_) => gate.written(report, Instant::now()),
-            Err(error) => {
-                let wait = |failures| backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures);
-                if gate.failed(Instant::now(), wait) {
-                    let (error, node) = (text(&error), &self.node);
-                    tracing::warn!(error, node, "could not write the report of this node; the attempt is repeated");
-                }
-            }
+    async fn write_condition(
+        &self,
+        node: Arc<OwnNode>,
+        wanted: Option<ImagesReady>,
+    ) -> (Option<ImagesReady>, Result<OwnNode, kube::Error>) {
+        let nodes: Api<OwnNode> = Api::all(self.client.clone());
+        let patch = Patch::Strategic(node.patch(wanted.as_ref(), Timestamp::now()));
+        let answer = nodes.patch_status(&self.node, &PatchParams::default(), &patch).await;
+        (wanted, answer)
+    }
+
+    fn written<T: NodeFact>(&self, gate: &mut WriteGate<T>, fact: T, error: Option<kube::Error>) {
+        let Some(error) = error else { return gate.written(fact, Instant::now()) };
+        let forbidden = if code(&error) == Some(403) { T::FORBIDDEN_RETRY } else { None };
+        let wait = |failures| forbidden.unwrap_or_else(|| backoff(WRITE_RETRY_FIRST, WRITE_RETRY_MAX, failures));
+        if gate.failed(Instant::now(), wait) {
+            let (error, node) = (text(&error), &self.node);
+            tracing::warn!(error, node, "could not write the {} of this node; the attempt is repeated", T::NAME);
         }
     }
 
@@ -309,15 +359,31 @@ impl PrefetchAgent {
 }
 
 impl Inputs {
-    /// Waits until all sets and this node are known.
-    async fn known(&self, node: &str) -> (Vec<ImageSet>, Arc<OwnNode>) {
+    /// Waits until all sets and this node are known. The sets may select other nodes.
+    async fn known(&self, node: &str) -> (SelectedSets, Arc<OwnNode>) {
         loop {
-            if let (Some(sets), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
-                return (sets.iter().flat_map(KnownSets::fetched).cloned().collect(), node);
+            if let (Some(known), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
+                let mut sets = SelectedSets::default();
+                for (set, limit) in known.iter().flat_map(KnownSets::placed) {
+                    if limit.is_none() {
+                        sets.sets.push(set.clone());
+                    } else if set.spec.gate {
+                        sets.gated_beyond.push(set.clone());
+                    }
+                }
+                return (sets, node);
             }
             self.changed.notified().await;
         }
     }
+}
+
+/// Waits for the end of a write, if one runs.
+async fn end_of<F: Future + Unpin>(running: &mut Option<F>) -> F::Output {
+    let Some(write) = running else { return pending().await };
+    let end = write.await;
+    *running = None;
+    end
 }
 
 fn failed<T>(class: ErrorClass, stage: Stage, message: String) -> Result<T, FetchFailure> {

@@ -9,6 +9,7 @@ use imagelet_core::printable::printable_start;
 use tokio::time::Instant;
 
 use super::{
+    gate::ImagesReady,
     port::{FetchFailure, ImagePresence, SetPin},
     turns::{Candidate, next},
 };
@@ -62,10 +63,11 @@ impl Task {
 
 #[derive(Debug)]
 pub(super) struct PlanInput<'a> {
-    /// In the order of their places (`objects::known_sets`).
+    /// The sets that select the node, in the order of their places (`objects::known_sets`).
     pub(super) sets: &'a [ImageSet],
+    /// The gated sets that select the node, and that no node fetches because of a limit.
+    pub(super) gated_beyond: &'a [ImageSet],
     pub(super) node: &'a str,
-    pub(super) labels: &'a BTreeMap<String, String>,
     pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
     pub(super) presence: &'a ImagePresence,
     /// The namespace of the last started pull.
@@ -82,6 +84,9 @@ pub(super) struct Plan {
     pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
+    /// The condition of the node. `None`: no gated set selects the node. Before a pass it is not known which images of
+    /// an earlier run are still present.
+    pub(super) images_ready: Option<ImagesReady>,
     /// All tasks of selected sets. The states of other tasks are dropped, and their pulls are cancelled.
     pub(super) tasks: BTreeSet<TaskKey>,
     pub(super) retry_at: Option<Instant>,
@@ -97,11 +102,11 @@ pub(super) struct Waiting {
 
 pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut plan = Plan::default();
-    let (mut candidates, mut running, mut reports) = (Vec::new(), None, Vec::new());
+    let (mut candidates, mut running, mut reports, mut gated) = (Vec::new(), None, Vec::new(), Vec::new());
     let gave_way = input.states.iter().filter(|(_, state)| matches!(state, TaskState::GaveWay { .. }));
     let slow: BTreeSet<&str> = gave_way.map(|(key, _)| key.uid.as_str()).collect();
     let mut messages_left = MESSAGES_LENGTH_MAX;
-    for set in input.sets.iter().filter(|set| set.spec.selects(input.labels)) {
+    for set in input.sets {
         let held = held(set, input);
         let is_slow = slow.contains(set.uid.as_str());
         let mut images = Vec::with_capacity(set.spec.images.len());
@@ -132,8 +137,12 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
             plan.tasks.insert(key);
         }
         let report = set_report(set, held, images);
+        if set.spec.gate {
+            gated.push(report.clone());
+        }
         // A node that waits for its turn writes no report: the controller counts a node without a report as waiting.
-        if is_begun(&report) && reports.len() < REPORTED_SETS_MAX {
+        // Of a set with a selector of pods, the controller knows only the nodes that report the set.
+        if (set.spec.pod_selector.is_some() || is_begun(&report)) && reports.len() < REPORTED_SETS_MAX {
             reports.push((set, report));
         }
     }
@@ -149,6 +158,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     // write.
     reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
+    plan.images_ready = ImagesReady::of(&gated, input.gated_beyond);
     plan.pins.sort();
     plan.pins.dedup();
     plan

@@ -1,5 +1,7 @@
 //! The agent of a node against an API server, on a clock that does not wait.
 
+mod gating;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;

@@ -81,10 +81,6 @@ impl KnownSets {
         placed(&self.sets).take(KNOWN_MAX)
     }
 
-    pub(crate) fn fetched(&self) -> impl Iterator<Item = &ImageSet> {
-        self.placed().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
-    }
-
     /// Returns whether the sets changed. Always true at the end of a list.
     fn take(&mut self, event: Event<SetObject>, scope: SetScope) -> bool {
         match event {
@@ -211,6 +207,10 @@ mod tests {
         [None, Some(SetLimit::OfNamespace), Some(SetLimit::Total)].map(count)
     }
 
+    fn fetched(known: &KnownSets) -> impl Iterator<Item = &ImageSet> {
+        known.placed().filter(|(_, limit)| limit.is_none()).map(|(set, _)| set)
+    }
+
     #[test]
     fn a_namespace_with_many_sets_takes_no_place_of_another_one() {
         for (namespaces, expected) in [
@@ -235,8 +235,8 @@ mod tests {
             "the last namespace has its places although all others wait for some"
         );
         assert_eq!(counts(&known, "n00"), [50, 0, 50]);
-        assert_eq!(known.fetched().count(), SETS_MAX);
-        let first: Vec<&str> = known.fetched().take(21).map(|set| set.name.namespace.as_str()).collect();
+        assert_eq!(fetched(&known).count(), SETS_MAX);
+        let first: Vec<&str> = fetched(&known).take(21).map(|set| set.name.namespace.as_str()).collect();
         assert_eq!((first[0], first[19], first[20]), ("n00", "n19", "zoo"), "the first of each namespace");
     }
 
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_new_set_takes_no_place_of_an_older_one_and_gets_the_place_of_one_that_goes() {
         let mut known = known(SetScope::Namespace, &[("a", 100, 10)]);
-        let names = |known: &KnownSets| known.fetched().map(|set| set.name.name.clone()).collect::<Vec<_>>();
+        let names = |known: &KnownSets| fetched(known).map(|set| set.name.name.clone()).collect::<Vec<_>>();
         let before = names(&known);
         let mut later = sets("a", 1, 3000).remove(0);
         later.metadata.name = Some("another".to_owned());

@@ -3,6 +3,7 @@
 mod image_set;
 mod known_sets;
 mod node_images;
+mod pod_selector;
 mod set_spec;
 mod set_status;
 #[cfg(test)]
@@ -11,8 +12,6 @@ pub(crate) mod testing;
 mod tests;
 mod values;
 
-#[cfg(test)]
-pub(crate) use self::values::NodeLimit;
 pub(crate) use self::{
     image_set::{ImageSet, PLACES, SetName, SetObject},
     known_sets::{KnownSets, SetLimit, SharedSets},
@@ -20,6 +19,8 @@ pub(crate) use self::{
     set_spec::{SetImage, SetPullPolicy, SetScope},
     set_status::{FailureCount, SetStatus, WaveStatus},
 };
+#[cfg(test)]
+pub(crate) use self::{pod_selector::PodSelector, values::NodeLimit};
 pub use self::{set_spec::SetRejection, set_status::NodeCounts};
 
 /// The API group with its version.

@@ -10,15 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IMAGES_MAX,
+    pod_selector::{LABELS_MAX, PodSelector, is_label},
     values::{NodeLimit, SetDuration},
 };
 use crate::names::{NAME_LENGTH_MAX, is_name, shown};
 
 pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
 pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
-/// Maximum labels of a node selector, and the maximum length of a label.
-pub(super) const LABELS_MAX: usize = 32;
-pub(super) const LABEL_LENGTH_MAX: usize = 317;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -26,8 +24,13 @@ pub(crate) struct ImageSetSpec {
     pub(crate) images: Vec<SetImage>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) node_selector: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pod_selector: Option<PodSelector>,
+    /// Also true with `gate`: a node that a gated set made ready does not lose the images.
     #[serde(default)]
     pub(crate) keep: bool,
+    #[serde(default)]
+    pub(crate) gate: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_concurrent_nodes: Option<NodeLimit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,7 +106,8 @@ impl ImageSetSpec {
     pub(crate) fn read(spec: &serde_json::Value, scope: SetScope) -> Result<Self, SetRejection> {
         let spec = Self::deserialize(spec).map_err(|error| format!("spec: {}", shown(&error.to_string())));
         let spec = spec.and_then(|spec| spec.check(scope).map(|()| spec));
-        spec.map_err(SetRejection)
+        let kept = |spec: Self| Self { keep: spec.keep || spec.gate, ..spec };
+        spec.map(kept).map_err(SetRejection)
     }
 
     fn check(&self, scope: SetScope) -> Result<(), String> {
@@ -122,13 +126,13 @@ impl ImageSetSpec {
                 return Err(format!("spec.images[{position}].reference: `{name}` is listed twice for one platform"));
             }
         }
-        let is_label = |text: &String| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
-        match self.node_selector.iter().find(|(key, value)| key.is_empty() || !is_label(key) || !is_label(value)) {
-            Some((key, value)) => Err(format!("spec.nodeSelector: `{}` is no label", shown(&format!("{key}={value}")))),
-            None => Ok(()),
+        if let Some((key, value)) = self.node_selector.iter().find(|(key, value)| !is_label(key, value)) {
+            return Err(format!("spec.nodeSelector: `{}` is no label", shown(&format!("{key}={value}"))));
         }
+        self.pod_selector.as_ref().map_or(Ok(()), PodSelector::check).map_err(|why| format!("spec.podSelector.{why}"))
     }
 
+    /// Whether the spec selects a node with these labels, apart from the pods of the node.
     pub(crate) fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }

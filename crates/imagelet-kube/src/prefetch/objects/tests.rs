@@ -9,7 +9,8 @@ use regex_lite::Regex;
 use serde_json::{Value, from_value, json, to_value};
 
 use super::{
-    set_spec::{ImageSetSpec, LABEL_LENGTH_MAX, LABELS_MAX, PLATFORM_LENGTH_MAX, REFERENCE_LENGTH_MAX},
+    pod_selector::{LABEL_LENGTH_MAX, LABELS_MAX, VALUES_MAX},
+    set_spec::{ImageSetSpec, PLATFORM_LENGTH_MAX, REFERENCE_LENGTH_MAX},
     testing::set,
     *,
 };
@@ -41,10 +42,10 @@ fn fields_of_schema(kind: &str, part: &str) -> BTreeSet<String> {
     found
 }
 
-/// Every field of a value, with its path; the keys of `nodeSelector` are no fields.
+/// Every field of a value, with its path; the keys of labels are no fields.
 fn fields_of(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value {
-        Value::Object(fields) if !path.ends_with("nodeSelector") => {
+        Value::Object(fields) if !path.ends_with("nodeSelector") && !path.ends_with("matchLabels") => {
             for (name, value) in fields {
                 let path = format!("{path}.{name}");
                 fields_of(value, &path, found);
@@ -69,7 +70,10 @@ fn whole_spec(scope: SetScope) -> Value {
         image["pullSecret"] = "login".into();
     }
     json!({
-        "images": [image], "nodeSelector": {"pool": "gpu"}, "keep": true, "maxConcurrentNodes": "10%",
+        "images": [image], "nodeSelector": {"pool": "gpu"}, "keep": true, "gate": true, "maxConcurrentNodes": "10%",
+        "podSelector": {
+            "matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": "In", "values": ["front"]}],
+        },
         "deadline": "2h0m0s", "ttlAfterFinished": "24h0m0s", "paused": true, "pullPolicy": "Always",
     })
 }
@@ -142,6 +146,24 @@ fn the_schema_has_the_bounds_and_words_of_the_program() {
         assert_eq!(image["platform"]["maxLength"], PLATFORM_LENGTH_MAX);
         assert_eq!(spec["nodeSelector"]["maxProperties"], LABELS_MAX);
         assert_eq!(spec["nodeSelector"]["additionalProperties"]["maxLength"], LABEL_LENGTH_MAX);
+        let pods = &spec["podSelector"]["properties"];
+        assert_eq!(
+            (&pods["matchLabels"]["maxProperties"], &pods["matchExpressions"]["maxItems"]),
+            (&json!(LABELS_MAX), &json!(LABELS_MAX))
+        );
+        assert_eq!(pods["matchLabels"]["additionalProperties"]["maxLength"], LABEL_LENGTH_MAX);
+        let required = &pods["matchExpressions"]["items"]["properties"];
+        assert_eq!(
+            (&required["key"]["maxLength"], &required["values"]["maxItems"]),
+            (&json!(LABEL_LENGTH_MAX), &json!(VALUES_MAX))
+        );
+        assert_eq!(required["values"]["items"]["maxLength"], LABEL_LENGTH_MAX);
+        for operator in required["operator"]["enum"].as_array().unwrap() {
+            let values = if ["In", "NotIn"].iter().any(|it| operator == it) { json!(["x"]) } else { json!([]) };
+            let selector = json!({"matchExpressions": [{"key": "app", "operator": operator, "values": values}]});
+            let one = json!({"images": [{"reference": "app"}], "podSelector": selector});
+            ImageSetSpec::read(&one, scope).unwrap_or_else(|error| panic!("{operator}: {error}"));
+        }
         let policies = [SetPullPolicy::Always, SetPullPolicy::IfNotPresent].map(|it| to_value(it).unwrap());
         assert_eq!(spec["pullPolicy"]["enum"], json!(words(&policies)));
         for field in ["maxConcurrentNodes", "deadline", "ttlAfterFinished"] {
@@ -252,6 +274,8 @@ fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
     let image = |image: Value| json!({"images": [image]});
     let many: Vec<Value> = (0..=IMAGES_MAX).map(|at| json!({"reference": format!("app:{at}")})).collect();
     let labels: BTreeMap<String, &str> = (0..=LABELS_MAX).map(|at| (at.to_string(), "x")).collect();
+    let selecting = |selector: Value| json!({"images": [{"reference": "a"}], "podSelector": selector});
+    let required = |requirement: Value| selecting(json!({"matchExpressions": [requirement]}));
     for (spec, why) in [
         (json!(null), "spec: "),
         (json!([]), "spec: "),
@@ -276,6 +300,20 @@ fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
         ),
         (json!({"images": [{"reference": "a"}], "nodeSelector": labels}), "spec.nodeSelector has 33 items"),
         (json!({"images": [{"reference": "a"}], "nodeSelector": {"": "x"}}), "`=x` is no label"),
+        (selecting(json!({"matchLabels": labels})), "spec.podSelector.matchLabels has 33 items; there may be 0 to 32"),
+        (selecting(json!({"matchLabels": {"a": "x\u{1b}"}})), "spec.podSelector.matchLabels: `a=x?` is no label"),
+        (selecting(json!({"labels": {}})), "unknown field `labels`"),
+        (
+            required(json!({"key": "", "operator": "Exists"})),
+            "spec.podSelector.matchExpressions[0].key: `` is no label",
+        ),
+        (required(json!({"key": "a", "operator": "Gt", "values": ["1"]})), "unknown variant `Gt`"),
+        (required(json!({"key": "a", "operator": "In"})), "values has 0 items; with `In` there may be 1 to 64"),
+        (
+            required(json!({"key": "a", "operator": "Exists", "values": ["x"]})),
+            "values has 1 items; with `Exists` there may be 0 to 0",
+        ),
+        (required(json!({"key": "a", "operator": "NotIn", "values": ["\n"]})), "values: `?` is no value of a label"),
         (json!({"images": [{"reference": "a"}], "deadline": "0s"}), "`0s` is no duration"),
         (json!({"images": [{"reference": "a"}], "maxConcurrentNodes": 0}), "`0` is no number of nodes"),
         (json!({"images": [{"reference": "a"}], "pullPolicy": "Never"}), "unknown variant `Never`"),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::prefetch::objects::{ImageReport, NodeLimit, PLACES, SetPhase, SetReport, WaveStatus, testing::set};
+use crate::prefetch::objects::{
+    ImageReport, NodeLimit, PLACES, PodSelector, SetPhase, SetReport, WaveStatus, testing::set,
+};
 
 fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_mins(29_453_760 + 1)
@@ -161,6 +163,27 @@ fn failures_are_counted_by_class_with_the_first_node_of_each() {
         (0..20).map(|at| (format!("n{at}"), failed(&[("app:v1", &format!("class-{at}"))]))).collect();
     let many: Vec<(&str, Option<SetReport>)> = many.iter().map(|(name, it)| (name.as_str(), it.clone())).collect();
     assert_eq!(written(&set("web", &["app:v1"]), &many).failures.len(), FAILURES_MAX);
+}
+
+#[test]
+fn of_a_set_that_selects_by_pods_no_wave_begins_and_nothing_is_complete_before_the_nodes_have_reported() {
+    let mut set = set("web", &["app:v1"]);
+    set.spec.max_concurrent_nodes = Some(NodeLimit::Count(1));
+    set.spec.pod_selector = Some(PodSelector::default());
+    let ends = now() + SELECTION_LASTS;
+    let first = [("a", Some(report(SetPhase::Ready, &[])))];
+    let all = [first[0].clone(), ("b", Some(report(SetPhase::Waiting, &[])))];
+    let reason = |status: &SetStatus| status.conditions[0].reason.clone();
+    set.status = written(&set, &[]);
+    assert_eq!((reason(&set.status).as_str(), set.status.wave), ("NoNodes", None));
+    assert_eq!(decide(&set, None, &[], now()), SetAction::Idle { until: Some(ends) }, "a pass follows");
+    set.status = written(&set, &first);
+    assert_eq!((reason(&set.status).as_str(), set.status.wave, set.status.nodes.ready), ("Pulling", None, 1));
+    assert_eq!(set.status.finished_at, None);
+    for (reports, expected) in [(&first[..], ("Complete", Some(PLACES))), (&all, ("Pulling", Some(PLACES)))] {
+        let SetAction::Write(status) = decide(&set, None, &nodes(reports), ends) else { panic!("{expected:?}") };
+        assert_eq!((reason(&status).as_str(), status.wave.map(|wave| wave.cut)), expected);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::prefetch::objects::{
-    NodeLimit, PLACES, SetScope, SetStatus, WaveStatus,
+    NodeLimit, PLACES, PodSelector, SetObject, SetScope, SetStatus, WaveStatus,
     testing::{set, set_of},
 };
 use imagelet_core::error::{ErrorClass, Stage};
@@ -12,7 +12,6 @@ use imagelet_core::error::{ErrorClass, Stage};
 /// The input of a plan that owns its parts.
 struct Case {
     sets: Vec<ImageSet>,
-    labels: BTreeMap<String, String>,
     states: BTreeMap<TaskKey, TaskState>,
     presence: ImagePresence,
     wall: SystemTime,
@@ -26,14 +25,7 @@ fn wall() -> SystemTime {
 
 impl Case {
     fn of(sets: Vec<ImageSet>) -> Self {
-        Self {
-            sets,
-            labels: BTreeMap::new(),
-            states: BTreeMap::new(),
-            presence: ImagePresence::default(),
-            wall: wall(),
-            now: Instant::now(),
-        }
+        Self { sets, states: BTreeMap::new(), presence: ImagePresence::default(), wall: wall(), now: Instant::now() }
     }
 
     /// With the state of the image at this position of the first set.
@@ -51,8 +43,8 @@ impl Case {
     }
 
     fn plan(&self) -> Plan {
-        let Self { sets, labels, states, presence, wall, now } = self;
-        plan(&PlanInput { sets, node: "node-1", labels, states, presence, last: "", wall: *wall, now: *now })
+        let Self { sets, states, presence, wall, now } = self;
+        plan(&PlanInput { sets, gated_beyond: &[], node: "node-1", states, presence, last: "", wall: *wall, now: *now })
     }
 
     /// What is pulled next, the phase of the first set, and those of its images.
@@ -159,19 +151,6 @@ async fn a_set_begins_nothing_before_its_turn_while_it_is_paused_and_after_its_d
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_without_the_labels_pulls_pins_and_reports_nothing() {
-    let mut set = set("web", &["a:1"]);
-    set.spec.keep = true;
-    set.spec.node_selector = BTreeMap::from([("pool".to_owned(), "gpu".to_owned())]);
-    let case = Case::of(vec![set]);
-    assert_eq!(case.plan(), Plan::default());
-    let labels = BTreeMap::from([("pool".to_owned(), "gpu".to_owned())]);
-    let plan = Case { labels, ..case }.plan();
-    assert!(plan.next.is_some() && plan.report.len() == 1);
-    assert_eq!(plan.pins, [SetPin { reference: "a:1".into(), owner: "ImageSet shop/web".into() }]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn images_are_pinned_from_the_start_and_while_the_set_is_paused() {
     let mut kept = set("web", &["b:1", "a:1"]);
     kept.spec.keep = true;
@@ -257,8 +236,17 @@ async fn for_a_running_pull_wait_images_of_other_sets_and_a_set_that_gave_way_is
             case.states.insert(key_of(set, image), state);
         }
         // The last turn was that of `shop`.
-        let Case { sets, labels, states, presence, wall, now } = &case;
-        let input = PlanInput { sets, node: "node-1", labels, states, presence, last: "shop", wall: *wall, now: *now };
+        let Case { sets, states, presence, wall, now } = &case;
+        let input = PlanInput {
+            sets,
+            gated_beyond: &[],
+            node: "node-1",
+            states,
+            presence,
+            last: "shop",
+            wall: *wall,
+            now: *now,
+        };
         let plan = plan(&input);
         assert_eq!((plan.waiting, plan.next), (expected, None), "{states:?}");
     }
@@ -282,4 +270,48 @@ async fn a_full_report_has_the_first_sets_by_their_places_in_an_order_that_does_
     assert_eq!((report.len(), report[0].as_str(), report[127].as_str()), (128, "set-012", "set-139"));
     sets[..100].reverse();
     assert_eq!(names(&sets), report);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gated_set_holds_the_node_until_its_images_are_present_and_keeps_them() {
+    let gated = || {
+        let object = serde_json::json!({
+            "metadata": {"namespace": "shop", "name": "web", "uid": "uid-web", "generation": 1},
+            "spec": {"images": [{"reference": "a:1"}, {"reference": "b:1"}], "gate": true},
+        });
+        let object: SetObject = serde_json::from_value(object).unwrap();
+        object.read(SetScope::Namespace).unwrap().unwrap()
+    };
+    let ready = |case: &Case| case.plan().images_ready.map(|it| it.is_ready);
+    assert_eq!(ready(&Case::of(vec![set("web", &["a:1"])])), None, "no set is gated");
+    let case = || Case::of(vec![gated(), set("other", &["c:1"])]);
+    assert_eq!(ready(&case()), Some(false));
+    assert_eq!(ready(&case().with(0, done())), Some(false));
+    assert_eq!(ready(&case().with(0, done()).with(1, failed(Instant::now()))), Some(false));
+    let all = || case().with(0, done()).with(1, done());
+    assert_eq!(ready(&all()), Some(true), "the other set does not count");
+    assert_eq!(all().plan().pins.len(), 2, "a collection takes none of its images");
+    // A kubelet removed it.
+    assert_eq!(ready(&all().absent(&["b:1"])), Some(false));
+    assert_eq!(all().absent(&["b:1"]).outcome().0.as_deref(), Some("b:1"));
+    // A report that is full leaves out no gated set.
+    let many = (0..REPORTED_SETS_MAX).map(|at| set(&format!("set-{at:03}"), &["a:1"]));
+    let mut full = Case::of(many.chain([gated()]).collect());
+    for set in &full.sets {
+        if set.name.name != "web" {
+            full.states.insert(key_of(set, &set.spec.images[0]), done());
+        }
+    }
+    assert_eq!(full.plan().report.len(), REPORTED_SETS_MAX);
+    assert_eq!(ready(&full), Some(false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_selects_by_pods_is_reported_before_its_turn_because_the_controller_knows_no_pods() {
+    let mut set = set("web", &["a:1"]);
+    set.spec.max_concurrent_nodes = Some(NodeLimit::Count(1));
+    assert_eq!(Case::of(vec![set.clone()]).plan().report, []);
+    set.spec.pod_selector = Some(PodSelector::default());
+    let report = Case::of(vec![set]).plan().report;
+    assert_eq!(report.iter().map(|report| report.phase).collect::<Vec<_>>(), [SetPhase::Waiting]);
 }

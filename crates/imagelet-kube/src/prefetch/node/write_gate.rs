@@ -1,4 +1,4 @@
-//! Decides when a node writes its report: rarely, and only after a change.
+//! Decides when a node writes its report and its condition: rarely, and only after a change.
 
 use std::time::Duration;
 
@@ -6,11 +6,12 @@ use imagelet_core::backoff::scattered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::time::Instant;
 
+use super::gate::ImagesReady;
 use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 
 /// The minimum time between two writes of one node.
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
-/// The minimum time between two writes if no set changed its phase and no image newly failed.
+/// The minimum time between two writes that are [alike](NodeFact::is_alike).
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_mins(1);
 /// A change waits for this time minus a random part. Several changes then need one write, and the nodes of a cluster do
 /// not write at the same moment.
@@ -30,42 +31,88 @@ impl From<NodeImages> for WrittenReport {
     }
 }
 
+/// What a node writes about itself.
+pub(super) trait NodeFact: PartialEq {
+    const NAME: &str;
+    /// The wait after a request that the API server forbids. `None`: that after other failures.
+    const FORBIDDEN_RETRY: Option<Duration>;
+
+    /// Whether the API has nothing, too, as long as nothing was written.
+    fn is_empty(&self) -> bool;
+
+    /// Whether the parts on which others act are the same. The rest is progress.
+    fn is_alike(&self, other: &Self) -> bool;
+}
+
+impl NodeFact for WrittenReport {
+    const NAME: &str = "report";
+    const FORBIDDEN_RETRY: Option<Duration> = None;
+
+    fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+
+    fn is_alike(&self, other: &Self) -> bool {
+        milestones(self) == milestones(other)
+    }
+}
+
+/// The condition of the node. `None`: it is absent.
+impl NodeFact for Option<ImagesReady> {
+    const NAME: &str = "condition `imagelet.dev/ImagesReady`";
+    /// Most clusters do not grant this right.
+    const FORBIDDEN_RETRY: Option<Duration> = Some(Duration::from_mins(15));
+
+    fn is_empty(&self) -> bool {
+        self.is_none()
+    }
+
+    fn is_alike(&self, other: &Self) -> bool {
+        self.as_ref().map(|it| it.is_ready) == other.as_ref().map(|it| it.is_ready)
+    }
+}
+
 /// The last write, and the waiting change.
-#[derive(Debug, Default)]
-pub(super) struct ReportGate {
-    written: Option<WrittenReport>,
+#[derive(Debug)]
+pub(super) struct WriteGate<T> {
+    written: Option<T>,
     written_at: Option<Instant>,
-    /// When the report first differed from the written report, and how long to wait from that time.
+    /// When the fact first differed from the written one, and how long to wait from that time.
     changed: Option<(Instant, Duration)>,
     /// Failed writes in a row, and the earliest time of the next write.
     failures: u32,
     retry_at: Option<Instant>,
 }
 
-impl ReportGate {
-    /// The gate of an agent that starts, with the report in the API.
-    pub(super) fn restored(written: Option<WrittenReport>) -> Self {
-        Self { written, ..Self::default() }
+impl<T: NodeFact> WriteGate<T> {
+    /// The gate of an agent that starts, with the fact in the API.
+    pub(super) fn restored(written: Option<T>) -> Self {
+        Self { written, written_at: None, changed: None, failures: 0, retry_at: None }
     }
 
-    /// When to write this report. `None`: the report is already written. `random` is between 0 and 1.
-    pub(super) fn due(&mut self, report: &WrittenReport, now: Instant, random: f64) -> Option<Instant> {
+    /// Takes over the fact that a watch found in the API.
+    pub(super) fn found(&mut self, found: T) {
+        self.written = Some(found);
+    }
+
+    /// When to write this fact. `None`: it is already written. `random` is between 0 and 1.
+    pub(super) fn due(&mut self, fact: &T, now: Instant, random: f64) -> Option<Instant> {
         let is_written = match &self.written {
-            Some(written) => written == report,
-            None => report.sets.is_empty(),
+            Some(written) => written == fact,
+            None => fact.is_empty(),
         };
         if is_written {
             self.changed = None;
             return None;
         }
         let (changed_at, wait) = *self.changed.get_or_insert((now, scattered(COLLECT_FOR, 0.5, 1.0 - random)));
-        let written = self.written.as_ref().map(milestones);
-        let every = if written.is_some_and(|it| it == milestones(report)) { PROGRESS_EVERY } else { WRITE_EVERY };
+        let is_alike = self.written.as_ref().is_some_and(|written| written.is_alike(fact));
+        let every = if is_alike { PROGRESS_EVERY } else { WRITE_EVERY };
         [Some(changed_at + wait), self.written_at.map(|at| at + every), self.retry_at].into_iter().flatten().max()
     }
 
-    pub(super) fn written(&mut self, report: WrittenReport, now: Instant) {
-        *self = Self { written: Some(report), written_at: Some(now), ..Self::default() };
+    pub(super) fn written(&mut self, fact: T, now: Instant) {
+        *self = Self { written_at: Some(now), ..Self::restored(Some(fact)) };
     }
 
     /// Returns whether this is the first failure in a row. `wait` returns the wait after a number of failures.
@@ -99,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_of_phase_waits_for_seconds_progress_for_a_minute_and_the_same_report_for_ever() {
-        let (start, mut gate) = (Instant::now(), ReportGate::default());
+        let (start, mut gate) = (Instant::now(), WriteGate::restored(None));
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         assert_eq!(gate.due(&WrittenReport::default(), start, 1.0), None, "a node without sets writes nothing");
         assert_eq!(gate.due(&report(SetPhase::Pulling, 0), start, 1.0), Some(after(4)));
@@ -118,7 +165,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_that_starts_does_not_write_what_the_api_has() {
-        let mut gate = ReportGate::restored(Some(report(SetPhase::Ready, 1)));
+        let mut gate = WriteGate::restored(Some(report(SetPhase::Ready, 1)));
         let now = Instant::now();
         assert_eq!(gate.due(&report(SetPhase::Ready, 1), now, 1.0), None);
         let owner = Some(OwnerReference { uid: "another".into(), ..OwnerReference::default() });
@@ -127,5 +174,28 @@ mod tests {
             gate.due(&of_new_node, now, 1.0).is_some(),
             "the report of a Node that was created again is another one"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_gets_ready_says_so_in_seconds_and_which_images_are_missing_once_a_minute() {
+        let (start, mut gate) = (Instant::now(), WriteGate::restored(None));
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        let missing = |message: &str| Some(ImagesReady { is_ready: false, message: message.into() });
+        let ready = Some(ImagesReady { is_ready: true, message: "all".into() });
+        gate.found(None);
+        assert_eq!(gate.due(&None, start, 1.0), None, "without a gated set nothing is written");
+        assert_eq!(gate.due(&missing("a, b"), start, 1.0), Some(after(4)));
+        gate.written(missing("a, b"), after(4));
+        gate.found(missing("a, b"));
+        assert_eq!(gate.due(&missing("a, b"), after(5), 1.0), None);
+        assert_eq!(gate.due(&missing("b"), after(6), 1.0), Some(after(64)));
+        assert_eq!(gate.due(&ready, after(20), 1.0), Some(after(14)), "the change is older than its wait");
+        gate.written(ready.clone(), after(20));
+        // Another client changed the condition.
+        gate.found(missing("x"));
+        assert_eq!(gate.due(&ready, after(100), 1.0), Some(after(104)));
+        gate.found(ready.clone());
+        assert_eq!(gate.due(&ready, after(110), 1.0), None);
+        assert_eq!(gate.due(&None, after(200), 1.0), Some(after(204)), "it is removed with the last gated set");
     }
 }
