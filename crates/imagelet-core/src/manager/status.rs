@@ -88,9 +88,13 @@ impl PullStatus {
         let mut parts = Vec::new();
         if received < all {
             parts.push(part_of(received, all));
-            if let Some(speed) = self.progress.speed(now).filter(|speed| *speed > 0) {
-                let left = Duration::from_secs(((all - received) / speed).max(1));
-                parts.extend([rate(speed), format!("about {} left", about(left))]);
+            match self.progress.speed(now) {
+                None => {}
+                Some(0) => parts.push("no bytes arrive".to_owned()),
+                Some(speed) => {
+                    let left = Duration::from_secs(((all - received) / speed).max(1));
+                    parts.extend([rate(speed), format!("about {} left", about(left))]);
+                }
             }
         } else if committing.is_some() || !layers.is_empty() {
             parts.extend((all > 0).then(|| format!("{} fetched", amount(all))));
@@ -236,6 +240,7 @@ mod tests {
             (vec![retry(32, false)], 20, "registry shop.io failed, next in 12 s"),
             (vec![retry(20, true)], 20, "asking the registry for 20 s"),
             (vec![(0, resolved(2800))], 0, "0.0 of 2.8 GB"),
+            (vec![(0, resolved(2800))], 20, "0.0 of 2.8 GB, no bytes arrive"),
             (
                 vec![(0, resolved(2800)), (10, fetching(870)), (20, fetching(1220))],
                 20,
