@@ -128,8 +128,16 @@ impl Engine {
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let resumption = self.resumption();
-        let (_continued, _early_syncs) = (continued, self.write_back());
-        Ok(LayerFetches { reservation, view, resumption, allowance, claim, _continued, _early_syncs })
+        let early_syncs = self.write_back();
+        Ok(LayerFetches {
+            reservation,
+            view,
+            resumption,
+            allowance,
+            claim,
+            _continued: continued,
+            _early_syncs: early_syncs,
+        })
     }
 
     pub(super) fn resumption(&self) -> Resumption {

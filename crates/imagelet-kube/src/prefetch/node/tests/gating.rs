@@ -2,7 +2,12 @@
 
 use http::{Request, Response, StatusCode};
 use imagelet_core::{
-    inventory::Inventory, manager::PodStarts, metrics::Metrics, ports::RuntimeManager, testing::FakeRuntime,
+    inventory::Inventory,
+    manager::{ImageManager, ManagerParts, PodStarts},
+    metrics::Metrics,
+    ports::RuntimeManager,
+    records::PullRecords,
+    testing::FakeRuntime,
 };
 use kube::client::Body;
 use tokio::sync::watch;
@@ -261,13 +266,16 @@ async fn the_agent_of_the_pods_gives_their_labels_to_the_agent_of_the_sets() {
     let fake = FakeRuntime::new();
     let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake));
     let metrics = Arc::new(Metrics::new());
+    let manager = ManagerParts::new(runtime.clone(), Arc::new(PullRecords::off()));
     let parts = NodeAgentParts {
         node: "node-1".into(),
         inventory: Arc::new(Inventory::open(runtime, None).unwrap()),
+        manager: Arc::new(ImageManager::new(manager)),
         metrics: Arc::clone(&metrics),
         starts: Arc::new(PodStarts::new(metrics)),
         look_ahead: None,
         events: None,
+        progress_events: false,
     };
     let of_pods = NodeAgent::new(server(test.fake.client()), parts);
     let of_sets = PrefetchAgent::new(server(test.fake.client()), "node-1", Arc::new(test.node.clone()));
