@@ -14,7 +14,7 @@ use crate::{
 const KIND: &str = "application/vnd.example.model";
 
 /// An artifact as `oras push` writes it, with these files by title.
-fn artifact(files: &[(&str, &[u8])]) -> Image {
+pub(crate) fn artifact(files: &[(&str, &[u8])]) -> Image {
     let blob = |(title, bytes): &(&str, &[u8])| {
         (Blob::new(bytes.to_vec(), "application/x-part"), json!({"org.opencontainers.image.title": title}))
     };
