@@ -128,8 +128,16 @@ impl Engine {
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let resumption = self.resumption();
-        let (_continued, _early_syncs) = (continued, self.write_back());
-        Ok(LayerFetches { reservation, view, resumption, allowance, claim, _continued, _early_syncs })
+        let early_syncs = self.write_back();
+        Ok(LayerFetches {
+            reservation,
+            view,
+            resumption,
+            allowance,
+            claim,
+            _continued: continued,
+            _early_syncs: early_syncs,
+        })
     }
 
     pub(super) fn resumption(&self) -> Resumption {
@@ -164,6 +172,7 @@ impl Engine {
                 key: PartialKey::new(&descriptor.digest, repository),
                 unreserved_space: self.unreserved_space(),
                 trusts_kept: self.may_share(repository, diff_id),
+                whole: Vec::new(),
             },
             artifact,
             terms: UnpackTerms {
@@ -205,25 +214,35 @@ impl Engine {
             .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
         let mut jobs: Vec<LayerJob> = jobs.collect();
         // The largest layer determines the duration of a pull, so it must not start last.
-        jobs.sort_by_key(|job| Reverse(job.descriptor.size));
+        jobs.sort_by_cached_key(|job| (Reverse(job.descriptor.size), job.descriptor.digest.clone()));
         let LayerFetches { reservation, resumption, .. } = &fetches;
-        let staging = stream::iter(jobs)
-            .map(|job| async move {
-                let layer = job.diff_id.clone();
-                let staged =
-                    self.fetch_layer(job, repository, progress).await.inspect_err(|error| resumption.heed(error))?;
-                reservation.release(&layer);
+        // A blob under two names is fetched once: the second file is made of the first.
+        let blobs = jobs.chunk_by(|one, other| one.descriptor.digest == other.descriptor.digest);
+        let blobs: Vec<Vec<LayerJob>> = blobs.map(<[_]>::to_vec).collect();
+        let staging = stream::iter(blobs)
+            .map(|same| async move {
+                let (mut staged, mut whole) = (Vec::new(), Vec::new());
+                for mut job in same {
+                    job.blob.whole = std::mem::take(&mut whole);
+                    let (layer, path) = (job.diff_id.clone(), job.file_path().map(str::to_owned));
+                    let fetched = self.fetch_layer(job, repository, progress).await;
+                    let fetched = fetched.inspect_err(|error| resumption.heed(error))?;
+                    reservation.release(&layer);
+                    let trees =
+                        fetched.iter().map(|fetched| fetched.staged_tree()).chain([self.store.layer_tree(&layer)]);
+                    whole = path.map_or_else(Vec::new, |path| trees.map(|tree| tree.join(&path)).collect());
+                    staged.extend(fetched);
+                }
                 Ok::<_, RuntimeError>(staged)
             })
             .buffer_unordered(self.config.limits.layers_in_flight.max(1))
-            .try_collect();
-        let staged: Vec<Option<Arc<StagedLayer>>> =
+            .try_concat();
+        let staged: Vec<Arc<StagedLayer>> =
             self.with_space((reservation, resumption), progress, identity, staging).await?;
         if ImageUser::of_config(&config.user).is_out_of_range() {
             tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
         }
         progress(PullEvent::Committing);
-        let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
         let checked = self.check_artifact(&resolved.manifest, &staged).await;
         checked.inspect_err(|error| resumption.heed(error))?;
         let entries = self.entries(layers, &config.diff_ids, &staged);
