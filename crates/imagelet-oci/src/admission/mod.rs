@@ -92,6 +92,8 @@ impl Amount {
 const LAYER_BYTES: u64 = 64 << 10;
 const LAYER_BYTES_MIN: u64 = 16 << 10;
 const LAYER_INODES: u64 = 6;
+/// An artifact's file, and the folders of its path.
+const FILE_INODES: u64 = 16;
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -101,7 +103,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
         Compression::None => (1_500, 48),
         Compression::Gzip => (3_000, 128),
         Compression::Zstd => (3_500, 160),
-        Compression::Stored => (1_000, 1),
+        Compression::Stored => (1_000, 0),
     }
 }
 
@@ -111,11 +113,11 @@ pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) 
     let (thousandths, per_mebibyte) = assumed(compression);
     let is_stored = compression == Compression::Stored;
     let blob = if keeps_blob && !is_stored { packed } else { 0 };
-    let margin = if is_stored { 0 } else { packed / MARGIN_DIVISOR };
+    let (margin, own_inodes) = if is_stored { (0, FILE_INODES) } else { (packed / MARGIN_DIVISOR, 0) };
     Amount {
         bytes: scaled(packed, thousandths, 1_000).saturating_add(LAYER_BYTES).saturating_add(blob),
         bytes_min: packed.saturating_add(margin).saturating_add(LAYER_BYTES_MIN + blob),
-        inodes: scaled(packed, per_mebibyte, MEBIBYTE).saturating_add(LAYER_INODES),
+        inodes: scaled(packed, per_mebibyte, MEBIBYTE).saturating_add(LAYER_INODES + own_inodes),
         inodes_min: LAYER_INODES,
     }
 }
@@ -132,9 +134,21 @@ pub(crate) struct LayerBytes {
     /// The part of the compressed bytes that is read.
     pub(crate) read: u64,
     pub(crate) written: u64,
+    /// The compressed bytes are kept, too.
+    pub(crate) keeps_blob: bool,
 }
 
 impl LayerBytes {
+    /// The compressed bytes that are not read yet.
+    pub(crate) fn unread(self) -> u64 {
+        self.packed.saturating_sub(self.read)
+    }
+
+    /// The bytes that are kept of them.
+    pub(crate) fn blob(self) -> u64 {
+        if self.keeps_blob { self.unread() } else { 0 }
+    }
+
     pub(crate) fn is_measured(self) -> bool {
         self.read >= MEASURED_MIN
     }
@@ -142,11 +156,11 @@ impl LayerBytes {
 
 /// The space that the layer still needs. From [`MEASURED_MIN`] on, the layer's own ratio replaces the estimate.
 pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
-    let LayerBytes { packed, read, written } = layer;
+    let LayerBytes { read, written, .. } = layer;
     if !layer.is_measured() {
         return amount.with_bytes(amount.bytes.saturating_sub(written), amount.bytes_min.saturating_sub(written));
     }
-    let packed = packed.saturating_sub(read);
+    let packed = layer.unread();
     let unpacked = u128::from(packed) * u128::from(written.max(read)) / u128::from(read);
     amount.with_bytes(u64::try_from(unpacked).unwrap_or(u64::MAX), packed)
 }
@@ -159,7 +173,8 @@ pub(crate) struct Demand {
     pub(crate) amount: Amount,
     /// The estimate comes from the pull's own ratio.
     pub(crate) is_measured: bool,
-    pub(crate) keeps_blobs: bool,
+    /// The part of the amount that is for blobs, which are kept.
+    pub(crate) blobs: u64,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -43,12 +43,12 @@ pub(crate) fn refusal(
 }
 
 fn bytes_needed(is_strict: bool, demand: &Demand) -> String {
-    let Demand { layers, compressed, amount, is_measured, keeps_blobs } = demand;
-    let (blobs, of_blobs) = if *keeps_blobs { (", blobs kept", *compressed) } else { ("", 0) };
+    let Demand { layers, compressed, amount, is_measured, blobs } = demand;
     let packed = format!("{} not here, {} compressed", counted(*layers, "layer"), ByteSize(*compressed));
-    let ratio = amount.bytes.saturating_sub(of_blobs) as f64 / (*compressed).max(1) as f64;
+    let ratio = amount.bytes.saturating_sub(*blobs) as f64 / (*compressed).max(1) as f64;
     // The fixed overhead of a tiny layer makes the factor meaningless.
     let ratio = format!("{:.1} {}", ratio.min(99.9), if *is_measured { "measured" } else { "assumed" });
+    let blobs = if *blobs > 0 { ", blobs kept" } else { "" };
     let (bytes, least) = (ByteSize(amount.bytes), ByteSize(amount.bytes_min));
     if is_strict {
         format!("needs {bytes} ({packed} x {ratio}{blobs})")

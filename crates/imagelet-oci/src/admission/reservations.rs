@@ -43,6 +43,7 @@ struct ReservedLayer {
     /// The space of the whole layer.
     amount: Amount,
     packed: u64,
+    keeps_blob: bool,
     progress: Arc<LayerProgress>,
 }
 
@@ -164,16 +165,16 @@ impl OpenReservations<'_> {
         self.table.pulls.values().any(|pull| pull.layers.contains_key(layer))
     }
 
-    pub(crate) fn running(&self, number: u64, keeps_blobs: bool) -> Option<RunningPull> {
+    pub(crate) fn running(&self, number: u64) -> Option<RunningPull> {
         let PullRest { pull, rest, step, .. } = self.table.rests().into_iter().find(|of| of.number == number)?;
         let layers = || pull.layers.values().filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed));
-        let packed = layers().map(ReservedLayer::bytes).map(|bytes| bytes.packed.saturating_sub(bytes.read));
+        let sum = |of: fn(LayerBytes) -> u64| layers().map(|layer| of(layer.bytes())).fold(0, u64::saturating_add);
         let demand = Demand {
             layers: layers().count(),
-            compressed: packed.fold(0, u64::saturating_add),
+            compressed: sum(LayerBytes::unread),
             amount: rest,
             is_measured: pull.layers.values().any(|layer| layer.bytes().is_measured()),
-            keeps_blobs,
+            blobs: sum(LayerBytes::blob),
         };
         Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
@@ -189,7 +190,7 @@ impl OpenReservations<'_> {
         let layer = |(digest, bytes, amount): (Digest, LayerBytes, Amount)| {
             let (read, written) = (bytes.read.into(), bytes.written.into());
             let progress = Arc::new(LayerProgress { read, written, is_over: AtomicBool::new(false) });
-            (digest, ReservedLayer { amount, packed: bytes.packed, progress })
+            (digest, ReservedLayer { amount, packed: bytes.packed, keeps_blob: bytes.keeps_blob, progress })
         };
         let layers: HashMap<_, _> = layers.into_iter().map(layer).collect();
         let space = Arc::new(PullSpace::new(granted));
@@ -212,7 +213,7 @@ impl OpenReservations<'_> {
 impl ReservedLayer {
     fn bytes(&self) -> LayerBytes {
         let [read, written] = [&self.progress.read, &self.progress.written].map(|of| of.load(Ordering::Relaxed));
-        LayerBytes { packed: self.packed, read, written }
+        LayerBytes { packed: self.packed, read, written, keeps_blob: self.keeps_blob }
     }
 
     fn rest(&self) -> Amount {
@@ -427,12 +428,23 @@ mod tests {
     #[test]
     fn a_file_that_is_on_the_disk_in_part_reserves_only_its_rest() {
         let (reservations, whole) = (Arc::<Reservations>::default(), 10 << 30);
-        let bytes = LayerBytes { packed: whole, read: 6 << 30, written: 6 << 30 };
+        let bytes = LayerBytes { packed: whole, read: 6 << 30, written: 6 << 30, keeps_blob: false };
         let amount = Amount { bytes: whole, bytes_min: whole, inodes: 1, inodes_min: 1 };
         let pull = reservations.open().reserve(tenant(""), [(layer("a"), bytes, amount)], u64::MAX);
         assert_eq!(reserved(&reservations), (4 << 30, 1));
         pull.written_bytes(&layer("a")).restart(0);
         assert_eq!(reserved(&reservations), (whole, 1), "the part proved wrong");
+    }
+
+    #[test]
+    fn only_a_layer_whose_blob_is_kept_beside_its_files_counts_among_the_blobs() {
+        let reservations: Arc<Reservations> = Arc::default();
+        let layers = [("image layer", true), ("artifact's file", false)].map(|(name, keeps_blob)| {
+            (layer(name), LayerBytes { packed: 100, read: 40, written: 0, keeps_blob }, amount(300))
+        });
+        let pull = reservations.open().reserve(tenant(""), layers, u64::MAX);
+        let running = reservations.open().running(pull.number()).expect("it runs").demand;
+        assert_eq!((running.compressed, running.blobs), (120, 60));
     }
 
     #[tokio::test(start_paused = true)]
@@ -455,7 +467,7 @@ mod tests {
         assert!(stopped.as_mut().now_or_never().is_none(), "all is written");
         reservations.open().grant(pull.number(), 8 * MIB);
         stopped.await;
-        let running = reservations.open().running(pull.number(), false).expect("it runs").demand;
+        let running = reservations.open().running(pull.number()).expect("it runs").demand;
         assert_eq!((running.layers, running.compressed, running.amount.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
         drop(bytes);
         assert!(WrittenBytes::default().space().now_or_never().is_some(), "without a reservation nothing waits");

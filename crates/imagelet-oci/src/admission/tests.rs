@@ -9,7 +9,7 @@ use super::{
 
 fn demand(bytes: u64, bytes_min: u64, inodes: u64, inodes_min: u64) -> Demand {
     let amount = Amount { bytes, bytes_min, inodes, inodes_min };
-    Demand { layers: 3, compressed: bytes_min, amount, is_measured: true, keeps_blobs: false }
+    Demand { layers: 3, compressed: bytes_min, amount, is_measured: true, blobs: 0 }
 }
 
 fn space(free_bytes: u64, free_inodes: impl Into<Option<u64>>) -> Space {
@@ -94,7 +94,7 @@ fn others_are_waited_for_where_only_a_guess_of_them_stands_in_the_way() {
 fn a_refusal_does_the_arithmetic() {
     let tenths = |value: u64| value * 100_000_000;
     let amount = Amount { bytes: tenths(51), bytes_min: tenths(18), inodes: 40_000, inodes_min: 18 };
-    let pull = Demand { layers: 3, compressed: tenths(17), amount, is_measured: true, keeps_blobs: false };
+    let pull = Demand { layers: 3, compressed: tenths(17), amount, is_measured: true, blobs: 0 };
     let reserved = Amount { bytes: tenths(6), inodes: 700, ..Amount::default() };
     let place = Space {
         free_bytes: tenths(22),
@@ -126,7 +126,7 @@ fn a_refusal_does_the_arithmetic() {
          collection could free nothing more"
     );
     let alone = Space { reserved: Amount::default(), pulls: 0, bytes_floor: 0, ..place };
-    let one = Demand { layers: 1, keeps_blobs: true, ..pull.clone() };
+    let one = Demand { layers: 1, blobs: pull.compressed, ..pull.clone() };
     assert_eq!(
         refused(Strict, &one, &alone, None).to_string(),
         "not enough free space on the store's disk: needs 5.1GB (1 layer not here, 1.7GB compressed x 2.0 measured, \
@@ -182,7 +182,7 @@ fn from_its_fourth_mebibyte_on_a_layer_is_expected_to_expand_as_it_does() {
         (10, 2, 90, 90),
         (100, 400, 0, 0),
     ] {
-        let bytes_of = LayerBytes { packed: 100 * MIB, read: read * MIB, written: written * MIB };
+        let bytes_of = LayerBytes { packed: 100 * MIB, read: read * MIB, written: written * MIB, keeps_blob: false };
         let rest = rest(estimate, bytes_of);
         assert_eq!((rest.bytes / MIB, rest.bytes_min / MIB), (bytes, bytes_min), "{read} MiB are {written} MiB");
         assert!(rest.inodes <= estimate.inodes && rest.inodes_min <= estimate.inodes_min, "{rest:?}");
@@ -255,6 +255,7 @@ fn each_compression_has_its_ratio_and_the_least_is_the_compressed_size_with_a_ma
         assert_eq!(with_blob.bytes - amount.bytes, blob * MEBIBYTE);
     }
     assert_eq!(expected(Compression::Gzip, 2 * MEBIBYTE, false).inodes, 2 * 128 + LAYER_INODES);
+    assert_eq!(expected(Compression::Stored, 12 << 30, false).inodes, FILE_INODES + LAYER_INODES);
     let huge = expected(Compression::Gzip, u64::MAX / 4, true);
     assert!(huge.bytes >= huge.bytes_min, "{huge:?}");
 }
@@ -264,7 +265,7 @@ fn an_artifact_of_12_gb_is_taken_with_13_gb_free_and_refused_with_11() {
     const GB: u64 = 1_000_000_000;
     let files = [5 * GB, 7 * GB].map(|size| expected(Compression::Stored, size, true));
     let amount = files.into_iter().fold(Amount::default(), Amount::plus);
-    let demand = Demand { amount, keeps_blobs: true, ..demand(0, 0, 0, 0) };
+    let demand = Demand { amount, ..demand(0, 0, 0, 0) };
     for (free, verdict) in [(13 * GB, 'f'), (12 * GB, 'r'), (11 * GB, 'r')] {
         let place = Space::new((free, 16 * MEBIBYTE), (Some(1_000_000), 1_000));
         for admission in [Strict, Compressed] {

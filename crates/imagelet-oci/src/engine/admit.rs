@@ -242,10 +242,11 @@ impl Wanted {
         Self { id, compression, packed: layer.size, is_fetched, partial }
     }
 
-    /// The bytes that are on the disk already, and that no other layer counts on.
-    fn known(&self, continued: &ContinuedPartials) -> LayerBytes {
+    /// The bytes that are on the disk already, and that no other layer counts on. A file is its own blob.
+    fn known(&self, continued: &ContinuedPartials, keeps_blobs: bool) -> LayerBytes {
         let known = self.partial.as_ref().map_or(0, |key| continued.add(key, self.packed));
-        LayerBytes { packed: self.packed, read: known, written: known }
+        let keeps_blob = keeps_blobs && self.partial.is_none();
+        LayerBytes { packed: self.packed, read: known, written: known, keeps_blob }
     }
 }
 
@@ -271,24 +272,25 @@ fn reserve(
                 .filter(|layer| seen.insert(&layer.id))
                 .map(|layer| {
                     let whole = expected(layer.compression, layer.packed, config.keep_blobs);
-                    (layer, layer.known(&continued), whole)
+                    (layer, layer.known(&continued, config.keep_blobs), whole)
                 })
                 .collect();
             if config.admission == Admission::Off {
                 return Ok(Ok(Some((page.reserve(Arc::clone(tenant), [], u64::MAX), continued))));
             }
             let own = || absent.iter().filter(|(layer, ..)| !page.brings(&layer.id));
+            let sum = |of: fn(LayerBytes) -> u64| own().map(|(_, bytes, _)| of(*bytes)).fold(0, u64::saturating_add);
             let demand = Demand {
                 layers: own().count(),
-                compressed: own().map(|(_, bytes, _)| bytes.packed - bytes.read).fold(0, u64::saturating_add),
+                compressed: sum(LayerBytes::unread),
                 amount: own().map(|(_, bytes, whole)| rest(*whole, *bytes)).fold(Amount::default(), Amount::plus),
                 is_measured: false,
-                keeps_blobs: config.keep_blobs,
+                blobs: sum(LayerBytes::blob),
             };
             let step = demand.amount.step(0);
             (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, Some(continued))
         }
-        SpaceFor::Rest(pull) => match page.running(*pull, config.keep_blobs) {
+        SpaceFor::Rest(pull) => match page.running(*pull) {
             Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), None),
             _ => {
                 // The pull expects no more bytes. If it writes more anyway, the floors bound it.

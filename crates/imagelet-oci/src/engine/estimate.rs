@@ -1,7 +1,7 @@
 //! The estimate of a pull, and the cache of its resolved manifest for the pull that follows.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -118,28 +118,43 @@ impl Engine {
         Ok(estimate)
     }
 
-    /// Without the configuration, a layer is identified by its blob. A layer whose blob is compressed differently is
-    /// missing.
+    /// Without the configuration, an image's layer is identified by its blob. A layer whose blob is compressed
+    /// differently is missing. An artifact's file is identified by its blob and path.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = resolved.image_id();
         let reference = resolved.session.reference();
         let is_here = self.store.is_named_in(&id, reference.repository());
-        let repository = only_from(&resolved.manifest, reference);
-        let mut seen: HashSet<&Digest> = HashSet::new();
-        let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
-        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, repository) };
-        let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
+        let manifest = &resolved.manifest;
+        let missing: Vec<&Descriptor> = if is_here {
+            Vec::new()
+        } else if manifest.artifact_kind().is_some() {
+            let repository = only_from(manifest, reference);
+            let is_missing = |key: &Digest| self.store.layer(key).is_none() || !self.may_share(repository, key);
+            // A blob twice under one name is one file.
+            let files = manifest.artifact_files().unwrap_or_default();
+            let files: BTreeMap<Digest, &Descriptor> = files.into_iter().map(|file| (file.key, file.blob)).collect();
+            files.into_iter().filter(|(key, _)| is_missing(key)).map(|(_, blob)| blob).collect()
+        } else {
+            let here = self.store.unpacked_blobs(&manifest.layers.iter().map(|layer| &layer.digest).collect());
+            distinct(&manifest.layers).filter(|layer| !here.contains(&layer.digest)).collect()
+        };
         let unpacked = |layer: &Descriptor| {
-            ByteSize(expected(resolved.manifest.compression(layer), layer.size, self.config.keep_blobs).bytes)
+            ByteSize(expected(manifest.compression(layer), layer.size, self.config.keep_blobs).bytes)
         };
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),
-            bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
-            bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
+            bytes_total: distinct(&manifest.layers).map(|layer| ByteSize(layer.size)).sum(),
+            bytes_missing: distinct(missing.iter().copied()).map(|layer| ByteSize(layer.size)).sum(),
             bytes_unpacked: missing.iter().map(|layer| unpacked(layer)).sum(),
             layers_missing: missing.len(),
         }
     }
+}
+
+/// Each blob once: a blob is fetched once.
+fn distinct<'a>(layers: impl IntoIterator<Item = &'a Descriptor>) -> impl Iterator<Item = &'a Descriptor> {
+    let mut seen = HashSet::new();
+    layers.into_iter().filter(move |layer| seen.insert(&layer.digest))
 }
 
 #[cfg(test)]

@@ -308,6 +308,7 @@ impl Engine {
         match self.bring_layer(&self.fetching, key, &job, None, progress, present).await? {
             RaceOutcome::Present(staged) => {
                 report_present(progress, &job.descriptor.digest);
+                job.give_up().await?;
                 Ok(staged)
             }
             RaceOutcome::Own(staged, guard) => {

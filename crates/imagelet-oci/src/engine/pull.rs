@@ -172,6 +172,7 @@ impl Engine {
                 key: PartialKey::new(&descriptor.digest, repository),
                 unreserved_space: self.unreserved_space(),
                 trusts_kept: self.may_share(repository, diff_id),
+                whole: Vec::new(),
             },
             artifact,
             terms: UnpackTerms {
@@ -196,9 +197,48 @@ impl Engine {
         check_layers(resolved, config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
-        let (fetches, staged) =
-            self.stage_layers(resolved, &config.diff_ids, LayerEnd::Store, tenant, progress).await?;
-        let resumption = &fetches.resumption;
+        let repository = only_from(&resolved.manifest, resolved.session.reference());
+        let end = LayerEnd::Store;
+        let wanted = layers.iter().zip(&config.diff_ids);
+        let wanted: Vec<Wanted> = wanted
+            .filter(|(_, diff_id)| !self.store.has_spare(&SpareWanted { diff_id, repository, end }))
+            .map(|(layer, diff_id)| {
+                let is_fetched = !self.may_share(repository, diff_id);
+                Wanted::of((resolved, layer), diff_id.clone(), is_fetched)
+            })
+            .collect();
+        let fetches = self.begin_fetches(resolved, &wanted, tenant, progress).await?;
+        let jobs = layers
+            .iter()
+            .zip(&config.diff_ids)
+            .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
+        let mut jobs: Vec<LayerJob> = jobs.collect();
+        // The largest layer determines the duration of a pull, so it must not start last.
+        jobs.sort_by_cached_key(|job| (Reverse(job.descriptor.size), job.descriptor.digest.clone()));
+        let LayerFetches { reservation, resumption, .. } = &fetches;
+        // A blob under two names is fetched once: the second file is made of the first.
+        let blobs = jobs.chunk_by(|one, other| one.descriptor.digest == other.descriptor.digest);
+        let blobs: Vec<Vec<LayerJob>> = blobs.map(<[_]>::to_vec).collect();
+        let staging = stream::iter(blobs)
+            .map(|same| async move {
+                let (mut staged, mut whole) = (Vec::new(), Vec::new());
+                for mut job in same {
+                    job.blob.whole = std::mem::take(&mut whole);
+                    let (layer, path) = (job.diff_id.clone(), job.file_path().map(str::to_owned));
+                    let fetched = self.fetch_layer(job, repository, progress).await;
+                    let fetched = fetched.inspect_err(|error| resumption.heed(error))?;
+                    reservation.release(&layer);
+                    let trees =
+                        fetched.iter().map(|fetched| fetched.staged_tree()).chain([self.store.layer_tree(&layer)]);
+                    whole = path.map_or_else(Vec::new, |path| trees.map(|tree| tree.join(&path)).collect());
+                    staged.extend(fetched);
+                }
+                Ok::<_, RuntimeError>(staged)
+            })
+            .buffer_unordered(self.config.limits.layers_in_flight.max(1))
+            .try_concat();
+        let staged: Vec<Arc<StagedLayer>> =
+            self.with_space((reservation, resumption), progress, identity, staging).await?;
         if ImageUser::of_config(&config.user).is_out_of_range() {
             tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
         }
@@ -225,49 +265,6 @@ impl Engine {
         let committed = committed.await;
         self.sync_background_soon();
         committed
-    }
-
-    /// Fetches and stages the layers that are not in the store, the largest first. `diff_ids` are their keys.
-    pub(super) async fn stage_layers(
-        &self,
-        resolved: &Resolved,
-        diff_ids: &[Digest],
-        end: LayerEnd,
-        tenant: Arc<Tenant>,
-        progress: &Progress,
-    ) -> Result<(LayerFetches, Vec<Arc<StagedLayer>>), RuntimeError> {
-        let layers = &resolved.manifest.layers;
-        let repository = only_from(&resolved.manifest, resolved.session.reference());
-        let wanted = layers.iter().zip(diff_ids);
-        let wanted: Vec<Wanted> = wanted
-            .filter(|(_, diff_id)| !self.store.has_spare(&SpareWanted { diff_id, repository, end }))
-            .map(|(layer, diff_id)| {
-                let is_fetched = !self.may_share(repository, diff_id);
-                Wanted::of((resolved, layer), diff_id.clone(), is_fetched)
-            })
-            .collect();
-        let fetches = self.begin_fetches(resolved, &wanted, tenant, progress).await?;
-        let jobs = layers
-            .iter()
-            .zip(diff_ids)
-            .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
-        let mut jobs: Vec<LayerJob> = jobs.collect();
-        // The largest layer determines the duration of a pull, so it must not start last.
-        jobs.sort_by_key(|job| Reverse(job.descriptor.size));
-        let LayerFetches { reservation, resumption, .. } = &fetches;
-        let staging = stream::iter(jobs)
-            .map(|job| async move {
-                let layer = job.diff_id.clone();
-                let staged =
-                    self.fetch_layer(job, repository, progress).await.inspect_err(|error| resumption.heed(error))?;
-                reservation.release(&layer);
-                Ok::<_, RuntimeError>(staged)
-            })
-            .buffer_unordered(self.config.limits.layers_in_flight.max(1))
-            .try_collect();
-        let staged: Vec<Option<Arc<StagedLayer>>> =
-            self.with_space((reservation, resumption), progress, identity, staging).await?;
-        Ok((fetches, staged.into_iter().flatten().collect()))
     }
 
     /// Applies the limits to a present image, too: the result must not depend on present content.

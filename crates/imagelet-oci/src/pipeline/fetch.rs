@@ -70,6 +70,8 @@ pub(super) struct LayerAttempt<'a> {
     is_opening: bool,
     /// Bytes have come that are not on the disk for a resumption.
     is_lossy: bool,
+    /// The bytes on the disk do not stay for a resumption.
+    pub(super) loses_copy: bool,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's list.
@@ -91,7 +93,8 @@ impl<'a> LayerAttempt<'a> {
         (place, progress): (&'a Place, &'a Progress),
     ) -> Self {
         let (copying, rest, content) = (None, None, None);
-        Self { job, source, memory, place, progress, copying, is_opening: false, is_lossy: false, rest, content }
+        let (is_opening, is_lossy, loses_copy) = (false, false, false);
+        Self { job, source, memory, place, progress, copying, is_opening, is_lossy, loses_copy, rest, content }
     }
 }
 
@@ -149,7 +152,7 @@ impl LayerAttempt<'_> {
                 }
             }
             let has_copy = intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
-            self.is_lossy = !has_copy || stream.begins_anew();
+            self.is_lossy = self.loses_copy || !has_copy || stream.begins_anew();
             match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
                 Some(false) => {
@@ -161,7 +164,10 @@ impl LayerAttempt<'_> {
             pace.set_left(blob.size.saturating_sub(intake.received));
             pace.network.resume(Instant::now());
         }
-        intake.report(job, self.progress);
+        // A blob that came whole from the disk was reported when it was fetched.
+        if intake.received > intake.from_disk {
+            intake.report(job, self.progress);
+        }
         job.verify(&intake.hash)?;
         self.content = intake.content.map(|content| content.finish_128());
         let is_read = match intake.frames {

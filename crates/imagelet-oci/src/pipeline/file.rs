@@ -25,6 +25,7 @@ impl LayerAttempt<'_> {
         let known = on_disk.as_ref().filter(|kept| kept.is_in_copy);
         written_bytes.restart(known.map_or(0, |kept| kept.length));
         let reader_wait = ReaderWait::default();
+        self.loses_copy = !writer.is_resumable();
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));
         let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy));
         intake.content = Some(Hasher::new());
@@ -38,7 +39,7 @@ impl LayerAttempt<'_> {
         }
         let (path, content, memory) = (path.to_owned(), self.content.unwrap_or_default(), Arc::clone(self.memory));
         let placed = job.on_thread(move |job| {
-            let file = WholeFile { path: &path, from: writer.path(), size: job.descriptor.size, content };
+            let file = WholeFile { path: &path, from: writer.close(), size: job.descriptor.size, content };
             job.place_file(&file, &memory)
         });
         placed.await?.map(Some)

@@ -17,6 +17,7 @@ mod unpacking;
 mod zstd_window;
 
 use std::{
+    path::PathBuf,
     pin::pin,
     sync::{
         Arc,
@@ -119,6 +120,8 @@ pub(crate) struct CompressedCopy {
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
     /// Reads a kept blob; otherwise the blob is fetched from the registry.
     pub(crate) trusts_kept: bool,
+    /// Where the pull has the same bytes as a whole file, if it has.
+    pub(crate) whole: Vec<PathBuf>,
 }
 
 /// The limits and shared resources of an unpack.
@@ -169,7 +172,7 @@ impl LayerJob {
                 }
                 Ok(Some(layer)) => {
                     if !self.blob.is_kept {
-                        self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await?;
+                        self.discard_partial().await?;
                     }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
                     return Ok(layer);
@@ -207,6 +210,7 @@ impl LayerJob {
                     });
                     let freed = freed.await??;
                     if freed == 0 || self.blob.is_kept || !std::mem::replace(&mut disk.copies, false) {
+                        self.discard_partial().await?;
                         return Err(error);
                     }
                     tracing::info!(layer = %self.descriptor.digest, freed, "the disk was full of unfinished pulls; fetching it again");
@@ -237,11 +241,8 @@ impl LayerJob {
     }
 
     async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
-        // A cancelled pull may still be writing its last bytes.
-        let mut patience = WRITER_CHECKS_MAX;
-        while self.copies() && patience > 0 && self.staging.store.is_written(&self.blob.key) {
-            tokio::time::sleep(WRITER_CHECK).await;
-            patience -= 1;
+        if self.copies() {
+            self.writer_ended().await;
         }
         self.on_thread(move |job| {
             let (store, Descriptor { digest, size, .. }) = (&job.staging.store, &job.descriptor);
@@ -251,29 +252,58 @@ impl LayerJob {
                 }
                 None if disk.reads => {
                     let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
+                    let same = || job.blob.whole.iter().find_map(|path| KeptBytes::open(path, *size..=*size));
                     // The bytes of a running pull may prove wrong.
                     let partial = || store.open_partial(&job.blob.key, *size);
-                    whole.or_else(|| if store.is_written(&job.blob.key) { None } else { partial() })
+                    let partial = || if store.is_written(&job.blob.key) { None } else { partial() };
+                    whole.or_else(same).or_else(partial)
                 }
                 None => None,
             };
             // A partial blob is continued. A whole blob that this pull must not read stays unchanged.
             let known = kept.as_ref().filter(|kept| kept.is_in_copy).map(|kept| kept.length);
             if let Some(BlobLayout::File(_)) = job.artifact {
-                let written =
-                    store.write_blob(&job.blob.key, known.unwrap_or(0), (job.keeps(), &job.blob.resumption))?;
-                return Ok(if written.is_some() {
-                    (kept, written)
-                } else {
-                    let kept = kept.filter(|kept| !kept.is_in_copy);
-                    (kept, store.write_blob_again(&job.blob.key, job.keeps())?)
-                });
+                let start = |known| store.write_blob(&job.blob.key, known, (job.keeps(), &job.blob.resumption));
+                if let Some(written) = start(known.unwrap_or(0))? {
+                    return Ok((kept, Some(written)));
+                }
+                let kept = kept.filter(|kept| !kept.is_in_copy);
+                return Ok((
+                    kept,
+                    match start(0)? {
+                        None => store.write_blob_again(&job.blob.key, job.keeps())?,
+                        written => written,
+                    },
+                ));
             }
             let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
             let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
             Ok((kept, copy))
         })
         .await?
+    }
+
+    /// Waits until a cancelled attempt has written its last bytes.
+    async fn writer_ended(&self) {
+        let mut patience = WRITER_CHECKS_MAX;
+        while patience > 0 && self.staging.store.is_written(&self.blob.key) {
+            tokio::time::sleep(WRITER_CHECK).await;
+            patience -= 1;
+        }
+    }
+
+    /// Removes the unfinished file of a layer that no pull fetches any more.
+    async fn discard_partial(&self) -> Result<(), RuntimeError> {
+        self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await
+    }
+
+    /// Another pull has brought the layer: removes what this pull has of an artifact's file.
+    pub(crate) async fn give_up(&self) -> Result<(), RuntimeError> {
+        if self.file_path().is_none() {
+            return Ok(());
+        }
+        self.writer_ended().await;
+        self.discard_partial().await
     }
 
     /// Starts or continues the copy of the compressed bytes.
@@ -302,6 +332,14 @@ impl LayerJob {
     ) -> Result<T, RuntimeError> {
         let job = self.clone();
         Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
+    }
+
+    /// The path of an artifact's file.
+    pub(crate) fn file_path(&self) -> Option<&str> {
+        match &self.artifact {
+            Some(BlobLayout::File(path)) => Some(path),
+            None | Some(BlobLayout::Archive { .. }) => None,
+        }
     }
 
     /// The digest of an archive's inflated bytes, if it is known. The key of an artifact's layer is no digest of content.
@@ -347,6 +385,7 @@ impl LayerAttempt<'_> {
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
         let copy = copy.map(|writer| {
+            self.loses_copy = !writer.is_resumable();
             let (copy, copying) = copy_to(writer, written_bytes.clone(), None);
             self.copying = Some(copying);
             copy

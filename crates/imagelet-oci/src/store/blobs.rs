@@ -6,7 +6,7 @@
 //! least [`RESUME_MIN`] stays. The commit of an image moves its kept blobs to `blobs/ALGORITHM/HEX`.
 //!
 //! A blob that is written only for a resumption uses only space that no pull has reserved. Its space is freed on
-//! request. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once.
+//! request, unless an admitted pull counts on the blob. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once.
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -152,7 +152,7 @@ impl Store {
     }
 
     /// Starts to append after the first `known` bytes of a blob, and removes later bytes. `None`: the blob has another
-    /// writer, or the known bytes no longer exist.
+    /// writer, or the known bytes no longer exist. Known bytes of a blob that stays are durable.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         key: &PartialKey,
@@ -192,8 +192,14 @@ impl Store {
         });
         let (file, length) = opened.map_err(could_not("create", &writer.path))?;
         failpoint!("blob.begun");
+        // The page cache has bytes of a failed write-back as if they were on the disk. No other sync reports that.
+        let synced = if known > 0 && writer.is_reserved() { file.sync_data() } else { Ok(()) };
+        let synced = synced.and_then(|()| failpoint::synced((known > 0).then_some(&*writer.path)));
+        if let Err(error) = &synced {
+            tracing::warn!(blob = %key.digest, %error, "the disk has lost the first bytes of a blob; they are fetched again");
+        }
         writer.file = Some(file);
-        writer.is_wanted = length >= known;
+        writer.is_wanted = length >= known && synced.is_ok();
         Ok(writer.is_wanted.then_some(writer))
     }
 
@@ -318,13 +324,17 @@ pub(crate) struct BlobWriter {
 }
 
 impl BlobWriter {
-    /// Appends. Fails only if the blob must be kept. Otherwise a failure removes the file, and the pull continues.
+    /// Appends. Fails only if the blob must be kept, and the bytes so far stay. Otherwise a failure removes the file, and
+    /// the pull continues.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let has_space = self.check_space();
         let Some(file) = &mut self.file else { return Ok(()) };
         if let Err(error) = has_space.and_then(|()| file.write_all(bytes)) {
+            if self.is_reserved() {
+                return Err(error);
+            }
             self.give_up();
-            return if self.is_reserved() { Err(error) } else { Ok(()) };
+            return Ok(());
         }
         self.length += bytes.len() as u64;
         self.write_back();
@@ -395,8 +405,15 @@ impl BlobWriter {
         matches!(self.purpose, BlobPurpose::Keep(_))
     }
 
-    /// The file. The pull may move it into a layer.
-    pub(crate) fn path(&self) -> &Path {
+    /// Whether the blob stays for a resumption.
+    pub(crate) fn is_resumable(&self) -> bool {
+        self.resumption.is_allowed()
+    }
+
+    /// Closes the whole file. Only then a file system such as XFS frees the space that it has allocated beyond the end.
+    /// The pull may move the file into a layer.
+    pub(crate) fn close(&mut self) -> &Path {
+        self.file = None;
         &self.path
     }
 }
@@ -417,7 +434,7 @@ pub(crate) struct StagedBlob(BlobWriter);
 impl StagedBlob {
     /// `None`: the blob was only for a resumption, and the unpacked layer replaces it.
     pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
-        writer.file = None;
+        writer.close();
         failpoint!("blob.written");
         if writer.is_reserved() {
             return Some(Self(writer));
@@ -463,7 +480,7 @@ pub(crate) struct KeptBytes {
 }
 
 impl KeptBytes {
-    fn open(path: &Path, lengths: RangeInclusive<u64>) -> Option<Self> {
+    pub(crate) fn open(path: &Path, lengths: RangeInclusive<u64>) -> Option<Self> {
         let file = File::open(path).ok()?;
         let length = file.metadata().ok().filter(fs::Metadata::is_file)?.len();
         lengths.contains(&length).then_some(Self { file, length, is_in_copy: false })
@@ -483,73 +500,4 @@ impl Index {
 }
 
 #[cfg(test)]
-mod tests {
-    use imagelet_core::error::RuntimeErrorKind;
-
-    use super::*;
-    use crate::store::StoreOptions;
-
-    static PIECE: [u8; 1 << 20] = [7; 1 << 20];
-
-    fn key() -> PartialKey {
-        PartialKey::new(&Digest::of(b"blob"), None)
-    }
-
-    /// Writes nine pieces for a resumption, in a file system where `space` says what is free.
-    fn written(
-        store: &Arc<Store>,
-        resumption: &Resumption,
-        space: impl Fn(u64) -> bool + Send + Sync + 'static,
-    ) -> BlobWriter {
-        let purpose = (BlobPurpose::Resume(Arc::new(space)), resumption);
-        let mut writer = store.write_blob(&key(), 0, purpose).unwrap().expect("no other writer");
-        (0..9).for_each(|_| writer.write(&PIECE).unwrap());
-        writer
-    }
-
-    #[test]
-    fn the_first_bytes_stay_unless_they_are_refused_revoked_or_in_the_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
-        let allowed = Resumption::new(true);
-        let writer = written(&store, &allowed, |_| true);
-        assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep(0), &allowed)).unwrap().is_none(), "one writer");
-        assert_eq!(store.remove_partials(|_| true).unwrap(), 0, "it is being written");
-        drop(writer);
-        assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
-        assert_eq!(store.free_unfinished(1, &[key()]).unwrap(), 0, "the pull that asks continues it");
-        let continued = ContinuedPartials::new(&store, 1);
-        assert_eq!([continued.add(&key(), 20 << 20), continued.add(&key(), 20 << 20)], [9 << 20, 0]);
-        assert_eq!(ContinuedPartials::new(&store, 2).add(&key(), 20 << 20), 0, "one pull counts on it");
-        store.discard_partial(&key(), 2);
-        assert_eq!(store.free_unfinished(u64::MAX, &[]).unwrap(), 0, "an admitted pull continues it");
-        assert_eq!(store.remove_partials(|_| true).unwrap(), 0);
-        drop(continued);
-        assert_eq!(store.free_unfinished(1, &[]).unwrap(), 9 << 20);
-        assert_eq!(store.partial_bytes(), 0);
-
-        drop(written(&store, &allowed, |_| false));
-        assert_eq!(store.partial_bytes(), 0, "others have reserved the space");
-
-        let mut writer = written(&store, &allowed, |_| true);
-        assert_eq!(store.revoke_partials().unwrap(), 9 << 20);
-        assert_eq!(store.partial_bytes(), 0, "at once");
-        writer.write(&PIECE).unwrap();
-        drop(writer);
-        assert_eq!(store.partial_bytes(), 0);
-
-        let refused = Resumption::new(true);
-        let writer = written(&store, &refused, |_| true);
-        refused.heed(&RuntimeError::new(RuntimeErrorKind::Corrupt, "it is wrong"));
-        drop(writer);
-        assert_eq!(store.partial_bytes(), 0);
-    }
-
-    #[test]
-    fn a_file_name_says_which_pulls_may_continue_it() {
-        let digest = Digest::of(b"blob");
-        let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
-        let keys = keys.map(|repository| PartialKey::new(&digest, repository));
-        assert!(keys.iter().all(|key| keys.iter().filter(|other| other.file_name == key.file_name).count() == 1));
-    }
-}
+mod tests;

@@ -6,10 +6,14 @@ use imagelet_core::{
     credentials::Credential,
     error::RuntimeErrorKind,
     image::ImageSpec,
-    ports::{ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullRequest, no_progress},
+    ports::{
+        ArchivePlace, ExportRequest, ImageService as _, ImportRequest, LocalStore as _, PullProgress, PullRequest,
+        no_progress,
+    },
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     blobs::noise,
@@ -281,6 +285,18 @@ async fn an_estimate_of_an_artifact_is_its_size_also_on_the_disk() {
     assert_eq!((estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 2));
     // Each has its records beside it.
     assert_eq!(estimate.bytes_unpacked.0, 1_000_001 + 2 * (64 << 10));
+
+    // A blob under another name is fetched, once for all its names.
+    pull(&engine, &registry.name("model:v1")).await.expect("pulled");
+    registry.artifact(
+        "model",
+        "v2",
+        &[("renamed", &vec![7; 1_000_000]), ("again", &vec![7; 1_000_000]), ("small", b"1")],
+    );
+    let request = PullRequest { image: ImageSpec::new(registry.name("model:v2")), ..PullRequest::default() };
+    let estimate = engine.estimate(&request).await.expect("it answers").expect("the store knows");
+    assert_eq!((estimate.bytes_total.0, estimate.bytes_missing.0, estimate.layers_missing), (1_000_001, 1_000_000, 2));
+    assert_eq!(estimate.bytes_unpacked.0, 2 * (1_000_000 + (64 << 10)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -309,6 +325,8 @@ async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_a
         let large = || tree(folder.path()).into_iter().filter(|(_, size)| *size > 1 << 20).collect::<Vec<_>>();
         let [(path, size)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
         assert!(path.starts_with("ingest/") && *size >= 9 << 20, "{path}: {size}");
+        let inode = |path: &str| std::fs::metadata(folder.path().join(path)).expect("a file").ino();
+        let before = inode(path);
 
         registry.put(&blob, "layer", bytes.clone(), None);
         registry.take_ranges();
@@ -317,7 +335,7 @@ async fn a_large_file_is_written_once_and_continues_where_it_broke_off_also_in_a
         assert_eq!(range, format!("bytes={size}-"));
         assert_eq!(stored(folder.path()), BTreeMap::from([("weights/big".to_owned(), bytes.clone())]));
         let [(path, _)] = &large()[..] else { panic!("the file is there once: {:?}", large()) };
-        assert!(path.starts_with("layers/"), "{path}");
+        assert!(path.starts_with("layers/") && inode(path) == before, "{path} is a copy");
         assert_eq!(findings(&engine).await, "");
     }
 }
@@ -329,7 +347,13 @@ async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
     registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
     registry.trickle(1_000_000, 0);
     let engine = open(folder.path()).await;
-    pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let seen: std::sync::Arc<std::sync::Mutex<PullProgress>> = Default::default();
+    let progress = std::sync::Arc::clone(&seen);
+    let request = PullRequest { image: ImageSpec::new(registry.name("a:v1")), ..PullRequest::default() };
+    registry.take_layer_requests();
+    let progress = std::sync::Arc::new(move |event| progress.lock().expect("no panic").apply(event, Instant::now()));
+    engine.pull(&request, progress).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((registry.take_layer_requests(), seen.lock().expect("no panic").received), (1, 300_000));
     let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));
     assert_eq!(stored(folder.path()), BTreeMap::from(expected));
     let left: Vec<_> = tree(folder.path()).into_keys().filter(|path| path.starts_with("ingest/")).collect();

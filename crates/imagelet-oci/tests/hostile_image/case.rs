@@ -236,10 +236,11 @@ pub(crate) fn scratch_on_disk() -> tempfile::TempDir {
 
 /// What lies in the folders of a store, one level deep.
 pub(crate) fn content(root: &Path) -> BTreeSet<String> {
-    ["tmp", "trash", "layers", "images", "mounts"]
+    ["tmp", "trash", "layers", "images", "mounts", "ingest", "blobs/sha256"]
         .into_iter()
         .flat_map(|folder| {
-            let entries = std::fs::read_dir(root.join(folder)).expect("a folder of the store");
+            // Only a store that keeps blobs has folders of blobs.
+            let entries = std::fs::read_dir(root.join(folder)).into_iter().flatten();
             entries.map(move |entry| format!("{folder}/{}", entry.expect("an entry").file_name().display()))
         })
         .collect()

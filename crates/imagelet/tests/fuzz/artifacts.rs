@@ -99,8 +99,14 @@ fn assert_members(nodes: &Nodes, below: &str) {
             kind => panic!("`{shown}` is a {kind:?}"),
         };
         assert!(expected.contains(&node.stat.mode), "`{shown}` has mode {:o}", node.stat.mode);
+        if node.kind == FileType::RegularFile {
+            assert_eq!(node.stat.mtime, (0, 0), "`{shown}`");
+        }
+        let is_roots = node.stat.owner == (0, 0) || !rustix::process::geteuid().is_root();
+        assert!(is_roots, "`{shown}` is of {:?}", node.stat.owner);
         assert!(!node.is_whiteout() && node.xattrs.is_empty(), "`{shown}` has {:?}", node.xattrs);
-        let is_in_folder = path.starts_with(below.as_bytes()) || node.kind == FileType::Directory;
+        let is_in_folder =
+            below.is_empty() || path.starts_with(format!("{below}/").as_bytes()) || node.kind == FileType::Directory;
         assert!(is_in_folder, "`{shown}` is outside `{below}`");
         if node.kind == FileType::Symlink {
             assert!(!leaves(nodes, path), "`{shown}` leaves the artifact");

@@ -34,6 +34,7 @@ struct Bed {
     registry: FakeRegistry,
     kept: Sample,
     fresh: Sample,
+    artifact: Sample,
     kept_again: String,
     template: tempfile::TempDir,
     /// The program where anybody may run it.
@@ -46,13 +47,15 @@ impl Bed {
         let shared = small_layer("shared", 20_000);
         let kept = Sample::put(&registry, "kept:v1", vec![shared.clone(), small_layer("kept", 30_000)]);
         let fresh = Sample::put(&registry, "fresh:v1", vec![shared, small_layer("fresh", 40_000)]);
+        let files: [(&str, &[u8]); 2] = [("weights.bin", &[7; 10_000]), ("conf/tokens", b"a b")];
+        let artifact = Sample::put_artifact(&registry, "model:v1", &files);
         let kept_again = kept.put_again(&registry, "other/kept:v2");
         let template = scratch();
         with_store(&template.path().join("store"), ["pull", &kept.name]).ok();
         let program = template.path().join("imagelet");
         fs::copy(env!("CARGO_BIN_EXE_imagelet"), &program).unwrap();
         fs::set_permissions(template.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        Self { registry, kept, fresh, kept_again, template, program }
+        Self { registry, kept, fresh, artifact, kept_again, template, program }
     }
 }
 
@@ -183,6 +186,7 @@ const SCENARIOS: &[Scenario] = &[
         std::os::unix::fs::chown(run.folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     }),
     Scenario::new("a second pull", Begins::WithKept, |run| words(&["pull", &run.bed.fresh.name])),
+    Scenario::new("the pull of an artifact", Begins::WithKept, |run| words(&["pull", &run.bed.artifact.name])),
     Scenario::new("a second name", Begins::WithKept, |run| words(&["pull", &run.bed.kept_again])),
     Scenario::new("a removal", Begins::WithKept, |run| words(&["rm", &run.bed.kept.name])).taking(),
     Scenario::new("the end of a name", Begins::WithKept, |run| words(&["untag", &run.bed.kept.name])).taking(),
@@ -233,7 +237,7 @@ fn crash(bed: &Bed, scenario: &Scenario, armed: &str) {
         // Root goes on with a store whose files are a user's: owners differ, so that only a new pull can be compared.
         return assert_heals_rootless(&run, scenario, &what);
     }
-    let (store, known) = (run.store(), [&bed.kept, &bed.fresh]);
+    let (store, known) = (run.store(), [&bed.kept, &bed.fresh, &bed.artifact]);
     let listed = reopen(&store, &what);
     let kept: &[&Sample] = if scenario.begins == Begins::WithKept && !scenario.takes { &[&bed.kept] } else { &[] };
     assert_sound(&store, &listed, &known, kept, &what);
@@ -256,11 +260,13 @@ fn shown(target: &Path) -> tree::Tree {
 
 /// The same pulls give the exact images, and removals leave nothing.
 fn assert_heals(store: &Path, bed: &Bed, what: &str) {
-    let pulled = with_store(store, ["pull", &bed.kept.name, &bed.fresh.name]).ok();
-    assert_eq!(pulled.lines().collect::<Vec<_>>(), [bed.kept.id(), bed.fresh.id()], "{what}");
+    let samples = [&bed.kept, &bed.fresh, &bed.artifact];
+    let (names, ids) = (samples.map(|sample| &*sample.name), samples.map(Sample::id));
+    let pulled = with_store(store, [&["pull"], &names[..]].concat()).ok();
+    assert_eq!(pulled.lines().collect::<Vec<_>>(), ids, "{what}");
     let listed = reopen(store, what);
-    assert_sound(store, &listed, &[&bed.kept, &bed.fresh], &[&bed.kept, &bed.fresh], what);
-    with_store(store, ["rm", bed.kept.id(), bed.fresh.id()]).ok();
+    assert_sound(store, &listed, &samples, &samples, what);
+    with_store(store, [&["rm"], &ids[..]].concat()).ok();
     assert_clean(store, &BTreeSet::new(), what);
 }
 

@@ -11,6 +11,7 @@ use imagelet_core::image::Digest;
 use tokio::time::Instant;
 
 use crate::{
+    artifacts::artifact,
     fake_registry::FakeRegistry,
     images::{Image, Kind, Layer, noise},
     program::{Outcome, with_store},
@@ -43,13 +44,19 @@ impl Sample {
         Self { name: registry.put(name, &image), image, layers }
     }
 
+    /// Serves an artifact of these files.
+    pub(crate) fn put_artifact(registry: &FakeRegistry, name: &str, files: &[(&str, &[u8])]) -> Self {
+        let image = artifact(files);
+        Self { name: registry.put(name, &image), image, layers: Vec::new() }
+    }
+
     /// Serves it under one more name.
     pub(crate) fn put_again(&self, registry: &FakeRegistry, name: &str) -> String {
         registry.put(name, &self.image)
     }
 
     pub(crate) fn id(&self) -> &str {
-        self.image.id()
+        if self.layers.is_empty() { &self.image.manifest.digest } else { self.image.id() }
     }
 
     /// What its layers merge to.
@@ -74,6 +81,10 @@ impl Sample {
                 Err(error) => damage.push(format!("{file} of {}: {error}", self.name)),
             }
         }
+        if self.layers.is_empty() {
+            damage.extend(self.damaged_files(store));
+            return damage;
+        }
         for (diff_id, layer) in self.image.diff_ids().iter().zip(&self.layers) {
             let path = store.join("layers").join(hex(diff_id)).join("fs");
             if !path.is_dir() {
@@ -89,6 +100,20 @@ impl Sample {
             damage.extend(differences.into_iter().map(|what| format!("layer {diff_id} of {}: {what}", self.name)));
         }
         damage
+    }
+
+    /// The files of an artifact that are not as its registry has them.
+    fn damaged_files(&self, store: &Path) -> Vec<String> {
+        let json = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).expect("JSON");
+        let record = json(&fs::read(store.join("images").join(hex(self.id())).join("image.json")).expect("a record"));
+        let manifest = json(&self.image.manifest.bytes);
+        let files = self.image.layers.iter().enumerate().filter_map(|(number, blob)| {
+            let title = manifest["layers"][number]["annotations"]["org.opencontainers.image.title"].as_str()?;
+            let folder = store.join("layers").join(hex(record["layers"][number]["diff_id"].as_str()?)).join("fs");
+            let is_same = fs::read(folder.join(title)).is_ok_and(|bytes| bytes == blob.bytes);
+            (!is_same).then(|| format!("file {title} of {} has other bytes, or is missing", self.name))
+        });
+        files.collect()
     }
 }
 

@@ -25,14 +25,11 @@ impl Store {
         self.index().has_layer_of(repository, layer)
     }
 
-    /// The blobs whose layers are present, by the records of the images. With `repository`: only layers of that
-    /// repository.
-    pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
+    /// The blobs whose layers are present, by the records of the images.
+    pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
         let index = self.index();
         let entries = index.images.values().flat_map(|image| &image.pulled.layers);
-        let present = entries
-            .filter(|entry| index.layers.contains_key(&entry.diff_id))
-            .filter(|entry| repository.is_none_or(|repository| index.has_layer_of(repository, &entry.diff_id)));
+        let present = entries.filter(|entry| index.layers.contains_key(&entry.diff_id));
         present.filter_map(|entry| entry.blob.as_ref().filter(|blob| blobs.contains(*blob))).cloned().collect()
     }
 

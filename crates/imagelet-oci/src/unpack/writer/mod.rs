@@ -17,6 +17,7 @@ use std::{
     rc::Rc,
 };
 
+use imagelet_core::failpoint;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
     io::Errno,
@@ -145,6 +146,7 @@ impl<'a> Writer<'a> {
         let (parent, name) = name::split(&path);
         let place = Place::new(self.parent(parent)?, name);
         rustix::fs::renameat(CWD, whole.from, &place.parent, name).map_err(Fault::io("move"))?;
+        failpoint!("unpack.moved");
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&place.parent, name, flags, Mode::empty());
         let file = patiently(open).map_err(Fault::io("open"))?;

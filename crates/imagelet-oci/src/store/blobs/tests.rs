@@ -1,0 +1,108 @@
+//! Tests of partial blobs: what stays of them, for which pull, and how they are continued.
+
+use imagelet_core::error::RuntimeErrorKind;
+
+use super::*;
+use crate::store::StoreOptions;
+
+static PIECE: [u8; 1 << 20] = [7; 1 << 20];
+
+fn key() -> PartialKey {
+    PartialKey::new(&Digest::of(b"blob"), None)
+}
+
+/// Writes nine pieces for a resumption, in a file system where `space` says what is free.
+fn written(
+    store: &Arc<Store>,
+    resumption: &Resumption,
+    space: impl Fn(u64) -> bool + Send + Sync + 'static,
+) -> BlobWriter {
+    let purpose = (BlobPurpose::Resume(Arc::new(space)), resumption);
+    let mut writer = store.write_blob(&key(), 0, purpose).unwrap().expect("no other writer");
+    (0..9).for_each(|_| writer.write(&PIECE).unwrap());
+    writer
+}
+
+#[test]
+fn the_first_bytes_stay_unless_they_are_refused_revoked_or_in_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
+    let allowed = Resumption::new(true);
+    let writer = written(&store, &allowed, |_| true);
+    assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep(0), &allowed)).unwrap().is_none(), "one writer");
+    assert_eq!(store.remove_partials(|_| true).unwrap(), 0, "it is being written");
+    drop(writer);
+    assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
+    assert_eq!(store.free_unfinished(1, &[key()]).unwrap(), 0, "the pull that asks continues it");
+    let continued = ContinuedPartials::new(&store, 1);
+    assert_eq!([continued.add(&key(), 20 << 20), continued.add(&key(), 20 << 20)], [9 << 20, 0]);
+    assert_eq!(ContinuedPartials::new(&store, 2).add(&key(), 20 << 20), 0, "one pull counts on it");
+    store.discard_partial(&key(), 2);
+    assert_eq!(store.free_unfinished(u64::MAX, &[]).unwrap(), 0, "an admitted pull continues it");
+    assert_eq!(store.remove_partials(|_| true).unwrap(), 0);
+    drop(continued);
+    assert_eq!(store.free_unfinished(1, &[]).unwrap(), 9 << 20);
+    assert_eq!(store.partial_bytes(), 0);
+
+    drop(written(&store, &allowed, |_| false));
+    assert_eq!(store.partial_bytes(), 0, "others have reserved the space");
+
+    let mut writer = written(&store, &allowed, |_| true);
+    assert_eq!(store.revoke_partials().unwrap(), 9 << 20);
+    assert_eq!(store.partial_bytes(), 0, "at once");
+    writer.write(&PIECE).unwrap();
+    drop(writer);
+    assert_eq!(store.partial_bytes(), 0);
+
+    let refused = Resumption::new(true);
+    let writer = written(&store, &refused, |_| true);
+    refused.heed(&RuntimeError::new(RuntimeErrorKind::Corrupt, "it is wrong"));
+    drop(writer);
+    assert_eq!(store.partial_bytes(), 0);
+}
+
+/// Writes nine pieces of an artifact's file.
+fn unfinished(store: &Arc<Store>) -> BlobWriter {
+    let purpose = (BlobPurpose::Keep(0), &Resumption::new(true));
+    let mut writer = store.write_blob(&key(), 0, purpose).unwrap().expect("no other writer");
+    (0..9).for_each(|_| writer.write(&PIECE).unwrap());
+    writer
+}
+
+#[test]
+fn a_file_whose_first_bytes_the_disk_has_lost_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
+    drop(unfinished(&store));
+    failpoint::observe_syncs(|path| match path {
+        Some(path) if path.extension().is_some_and(|end| end == "partial") => Err(io::Error::other("lost")),
+        _ => Ok(()),
+    });
+    let start = |known| store.write_blob(&key(), known, (BlobPurpose::Keep(0), &Resumption::new(true))).unwrap();
+    assert!(start(9 << 20).is_none());
+    assert_eq!(store.partial_bytes(), 0);
+    assert!(start(0).is_some());
+}
+
+#[test]
+fn a_full_disk_leaves_the_first_bytes_of_a_file_for_the_next_attempt() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
+    let mut writer = unfinished(&store);
+    (writer.purpose, writer.measured) = (BlobPurpose::Keep(u64::MAX), None);
+    writer.write(&PIECE).expect_err("the floor is reached");
+    drop(writer);
+    assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
+    // A blob that has another writer is not continued.
+    let _writer = unfinished(&store);
+    let again = store.write_blob_again(&key(), BlobPurpose::Keep(0)).unwrap().expect("a file of its own");
+    assert!(!again.is_resumable());
+}
+
+#[test]
+fn a_file_name_says_which_pulls_may_continue_it() {
+    let digest = Digest::of(b"blob");
+    let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
+    let keys = keys.map(|repository| PartialKey::new(&digest, repository));
+    assert!(keys.iter().all(|key| keys.iter().filter(|other| other.file_name == key.file_name).count() == 1));
+}
