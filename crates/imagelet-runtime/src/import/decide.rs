@@ -125,9 +125,10 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
     if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable {
         return AfterFailure::Fail;
     }
-    // The runtime has the records but does not list the image. Its own pull completes the image.
+    // The runtime has the records but does not list the image. Its own pull completes the image, and would empty an
+    // artifact.
     if stage == ImportStage::Recorded {
-        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
+        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime && !failed.is_artifact;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {

@@ -12,7 +12,7 @@ use imagelet_runtime::{Containerd, ContainerdConfig, containerd::LeaseId, cri::S
 use crate::{
     cri::CriImages,
     node::Node,
-    staged::{archive, image, unpack, unpack_whole},
+    staged::{archive, artifact, image, unpack, unpack_whole},
 };
 
 const NAME: &str = "reg.test:5000/team/app:v1";
@@ -125,6 +125,33 @@ async fn an_import_is_an_image_that_cri_shows_and_removes_without_a_rest() {
 
     cri.remove(&ImageSpec::new(NAME)).await.unwrap();
     node.until("all is removed", async || kept(&node).await == [0; 5]).await;
+}
+
+#[tokio::test]
+async fn an_artifact_is_found_by_the_record_of_its_manifest_and_has_its_labels_on_the_configuration() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    let model = artifact(NAME, "manifest", "one");
+    let by_digest = format!("reg.test:5000/team/app@{}", Digest::of(b"manifest"));
+    assert_eq!(containerd.named_artifact(&by_digest).await.unwrap(), None);
+    import(&containerd, &model, &LAYERS[..1]).await;
+    collect(&containerd).await;
+    assert_eq!(kept(&node).await, [3, 2, 1, 0, 1]);
+    let (manifest, layer) = (model.manifest.digest.clone(), model.layers[0].digest.clone());
+    for name in [NAME, &by_digest] {
+        let found = containerd.named_artifact(name).await.unwrap();
+        assert_eq!(found, Some((manifest.clone(), layer.clone())), "{name}");
+        let shown = CriImages::of(&node).status(&ImageSpec::new(name)).await.unwrap();
+        assert_eq!(shown.expect("it is shown").id.as_str(), model.config.digest.as_str(), "{name}");
+    }
+    let labels = node.client().content(model.config.digest.as_str()).await.unwrap().unwrap().labels;
+    let wanted = model.artifact.as_ref().unwrap().labels();
+    assert!(wanted.iter().all(|(name, value)| labels.get(name) == Some(value)), "{labels:?}");
+
+    // An image of an index has no layer of its own.
+    let other = image("reg.test:5000/other:v1", "other", &LAYERS[..1]);
+    import(&containerd, &other, &LAYERS[..1]).await;
+    assert_eq!(containerd.named_artifact("reg.test:5000/other:v1").await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 
-use imagelet_core::image::{Digest, Platform, Reference};
+use imagelet_core::image::{Artifact, Digest, Platform, Reference};
 use imagelet_oci::{DocumentBytes, ImageDocument, ImportedImage, ImportedLayer, StagedTree};
 use imagelet_runtime::Containerd;
 use serde_json::json;
@@ -11,6 +11,20 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// An image that is made of an artifact with this manifest, with one layer.
+pub(crate) fn artifact(reference: &str, manifest: &str, layer: &str) -> Arc<ImportedImage> {
+    let image = Arc::into_inner(image(reference, manifest, &[layer])).expect("it is new");
+    let digest = Digest::of(manifest.as_bytes());
+    let (by_tag, by_digest) = image.reference.names_of(&digest);
+    Arc::new(ImportedImage {
+        names: by_tag.into_iter().chain([by_digest]).collect(),
+        artifact: Some(Artifact { kind: "a/model".to_owned(), manifest: digest, files: 1 }),
+        root: image.manifest.clone(),
+        index_entries: Vec::new(),
+        ..image
+    })
+}
 
 /// An image of layers with these names; `note` makes it another image over the same layers.
 pub(crate) fn image(reference: &str, note: &str, layers: &[&str]) -> Arc<ImportedImage> {

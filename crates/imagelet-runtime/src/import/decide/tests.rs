@@ -273,12 +273,14 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
 
 #[test]
 fn a_refused_artifact_does_not_become_an_empty_folder_and_one_of_a_hidden_registry_is_forwarded() {
-    let after = |class| {
-        let failed = failed(ImportStage::Fetch, Fault::new(class, Stage::Manifest));
-        after_failure(ImportMode::Auto, &ImportError { is_artifact: true, ..failed }, &pull("r.io/model:v1"))
+    let after = |stage, class, at| {
+        let failed = ImportError { is_artifact: true, ..failed(stage, Fault::new(class, at)) };
+        after_failure(ImportMode::Auto, &failed, &pull("r.io/model:v1"))
     };
-    assert_eq!(after(ErrorClass::Unacceptable), AfterFailure::Fail);
-    assert_eq!(after(ErrorClass::ConnectionRefused), AfterFailure::Forward { remember: true });
+    let (fetch, manifest) = (ImportStage::Fetch, Stage::Manifest);
+    assert_eq!(after(fetch, ErrorClass::Unacceptable, manifest), AfterFailure::Fail);
+    assert_eq!(after(ImportStage::Recorded, ErrorClass::TimedOut, Stage::Runtime), AfterFailure::Fail);
+    assert_eq!(after(fetch, ErrorClass::ConnectionRefused, manifest), AfterFailure::Forward { remember: true });
 }
 
 #[test]
