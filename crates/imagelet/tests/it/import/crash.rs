@@ -88,7 +88,7 @@ impl Scene {
                 (Blob::new(noise("second", 30_000), "application/x-part"), title("folder/second")),
                 (Blob::new(packed, "application/vnd.cncf.model.code.v1.tar+gzip"), json!({})),
             ]);
-            Self::start(release, artifact, Vec::new())
+            Self::start(release, artifact, vec![String::new()])
         });
         std::iter::once(of_image).chain(of_artifact).collect()
     }

@@ -46,9 +46,7 @@ impl Beside {
     pub(super) fn start(release: &ContainerdRelease, snapshotter: &'static str) -> Self {
         let (disk, registry, folder) = (Disk::new(DISK_MEBIBYTES), FakeRegistry::start(), scratch());
         let pause = registry.put("pause:3.9", &Image::busybox("pause"));
-        let table = "plugins.\"io.containerd.grpc.v1.cri\".containerd";
-        let settings = format!("[{table}]\n  snapshotter = \"{snapshotter}\"\n");
-        let containerd = ContainerdSetup::new(release, &pause).settings(&settings).start(disk.path());
+        let containerd = ContainerdSetup::new(release, &pause).snapshotter(snapshotter).start(disk.path());
         let config = folder.path().join("config.yaml");
         // A pull that was not imported would be no other case than containerd's own.
         let import = if snapshotter == "overlayfs" { "require" } else { "auto" };

@@ -30,7 +30,7 @@ fn artifact(seed: &str, kibibytes: usize) -> Image {
 fn row(daemon: &Daemon, name: &str) -> Option<Value> {
     let listed = daemon.run(["ls", "--all", "-o", "json"]).json();
     let rows = listed["images"].as_array().unwrap();
-    rows.iter().find(|row| row["tags"].as_array().unwrap().contains(&json!(name))).cloned()
+    rows.iter().find(|row| row["names"].as_array().unwrap().contains(&json!(name))).cloned()
 }
 
 /// Collects, and fails unless what was planned is what was freed, to the byte, and this is removed and nothing else.

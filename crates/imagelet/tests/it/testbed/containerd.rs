@@ -100,9 +100,13 @@ impl ContainerdSetup {
         Self { release: release.clone(), pause: pause.to_owned(), settings: String::new() }
     }
 
-    /// With another snapshotter.
+    /// With this snapshotter.
     pub(crate) fn snapshotter(self, name: &str) -> Self {
-        self.settings(&format!("[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  snapshotter = \"{name}\"\n"))
+        // containerd 2 reads the rest of the older table, and not this key.
+        let is_newer = self.release.number() >= (2, 0);
+        let table =
+            if is_newer { "\"io.containerd.cri.v1.images\"" } else { "\"io.containerd.grpc.v1.cri\".containerd" };
+        self.settings(&format!("[plugins.{table}]\n  snapshotter = \"{name}\"\n"))
     }
 
     /// With these tables of the configuration, in the form of version 2.
