@@ -201,8 +201,8 @@ fn an_artifact_is_shown_by_its_type_manifest_and_files_wherever_images_are_shown
         assert!(line("NAME", &table).contains("ARTIFACT"), "{what}: {table}");
         assert!(line("model:v1", &table).contains(KIND), "{what}: {table}");
         assert!(!line("app:v1", &table).contains(KIND), "{what}: {table}");
-        let listed = daemon.run(["ls", "-o", "json"]).json();
-        assert_eq!(of_both(&listed["images"]), [Value::Null, shown.clone()], "{what}");
+        let listed = of_both(&daemon.run(["ls", "-o", "json"]).json()["images"]);
+        assert!(listed.len() == 2 && listed.contains(&Value::Null) && listed.contains(&shown), "{what}: {listed:?}");
         if let Some(containerd) = containerd {
             let alone = run(program().args(["--endpoint", &containerd.endpoint(), "ls", "-o", "json"])).json();
             assert!(of_both(&alone["images"]).contains(&shown), "{what}: without a daemon: {alone:#}");
