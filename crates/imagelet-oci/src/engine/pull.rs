@@ -197,9 +197,49 @@ impl Engine {
         check_layers(resolved, config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
+        let (fetches, staged) =
+            self.stage_layers(resolved, &config.diff_ids, LayerEnd::Store, tenant, progress).await?;
+        let resumption = &fetches.resumption;
+        if ImageUser::of_config(&config.user).is_out_of_range() {
+            tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
+        }
+        progress(PullEvent::Committing);
+        let checked = self.check_artifact(&resolved.manifest, &staged).await;
+        checked.inspect_err(|error| resumption.heed(error))?;
+        let entries = self.entries(layers, &config.diff_ids, &staged);
+        let new = new_image(resolved, &config, config_bytes, entries, names);
+        let (view, resumption) = (Arc::clone(&fetches.view), resumption.clone());
+        let committed = self.on_disk(move |store| {
+            let committed = store.commit(new, &staged, &view).inspect_err(|error| resumption.heed(error));
+            drop(lease);
+            // Layers that were placed before the commit failed belong to no image.
+            if committed.is_err()
+                && let Err(error) = store.sweep()
+            {
+                tracing::warn!(
+                    error = error.chain(),
+                    "could not clear what a failed commit left; the next sweep takes it"
+                );
+            }
+            committed
+        });
+        let committed = committed.await;
+        self.sync_background_soon();
+        committed
+    }
+
+    /// Fetches and stages the layers that are not in the store, the largest first. `diff_ids` are their keys.
+    pub(super) async fn stage_layers(
+        &self,
+        resolved: &Resolved,
+        diff_ids: &[Digest],
+        end: LayerEnd,
+        tenant: Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<(LayerFetches, Vec<Arc<StagedLayer>>), RuntimeError> {
+        let layers = &resolved.manifest.layers;
         let repository = only_from(&resolved.manifest, resolved.session.reference());
-        let end = LayerEnd::Store;
-        let wanted = layers.iter().zip(&config.diff_ids);
+        let wanted = layers.iter().zip(diff_ids);
         let wanted: Vec<Wanted> = wanted
             .filter(|(_, diff_id)| !self.store.has_spare(&SpareWanted { diff_id, repository, end }))
             .map(|(layer, diff_id)| {
@@ -210,7 +250,7 @@ impl Engine {
         let fetches = self.begin_fetches(resolved, &wanted, tenant, progress).await?;
         let jobs = layers
             .iter()
-            .zip(&config.diff_ids)
+            .zip(diff_ids)
             .map(|(descriptor, diff_id)| self.layer_job(&fetches, resolved, (descriptor, diff_id, diff_id), end));
         let mut jobs: Vec<LayerJob> = jobs.collect();
         // The largest layer determines the duration of a pull, so it must not start last.
@@ -239,32 +279,7 @@ impl Engine {
             .try_concat();
         let staged: Vec<Arc<StagedLayer>> =
             self.with_space((reservation, resumption), progress, identity, staging).await?;
-        if ImageUser::of_config(&config.user).is_out_of_range() {
-            tracing::warn!(image = %resolved.image_id(), user = printable(&config.user), "the image's user is a number that no system has");
-        }
-        progress(PullEvent::Committing);
-        let checked = self.check_artifact(&resolved.manifest, &staged).await;
-        checked.inspect_err(|error| resumption.heed(error))?;
-        let entries = self.entries(layers, &config.diff_ids, &staged);
-        let new = new_image(resolved, &config, config_bytes, entries, names);
-        let (view, resumption) = (Arc::clone(&fetches.view), resumption.clone());
-        let committed = self.on_disk(move |store| {
-            let committed = store.commit(new, &staged, &view).inspect_err(|error| resumption.heed(error));
-            drop(lease);
-            // Layers that were placed before the commit failed belong to no image.
-            if committed.is_err()
-                && let Err(error) = store.sweep()
-            {
-                tracing::warn!(
-                    error = error.chain(),
-                    "could not clear what a failed commit left; the next sweep takes it"
-                );
-            }
-            committed
-        });
-        let committed = committed.await;
-        self.sync_background_soon();
-        committed
+        Ok((fetches, staged))
     }
 
     /// Applies the limits to a present image, too: the result must not depend on present content.

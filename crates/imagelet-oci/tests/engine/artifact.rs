@@ -347,7 +347,7 @@ async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
     registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
     registry.trickle(1_000_000, 0);
     let engine = open(folder.path()).await;
-    let seen: std::sync::Arc<std::sync::Mutex<PullProgress>> = Default::default();
+    let seen = std::sync::Arc::<std::sync::Mutex<PullProgress>>::default();
     let progress = std::sync::Arc::clone(&seen);
     let request = PullRequest { image: ImageSpec::new(registry.name("a:v1")), ..PullRequest::default() };
     registry.take_layer_requests();
