@@ -186,7 +186,7 @@ impl PrefetchAgent {
                     None => {}
                 }
             }
-            // After a write, the Node from before it says nothing new.
+            // The last write is not in a Node that was received before it.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
                 of_condition.found(node.images_ready());
                 seen = Some(Arc::clone(&node));
