@@ -166,7 +166,7 @@ fn due_event(pulls: &[PullStatus], sent: &HashMap<PodIdentity, SentEvent>, now: 
         let mut pulls: Vec<PodPull<'_>> = pulls.into_values().filter(|it| it.is_shown(before, now)).collect();
         pulls.sort_by_key(|it| (!it.is_of_kubelet, it.since, it.pull.number));
         let since = pulls.iter().map(|it| it.since).min()?;
-        let has_ended = pulls.iter().any(|it| it.pull.progress.end.is_some());
+        let has_ended = pulls.iter().any(|it| it.pull.progress.times.end.is_some());
         let is_due = before.is_none_or(|before| {
             let wait = match (before.is_refused, has_ended) {
                 (true, _) => UPDATE_MAX,
@@ -196,7 +196,7 @@ impl PodPull<'_> {
     /// Whether the event of the pod has a line about the pull. An ended pull has one only if the pod's last event is
     /// about that pull and no kubelet reports its end.
     fn is_shown(&self, before: Option<&SentEvent>, now: Instant) -> bool {
-        match &self.pull.progress.end {
+        match &self.pull.progress.times.end {
             None => now.saturating_duration_since(self.since) >= FIRST_AFTER,
             Some((_, PullEnd::Cancelled)) => false,
             Some((at, PullEnd::Pulled | PullEnd::Failed(_))) => {

@@ -35,7 +35,7 @@ pub use puller::{
 };
 pub use request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy, PullPolicyError, PullSettings};
 pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
-pub use status::{HeldBack, ManagerStatus, PullClient, PullState, PullStatus, QueuePlace};
+pub use status::{HeldBack, ManagerStatus, PullClient, PullState, PullStatus, PullTurn, QueuePlace};
 
 use crate::{
     audit_log::AuditLog,

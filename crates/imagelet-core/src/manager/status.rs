@@ -8,7 +8,7 @@ use super::{puller::circuit_breaker::OpenCircuit, request::Caller};
 use crate::{
     events::PodIdentity,
     image::counted,
-    ports::{NextRequest, PullEnd, PullProgress, PullRoute},
+    ports::{NextRequest, PullEnd, PullProgress, PullRoute, PullTimes},
 };
 
 #[derive(Clone, Debug, Default)]
@@ -27,14 +27,19 @@ pub struct PullStatus {
     pub image: String,
     /// The pod of its first client.
     pub pod: PodIdentity,
-    pub state: PullState,
-    pub since: Instant,
+    pub turn: PullTurn,
     /// The requests that share the pull; empty during the grace. Of an ended pull, those that waited for its end.
     pub clients: Vec<PullClient>,
-    /// The place in the queue; `None`: the pull runs.
-    pub place: Option<QueuePlace>,
     pub priority: i32,
     pub progress: PullProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PullTurn {
+    pub state: PullState,
+    pub since: Instant,
+    /// The place in the queue; `None`: the pull runs.
+    pub place: Option<QueuePlace>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +71,10 @@ impl PullStatus {
     /// `names_others`: whether the line names the image of another pull that this pull waits for. A pod's tenant may not
     /// read that name.
     pub fn line(&self, names_others: bool, now: Instant) -> String {
-        let PullProgress { began, end, committing, route, layers, retry, .. } = &self.progress;
-        let since_start = |until: Instant| about(until.saturating_duration_since(began.unwrap_or(self.since)));
-        match (end, self.state) {
+        let PullProgress { times: PullTimes { began, end, committing, .. }, route, layers, .. } = &self.progress;
+        let retry = &self.progress.waits.retry;
+        let since_start = |until: Instant| about(until.saturating_duration_since(began.unwrap_or(self.turn.since)));
+        match (end, self.turn.state) {
             (Some((at, PullEnd::Pulled)), _) => return format!("pulled in {}", since_start(*at)),
             (Some((_, PullEnd::Cancelled)), _) => return "cancelled".to_owned(),
             (Some((_, PullEnd::Failed(error))), _) => {
@@ -76,7 +82,7 @@ impl PullStatus {
                 return format!("failed: {} at {}", fault.class, fault.stage);
             }
             (None, PullState::WaitingForSlot) => {
-                let behind = self.place.map_or(0, |place| place.behind);
+                let behind = self.turn.place.map_or(0, |place| place.behind);
                 return format!("waits for a place behind {}", counted(behind, "pull"));
             }
             (None, PullState::WaitingForRate) => return "waits for the limit of pulls per second".to_owned(),
@@ -196,7 +202,8 @@ mod tests {
 
     /// A pull that began at `start`, after these events, each with its second.
     fn running(start: Instant, events: Vec<(u64, PullEvent)>) -> PullStatus {
-        let mut progress = PullProgress { began: Some(start), ..PullProgress::default() };
+        let mut progress =
+            PullProgress { times: PullTimes { began: Some(start), ..PullTimes::default() }, ..PullProgress::default() };
         for (second, event) in events {
             progress.apply(event, start + seconds(second));
         }
@@ -204,10 +211,8 @@ mod tests {
             number: 1,
             image: "shop.io/app:v1".into(),
             pod: PodIdentity::default(),
-            state: PullState::Running,
-            since: start,
+            turn: PullTurn { state: PullState::Running, since: start, place: None },
             clients: Vec::new(),
-            place: None,
             priority: 0,
             progress,
         }
@@ -278,7 +283,7 @@ mod tests {
             (PullState::WaitingForRate, 1, "waits for the limit of pulls per second"),
         ] {
             let place = Some(QueuePlace { position: 1, behind });
-            let pull = PullStatus { state, place, ..running(start, Vec::new()) };
+            let pull = PullStatus { turn: PullTurn { state, since: start, place }, ..running(start, Vec::new()) };
             assert_eq!(pull.line(false, start), expected);
         }
     }

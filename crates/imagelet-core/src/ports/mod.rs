@@ -30,8 +30,8 @@ pub use local_store::{
 pub use manager::{Pod, RuntimeManager};
 pub use presence::{ImageBacking, UsableImages};
 pub use pull_progress::{
-    LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullWatcher, PulledLayerProgress, no_progress,
-    unwatched,
+    LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullTimes, PullWatcher, PulledLayerProgress,
+    no_progress, unwatched,
 };
 pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost};
 pub use pull_route::{ForwardReason, PULLS, PullRoute};

@@ -112,33 +112,51 @@ pub enum LayerState {
 /// The progress of one pull, from the queue to its end.
 #[derive(Clone, Debug, Default)]
 pub struct PullProgress {
+    pub times: PullTimes,
+    pub route: Option<PullRoute>,
+    /// Each blob once, in the order of the manifest.
+    pub layers: Vec<PulledLayerProgress>,
+    pub traffic: PullTraffic,
+    pub waits: PullWaits,
+    /// The images removed for the pull, also those of an earlier attempt.
+    pub removed: Vec<RemovedImage>,
+    pub warnings: Vec<String>,
+    pub tokens: Vec<TokenExchange>,
+}
+
+/// When a pull reached its stages.
+#[derive(Clone, Debug, Default)]
+pub struct PullTimes {
     /// `None`: the pull waits for its turn.
     pub began: Option<Instant>,
-    pub end: Option<(Instant, PullEnd)>,
-    pub route: Option<PullRoute>,
     /// When the manifest was known, and its digest. After a restart, with another credential or as a forward, the pull
     /// has a new manifest and drops the earlier layers.
     pub resolved: Option<(Instant, Digest)>,
-    /// Each blob once, in the order of the manifest.
-    pub layers: Vec<PulledLayerProgress>,
     pub committing: Option<Instant>,
+    pub end: Option<(Instant, PullEnd)>,
+}
+
+/// What a pull received.
+#[derive(Clone, Debug, Default)]
+pub struct PullTraffic {
     /// Compressed bytes received over the network. A layer that is fetched again is counted again.
     pub received: u64,
     /// The data that each host has sent, over all attempts.
     pub hosts: Vec<PullHost>,
     /// The data that each host has sent in the last attempt.
     pub attempt_hosts: Vec<PullHost>,
-    /// The images removed for the pull, also those of an earlier attempt.
-    pub removed: Vec<RemovedImage>,
-    pub warnings: Vec<String>,
+    /// The received bytes at some times in the last seconds, for the speed.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+/// What a pull waits for.
+#[derive(Clone, Debug, Default)]
+pub struct PullWaits {
     pub retry: Option<NextRequest>,
-    /// What each waiting layer waits for.
-    pub waits: BTreeMap<Digest, PullWait>,
     /// Hosts that have not begun their answer, with the number of requests.
     pub unanswered: BTreeMap<String, usize>,
-    pub tokens: Vec<TokenExchange>,
-    /// The received bytes at some times in the last seconds, for the speed.
-    pub samples: VecDeque<(Instant, u64)>,
+    /// What each waiting layer waits for.
+    layers: BTreeMap<Digest, PullWait>,
 }
 
 #[derive(Clone, Debug)]
@@ -198,7 +216,7 @@ impl PullProgress {
             }
             PullEvent::Resolved { manifest, layers } => {
                 self.restart();
-                self.resolved = Some((now, manifest));
+                self.times.resolved = Some((now, manifest));
                 for (digest, size) in layers.into_iter().take(LAYERS_MAX) {
                     if self.layers.iter().all(|layer| layer.digest != digest) {
                         self.layers.push(PulledLayerProgress { digest, size, state: None, began: None, ended: None });
@@ -218,31 +236,33 @@ impl PullProgress {
                         LayerState::Fetching { .. } => layer.began = layer.began.or(Some(now)),
                         LayerState::Done => layer.ended = Some(now),
                     }
-                    self.received += layer.received().saturating_sub(before);
+                    self.traffic.received += layer.received().saturating_sub(before);
                 }
                 self.sample(now);
             }
-            PullEvent::Committing => (self.committing, self.retry) = (Some(now), None),
-            PullEvent::Retry { host, at, is_requested } => self.retry = Some(NextRequest { host, at, is_requested }),
+            PullEvent::Committing => (self.times.committing, self.waits.retry) = (Some(now), None),
+            PullEvent::Retry { host, at, is_requested } => {
+                self.waits.retry = Some(NextRequest { host, at, is_requested })
+            }
             PullEvent::Removed(image) => push(&mut self.removed, image),
             PullEvent::Hosts(hosts) => {
-                PullHost::add_all(&mut self.hosts, &hosts);
-                self.attempt_hosts = hosts;
+                PullHost::add_all(&mut self.traffic.hosts, &hosts);
+                self.traffic.attempt_hosts = hosts;
             }
-            PullEvent::Waits { layer, wait: Some(wait) } => drop(self.waits.insert(layer, wait)),
-            PullEvent::Waits { layer, wait: None } => drop(self.waits.remove(&layer)),
+            PullEvent::Waits { layer, wait: Some(wait) } => drop(self.waits.layers.insert(layer, wait)),
+            PullEvent::Waits { layer, wait: None } => drop(self.waits.layers.remove(&layer)),
             // Each attempt of a pull repeats its warnings.
             PullEvent::Warning { text } if self.warnings.contains(&text) => {}
             PullEvent::Warning { text } => push(&mut self.warnings, text),
-            PullEvent::Head { host, is_awaited: true } if self.unanswered.len() < NOTES_MAX => {
-                *self.unanswered.entry(host).or_default() += 1;
+            PullEvent::Head { host, is_awaited: true } if self.waits.unanswered.len() < NOTES_MAX => {
+                *self.waits.unanswered.entry(host).or_default() += 1;
             }
             PullEvent::Head { is_awaited: true, .. } => {}
             PullEvent::Head { host, is_awaited: false } => {
-                if let Some(count) = self.unanswered.get_mut(&host) {
+                if let Some(count) = self.waits.unanswered.get_mut(&host) {
                     *count = count.saturating_sub(1);
                 }
-                self.unanswered.retain(|_, count| *count > 0);
+                self.waits.unanswered.retain(|_, count| *count > 0);
             }
             PullEvent::Token { service, began, is_granted } => {
                 push(&mut self.tokens, TokenExchange { service, began, ended: now, is_granted });
@@ -251,15 +271,15 @@ impl PullProgress {
     }
 
     pub fn finish(&mut self, end: PullEnd, now: Instant) {
-        (self.end, self.retry) = (Some((now, end)), None);
-        self.waits.clear();
-        self.unanswered.clear();
+        (self.times.end, self.waits.retry) = (Some((now, end)), None);
+        self.waits.layers.clear();
+        self.waits.unanswered.clear();
     }
 
     fn restart(&mut self) {
         self.layers.clear();
-        self.samples.clear();
-        (self.resolved, self.committing, self.retry) = (None, None, None);
+        self.traffic.samples.clear();
+        (self.times.resolved, self.times.committing, self.waits.retry) = (None, None, None);
     }
 
     /// The received bytes of the missing layers, and their total size.
@@ -273,29 +293,31 @@ impl PullProgress {
     /// What the pull waits for: something that another pull has, else the answer of a host. `names_holder`: whether the
     /// text names the image of that other pull, which a pod's tenant may not read.
     pub fn awaited(&self, names_holder: bool) -> Option<String> {
-        let host = || self.unanswered.keys().next().map(|host| format!("waiting for {host}"));
-        let wait = self.waits.values().next().map(|PullWait { thing, holder }| {
+        let host = || self.waits.unanswered.keys().next().map(|host| format!("waiting for {host}"));
+        let wait = self.waits.layers.values().next().map(|PullWait { thing, holder }| {
             PullWait { thing: *thing, holder: holder.clone().filter(|_| names_holder) }.to_string()
         });
         wait.or_else(host)
     }
 
     fn sample(&mut self, now: Instant) {
-        if self.samples.back().is_some_and(|(at, _)| now < *at + SAMPLE_EVERY) {
+        if self.traffic.samples.back().is_some_and(|(at, _)| now < *at + SAMPLE_EVERY) {
             return;
         }
-        self.samples.push_back((now, self.bytes().0));
-        while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| *at + SPEED_OVER < now) {
-            self.samples.pop_front();
+        self.traffic.samples.push_back((now, self.bytes().0));
+        while self.traffic.samples.len() > 2
+            && self.traffic.samples.front().is_some_and(|(at, _)| *at + SPEED_OVER < now)
+        {
+            self.traffic.samples.pop_front();
         }
     }
 
     /// Bytes per second. `None`: there are not two samples yet.
     pub fn speed(&self, now: Instant) -> Option<u64> {
-        let (since, before) = *self.samples.front()?;
+        let (since, before) = *self.traffic.samples.front()?;
         let (received, all) = self.bytes();
         let seconds = now.saturating_duration_since(since).as_secs_f64();
-        if self.committing.or(self.end.as_ref().map(|end| end.0)).is_some()
+        if self.times.committing.or(self.times.end.as_ref().map(|end| end.0)).is_some()
             || all == 0
             || seconds < SAMPLE_EVERY.as_secs_f64()
         {
@@ -387,9 +409,13 @@ mod tests {
         let mut events = vec![resolved(&[("a", 10), ("b", 5), ("c", 1)]), layer("c", LayerState::Present)];
         events.extend([4, 6, 2, 5].map(|received| fetching("a", received)));
         events.push(layer("b", LayerState::Done));
-        assert_eq!(after(events).received, 14 * MEGABYTE, "6 of the first try, 3 of the second, 5 of the other");
+        assert_eq!(
+            after(events).traffic.received,
+            14 * MEGABYTE,
+            "6 of the first try, 3 of the second, 5 of the other"
+        );
         let again = [resolved(&[("a", 10)]), fetching("a", 3), resolved(&[("a", 10)]), fetching("a", 2)];
-        assert_eq!(after(again).received, 5 * MEGABYTE, "the next credential starts again");
+        assert_eq!(after(again).traffic.received, 5 * MEGABYTE, "the next credential starts again");
     }
 
     #[test]
@@ -398,7 +424,7 @@ mod tests {
         let mut progress = after(import);
         assert_eq!(progress.layers.len(), 1);
         progress.apply(PullEvent::Route(PullRoute::Forwarded(ForwardReason::SwitchedOff)), Instant::now());
-        assert!(progress.layers.is_empty() && progress.resolved.is_none());
+        assert!(progress.layers.is_empty() && progress.times.resolved.is_none());
     }
 
     #[test]
@@ -412,7 +438,7 @@ mod tests {
         assert_eq!((progress.removed.len(), progress.warnings.len()), (NOTES_MAX, NOTES_MAX));
         let head = |number: usize| PullEvent::Head { host: number.to_string(), is_awaited: true };
         let heads = after((0..NOTES_MAX).chain(0..NOTES_MAX).map(head));
-        assert_eq!(heads.unanswered.len(), NOTES_MAX, "one more is not taken for the end of one");
+        assert_eq!(heads.waits.unanswered.len(), NOTES_MAX, "one more is not taken for the end of one");
         let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
         let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         assert_eq!(after([resolved(&layers)]).layers.len(), LAYERS_MAX);

@@ -6,8 +6,8 @@ use imagelet_core::{
     error::RuntimeError,
     hold::{PullWait, SharedThing},
     image::ByteSize,
-    manager::{EnsureRequest, ManagerParts, PullPolicy, PullSettings, PullState},
-    ports::{LayerState, NoContainers, PullEvent, PullProgress, RuntimeManager, unwatched},
+    manager::{EnsureRequest, ManagerParts, PullPolicy, PullSettings, PullState, PullTurn},
+    ports::{LayerState, NoContainers, PullEvent, PullProgress, PullTimes, RuntimeManager, unwatched},
     records::PullRecords,
     testing::FakeRuntime,
 };
@@ -41,12 +41,13 @@ fn pull(start: Instant, image: &str, clients: &[(&str, Caller, u64)]) -> PullSta
         number: u64::from(image.bytes().next().unwrap()),
         image: format!("r.io/{image}"),
         pod: PodIdentity::default(),
-        state: PullState::Running,
-        since: start,
+        turn: PullTurn { state: PullState::Running, since: start, place: None },
         clients: clients.iter().map(client).collect(),
-        place: None,
         priority: 0,
-        progress: PullProgress { began: Some(start), ..PullProgress::default() },
+        progress: PullProgress {
+            times: PullTimes { began: Some(start), ..PullTimes::default() },
+            ..PullProgress::default()
+        },
     }
 }
 

@@ -100,8 +100,8 @@ impl Step {
         let removed = now.removed.iter().skip(seen.removed.len()).map(|image| Self::Removed(image.clone().into()));
         let warnings = now.warnings.iter().skip(seen.warnings.len()).map(|text| Self::Warning { text: text.clone() });
         let mut steps: Vec<Self> = removed.chain(warnings).collect();
-        let is_other = now.resolved != seen.resolved;
-        if let Some((_, manifest)) = now.resolved.as_ref().filter(|_| is_other) {
+        let is_other = now.times.resolved != seen.times.resolved;
+        if let Some((_, manifest)) = now.times.resolved.as_ref().filter(|_| is_other) {
             let layers = now.layers.iter();
             let layers = layers.map(|layer| LayerSize { digest: layer.digest.to_string(), size: layer.size.0 });
             steps.push(Self::Resolved { manifest: manifest.to_string(), layers: layers.collect() });
@@ -117,12 +117,15 @@ impl Step {
             });
         }
         let waiting = |of: &PullProgress, not_of: &PullProgress, over| {
-            let hosts = of.unanswered.keys().filter(|host| !not_of.unanswered.contains_key(*host));
+            let hosts = of.waits.unanswered.keys().filter(|host| !not_of.waits.unanswered.contains_key(*host));
             hosts.map(|host| Self::Waiting { host: host.clone(), over }).collect::<Vec<_>>()
         };
         steps.extend(waiting(seen, now, true).into_iter().chain(waiting(now, seen, false)));
-        steps.extend((now.committing.is_some() && now.committing != seen.committing).then_some(Self::Committing));
-        let retry = now.retry.as_ref().filter(|retry| seen.retry.as_ref() != Some(retry));
+        steps.extend(
+            (now.times.committing.is_some() && now.times.committing != seen.times.committing)
+                .then_some(Self::Committing),
+        );
+        let retry = now.waits.retry.as_ref().filter(|retry| seen.waits.retry.as_ref() != Some(retry));
         steps.extend(retry.and_then(PullRetry::of).map(Self::Retry));
         steps
     }

@@ -82,7 +82,7 @@ impl PrefetchNode for Pulls {
     }
 
     fn conditions(&self) -> FetchConditions {
-        let waits = |pull: &PullStatus| pull.priority == PREFETCH_PRIORITY && pull.state != PullState::Running;
+        let waits = |pull: &PullStatus| pull.priority == PREFETCH_PRIORITY && pull.turn.state != PullState::Running;
         FetchConditions {
             policy: self.images.settings().hold(),
             is_queued: self.manager.status().pulls.iter().any(waits),

@@ -34,14 +34,14 @@ impl PullTrace {
 impl Drop for PullTrace {
     fn drop(&mut self) {
         let progress = std::mem::take(self.progress.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let Some(began) = progress.began else { return };
+        let Some(began) = progress.times.began else { return };
         let mut queue = self.span(&self.request, "queue", began, Some(began));
         queue.span.start_time = self.asked_at;
         drop(queue);
         let mut pull = self.span(&self.request, "pull", began, None);
         pull.add([KeyValue::new("imagelet.image", self.image.clone())]);
         pull.add(progress.route.as_ref().map(|route| KeyValue::new("imagelet.way", route.code())));
-        if let Some((_, manifest)) = &progress.resolved {
+        if let Some((_, manifest)) = &progress.times.resolved {
             pull.add([
                 KeyValue::new("imagelet.manifest", manifest.to_string()),
                 KeyValue::new("imagelet.layers", progress.layers.len().cast_signed() as i64),
@@ -52,7 +52,7 @@ impl Drop for PullTrace {
             ]);
         }
         let below = pull.context();
-        drop(self.span(&below, "resolve", began, progress.resolved.as_ref().map(|(at, _)| *at)));
+        drop(self.span(&below, "resolve", began, progress.times.resolved.as_ref().map(|(at, _)| *at)));
         for token in &progress.tokens {
             // A token obtained while the pull waited in its queue belongs to the request.
             let above = if token.began < began { &self.request } else { &below };
@@ -66,11 +66,11 @@ impl Drop for PullTrace {
             let mut span = self.span(&below, "layer", began, layer.ended);
             span.add([KeyValue::new("imagelet.layer", layer.digest.to_string())]);
         }
-        if let Some(began) = progress.committing {
-            let ended = progress.end.as_ref().filter(|(_, end)| matches!(end, PullEnd::Pulled));
+        if let Some(began) = progress.times.committing {
+            let ended = progress.times.end.as_ref().filter(|(_, end)| matches!(end, PullEnd::Pulled));
             drop(self.span(&below, "commit", began, ended.map(|(at, _)| *at)));
         }
-        match progress.end {
+        match progress.times.end {
             Some((at, PullEnd::Pulled)) => pull.ended = Some(time_of(at)),
             Some((_, PullEnd::Failed(error))) => pull.end_at(Some(error.fault())),
             // The open span ends as cancelled.

@@ -7,7 +7,7 @@ use imagelet_core::{
     error::RuntimeError,
     image::{ByteSize, Digest},
     manager::EnsureError,
-    ports::{LayerState, PullEnd, PullEvent, PullProgress, unwatched},
+    ports::{LayerState, PullEnd, PullEvent, PullProgress, PullTimes, unwatched},
 };
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
@@ -65,8 +65,13 @@ fn tracer(target: TraceTarget, rate_per_million: u32) -> (Tracer, Arc<Metrics>) 
 /// One pull with two layers, one of them present.
 async fn pull_once(tracer: &Tracer, failure: Option<RuntimeError>) -> Result<(), EnsureError> {
     let pull = |watcher: PullWatcher| async move {
-        let (mut progress, now) =
-            (PullProgress { began: Some(Instant::now()), ..PullProgress::default() }, Instant::now);
+        let (mut progress, now) = (
+            PullProgress {
+                times: PullTimes { began: Some(Instant::now()), ..PullTimes::default() },
+                ..PullProgress::default()
+            },
+            Instant::now,
+        );
         let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
         let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
         let service = "auth.test".to_owned();
@@ -158,7 +163,10 @@ async fn the_name_of_an_image_is_exported_without_the_password_that_stands_in_it
     let (tracer, _) = tracer(TraceTarget::Http(address), 1_000_000);
     let image = "https://user:hunter2@reg.test/app";
     let request = |watcher: PullWatcher| async move {
-        watcher(&PullProgress { began: Some(Instant::now()), ..PullProgress::default() });
+        watcher(&PullProgress {
+            times: PullTimes { began: Some(Instant::now()), ..PullTimes::default() },
+            ..PullProgress::default()
+        });
         Err::<(), _>(EnsureError::never_pull(image))
     };
     tracer.ensure(image, unwatched(), request).await.unwrap_err();

@@ -353,7 +353,7 @@ async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
     registry.take_layer_requests();
     let progress = std::sync::Arc::new(move |event| progress.lock().expect("no panic").apply(event, Instant::now()));
     engine.pull(&request, progress).await.unwrap_or_else(|error| panic!("{}", error.chain()));
-    assert_eq!((registry.take_layer_requests(), seen.lock().expect("no panic").received), (1, 300_000));
+    assert_eq!((registry.take_layer_requests(), seen.lock().expect("no panic").traffic.received), (1, 300_000));
     let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));
     assert_eq!(stored(folder.path()), BTreeMap::from(expected));
     let left: Vec<_> = tree(folder.path()).into_keys().filter(|path| path.starts_with("ingest/")).collect();

@@ -78,12 +78,12 @@ impl Completion {
 /// not report it.
 pub(super) fn act_of(pulled: &Pulled, progress: &PullProgress, act: Act) -> Act {
     let bytes = Some(fetched(pulled, progress).0).filter(|size| *size > 0);
-    let details = ActDetails { bytes, hosts: progress.hosts.clone(), ..act.details };
+    let details = ActDetails { bytes, hosts: progress.traffic.hosts.clone(), ..act.details };
     Act { keys: vec![pulled.key.to_string()], details, ..act }
 }
 
 pub(super) fn fetched(pulled: &Pulled, progress: &PullProgress) -> ByteSize {
-    if progress.resolved.is_some() { ByteSize(progress.received) } else { pulled.size }
+    if progress.times.resolved.is_some() { ByteSize(progress.traffic.received) } else { pulled.size }
 }
 
 impl Drop for Completion {

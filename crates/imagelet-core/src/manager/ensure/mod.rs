@@ -256,7 +256,7 @@ impl<'a> Ensuring<'a> {
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         let mut act = act(ActCode::PullFailed, failure.chain());
-        act.details.hosts = progress().hosts;
+        act.details.hosts = progress().traffic.hosts;
         self.manager.parts.reports.decisions.act(act);
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);

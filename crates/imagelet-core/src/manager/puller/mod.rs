@@ -29,7 +29,7 @@ use self::{
 use super::{
     ManagerParts, ManagerReports, meters,
     request::Caller,
-    status::{PullState, PullStatus},
+    status::{PullState, PullStatus, PullTurn},
 };
 use crate::{
     error::{ErrorClass, Party, RuntimeError, RuntimeErrorKind},
@@ -222,10 +222,10 @@ impl Puller {
         let tried_max = if self.policy.pulls.bounded_attempts { CREDENTIALS_MAX } else { usize::MAX };
         for attempt in 0..work.credentials.attempts().min(tried_max) {
             let request = work.attempt(attempt);
-            progress.send_modify(|progress| progress.attempt_hosts.clear());
+            progress.send_modify(|progress| progress.traffic.attempt_hosts.clear());
             let outcome = self.runtime.pull(&request, Arc::clone(&sink)).await;
             let seen = progress.borrow();
-            let hosts = &seen.attempt_hosts;
+            let hosts = &seen.traffic.attempt_hosts;
             match outcome {
                 Ok(id) => {
                     let senders = hosts.iter().filter(|host| host.manifest || host.bytes > 0);
@@ -257,10 +257,10 @@ impl Puller {
                 metrics.increment(&meters::WAITS, &[wait.thing.name()]);
             }
             progress.send_modify(|progress| {
-                let before = progress.received;
+                let before = progress.traffic.received;
                 progress.apply(event, Instant::now());
-                if progress.received > before {
-                    metrics.add(&meters::RECEIVED, &[], (progress.received - before) as f64);
+                if progress.traffic.received > before {
+                    metrics.add(&meters::RECEIVED, &[], (progress.traffic.received - before) as f64);
                 }
             });
         })
@@ -295,7 +295,7 @@ struct RunningPull {
 
 impl RunningPull {
     async fn run(mut self) -> Outcome {
-        self.progress.send_modify(|progress| progress.began = Some(Instant::now()));
+        self.progress.send_modify(|progress| progress.times.began = Some(Instant::now()));
         let outcome = self.puller.carry_out(&self.progress, &self.work).await;
         self.puller.record(&self.work, &outcome);
         self.end(outcome.as_ref().map_or_else(|error| PullEnd::Failed(Arc::clone(error)), |_| PullEnd::Pulled));
@@ -321,10 +321,8 @@ impl RunningPull {
             number: self.number,
             image: self.work.request.image().to_owned(),
             pod: self.work.request.pull.pod.clone(),
-            state: PullState::Running,
-            since: now,
+            turn: PullTurn { state: PullState::Running, since: now, place: None },
             clients: locked(&self.clients).clone(),
-            place: None,
             priority: self.work.request.priority,
             progress: self.progress.borrow().clone(),
         });

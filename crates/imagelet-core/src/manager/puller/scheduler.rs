@@ -21,7 +21,7 @@ use crate::{
     image::ByteSize,
     manager::{
         meters,
-        status::{PullState, QueuePlace},
+        status::{PullState, PullTurn, QueuePlace},
     },
     metrics::Metrics,
 };
@@ -102,13 +102,6 @@ struct Running {
     since: Instant,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
-    pub(super) state: PullState,
-    pub(super) since: Instant,
-    pub(super) place: Option<QueuePlace>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Limited,
@@ -154,7 +147,7 @@ impl Scheduler {
         Ok(Place { scheduler: Arc::clone(self), ticket, wake })
     }
 
-    pub(super) fn states(&self) -> HashMap<Ticket, Turn> {
+    pub(super) fn states(&self) -> HashMap<Ticket, PullTurn> {
         let state = self.lock();
         let running = |is_limited| move |it: &&Running| (it.slot != Slot::Unlimited) == is_limited;
         let mut ahead = [false, true].map(|is_limited| state.running.values().filter(running(is_limited)).count());
@@ -164,12 +157,11 @@ impl Scheduler {
             let ahead = &mut ahead[usize::from(waiting.request.is_limited)];
             let place = QueuePlace { position: index + 1, behind: *ahead };
             *ahead += 1;
-            (*ticket, Turn { state: why, since: waiting.since, place: Some(place) })
+            (*ticket, PullTurn { state: why, since: waiting.since, place: Some(place) })
         });
-        let running = state
-            .running
-            .iter()
-            .map(|(ticket, running)| (*ticket, Turn { state: PullState::Running, since: running.since, place: None }));
+        let running = state.running.iter().map(|(ticket, running)| {
+            (*ticket, PullTurn { state: PullState::Running, since: running.since, place: None })
+        });
         waiting.chain(running).collect()
     }
 

@@ -183,17 +183,15 @@ impl SingleFlight {
                 number: pull.ticket.number(),
                 image: key.image.image.clone(),
                 pod: pull.pod.clone(),
-                state: turn.state,
-                since: turn.since,
+                turn,
                 clients: locked(&pull.clients).clone(),
-                place: turn.place,
                 priority: pull.priority,
                 progress: pull.progress.borrow().clone(),
             };
             Some((pull.ticket, row))
         };
         let mut pulls: Vec<(Ticket, PullStatus)> = table.by_key.iter().filter_map(status).collect();
-        pulls.sort_by_key(|(ticket, pull)| (pull.since, *ticket));
+        pulls.sort_by_key(|(ticket, pull)| (pull.turn.since, *ticket));
         pulls.into_iter().map(|(_, pull)| pull).collect()
     }
 

@@ -269,7 +269,7 @@ async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_
     let (_one, _two) = (node.begin(&asks("one")).await, node.begin(&asks("two")).await);
     let _client = node.begin(&client("reg.test/three:v1", PullPolicy::Always)).await;
     assert_eq!(runtime.pulls_running(), 2, "the first of the pods, and the client beside it");
-    let states: Vec<PullState> = node.manager.status().pulls.iter().map(|pull| pull.state).collect();
+    let states: Vec<PullState> = node.manager.status().pulls.iter().map(|pull| pull.turn.state).collect();
     assert_eq!(states.iter().filter(|state| **state == PullState::Running).count(), 2, "{states:?}");
     // The second waits for its slot, until an unlimited client asks for the same.
     let _too = node.begin(&client("reg.test/two:v1", PullPolicy::Always)).await;

@@ -55,7 +55,7 @@ struct TestNode {
 
 impl ManagerStatus {
     fn running(&self) -> usize {
-        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
+        self.pulls.iter().filter(|pull| pull.turn.state == PullState::Running).count()
     }
 
     fn waiting(&self) -> usize {

@@ -134,7 +134,7 @@ async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
     let reported: Vec<(&str, Option<usize>, i32, usize)> = status
         .pulls
         .iter()
-        .map(|pull| (pull.image.as_str(), pull.place.map(|it| it.position), pull.priority, pull.clients.len()))
+        .map(|pull| (pull.image.as_str(), pull.turn.place.map(|it| it.position), pull.priority, pull.clients.len()))
         .collect();
     assert_eq!(
         reported,
@@ -164,8 +164,11 @@ async fn a_pull_beyond_the_rate_waits_in_sight_or_fails_as_the_kubelets_does() {
     let second = node.begin(&request("b:v1")).await;
     let third = node.begin(&request("c:v1")).await;
     let status = node.manager.status();
-    let reported: Vec<_> =
-        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.place.map(|it| it.position))).collect();
+    let reported: Vec<_> = status
+        .pulls
+        .iter()
+        .map(|pull| (pull.image.as_str(), pull.turn.state, pull.turn.place.map(|it| it.position)))
+        .collect();
     let waiting = PullState::WaitingForRate;
     assert_eq!(reported, [("b:v1", waiting, Some(1)), ("c:v1", waiting, Some(2))]);
     // Who gives up takes no token with it.

@@ -60,15 +60,15 @@ impl PullBytes {
 
     fn take(&self, progress: &PullProgress) {
         let mut known = self.lock();
-        self.0.meter.add(progress.received.saturating_sub(known.received));
+        self.0.meter.add(progress.traffic.received.saturating_sub(known.received));
         let (received, missing) = progress.bytes();
         let all = progress.layers.iter().map(|layer| layer.size.0).fold(0, u64::saturating_add);
         *known = KnownBytes {
             sum: (!progress.layers.is_empty()).then_some((all - missing + received, all)),
-            received: progress.received,
+            received: progress.traffic.received,
             is_measured: match &progress.route {
                 Some(route) => Some(matches!(route, PullRoute::Imported)),
-                None => progress.resolved.is_some().then_some(true),
+                None => progress.times.resolved.is_some().then_some(true),
             },
         };
     }

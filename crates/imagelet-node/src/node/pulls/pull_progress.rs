@@ -13,12 +13,12 @@ const LAYERS_MAX: usize = 256;
 
 /// Phases of a pull, as in `docs/events.md`. `is_silent`: a runtime pulls and reports no progress.
 fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
-    match (&progress.end, &progress.route) {
+    match (&progress.times.end, &progress.route) {
         (Some((_, PullEnd::Pulled)), _) => "done",
         (Some((_, PullEnd::Failed(_))), _) => "failed",
         (Some((_, PullEnd::Cancelled)), _) => "given-up",
-        _ if progress.committing.is_some() => "committing",
-        _ if progress.resolved.is_some() => "fetching",
+        _ if progress.times.committing.is_some() => "committing",
+        _ if progress.times.resolved.is_some() => "fetching",
         (None, Some(PullRoute::Imported)) => "asking",
         (None, Some(PullRoute::Forwarded(_) | PullRoute::ForwardedArtifact(_))) => "pulling",
         (None, None) => {
@@ -35,13 +35,13 @@ fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
 pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> PullProgressRow {
     let image = shown_name(&pull.image).into_owned();
     let progress = pull.progress;
-    let Some(began) = progress.began.filter(|_| pull.state == PullState::Running) else {
-        let elapsed_ms = milliseconds_of(now.saturating_duration_since(pull.since));
-        let (phase, position) = ("waiting".into(), pull.place.map(|place| place.position));
+    let Some(began) = progress.times.began.filter(|_| pull.turn.state == PullState::Running) else {
+        let elapsed_ms = milliseconds_of(now.saturating_duration_since(pull.turn.since));
+        let (phase, position) = ("waiting".into(), pull.turn.place.map(|place| place.position));
         return PullProgressRow { image, phase, elapsed_ms, position, ..PullProgressRow::default() };
     };
     let ((received, total), speed) = (progress.bytes(), progress.speed(now));
-    let ended = progress.end.as_ref().map_or(now, |(at, _)| *at);
+    let ended = progress.times.end.as_ref().map_or(now, |(at, _)| *at);
     let layers = progress.layers.iter().take(LAYERS_MAX).map(|layer| LayerProgress {
         digest: layer.digest.to_string(),
         state: match layer.state {
@@ -60,7 +60,7 @@ pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> P
         namespace: pull.pod.namespace.to_string(),
         pod: pull.pod.name.to_string(),
         phase: phase(&progress, is_silent).into(),
-        manifest: progress.resolved.as_ref().map(|(_, manifest)| manifest.to_string()).unwrap_or_default(),
+        manifest: progress.times.resolved.as_ref().map(|(_, manifest)| manifest.to_string()).unwrap_or_default(),
         bytes_total: (!progress.layers.is_empty()).then_some(total),
         bytes_received: received,
         bytes_per_second: speed,
@@ -68,9 +68,9 @@ pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> P
         elapsed_ms: milliseconds_of(ended.saturating_duration_since(began)),
         bytes_estimated: None,
         position: None,
-        retry: progress.retry.as_ref().and_then(PullRetry::of),
+        retry: progress.waits.retry.as_ref().and_then(PullRetry::of),
         waits: progress.awaited(true).unwrap_or_default(),
-        failure: match &progress.end {
+        failure: match &progress.times.end {
             Some((_, PullEnd::Failed(error))) => error.chain(),
             _ => String::new(),
         },
@@ -88,8 +88,8 @@ mod tests {
         error::RuntimeError,
         events::PodIdentity,
         image::{ByteSize, Digest},
-        manager::QueuePlace,
-        ports::{ForwardReason, PullEvent, RemovedImage},
+        manager::{PullTurn, QueuePlace},
+        ports::{ForwardReason, PullEvent, PullTimes, RemovedImage},
     };
 
     use super::*;
@@ -101,12 +101,13 @@ mod tests {
             number: 1,
             image: image.into(),
             pod: PodIdentity::default(),
-            state: PullState::Running,
-            since: Instant::now(),
+            turn: PullTurn { state: PullState::Running, since: Instant::now(), place: None },
             clients: Vec::new(),
-            place: None,
             priority: 0,
-            progress: PullProgress { began: Some(Instant::now()), ..progress },
+            progress: PullProgress {
+                times: PullTimes { began: Some(Instant::now()), ..PullTimes::default() },
+                ..progress
+            },
         }
     }
 
@@ -148,7 +149,8 @@ mod tests {
     #[test]
     fn a_waiting_pull_has_its_place_and_no_number() {
         let place = Some(QueuePlace { position: 3, behind: 4 });
-        let waiting = PullStatus { place, state: PullState::WaitingForSlot, ..running("a", PullProgress::default()) };
+        let turn = PullTurn { state: PullState::WaitingForSlot, since: Instant::now(), place };
+        let waiting = PullStatus { turn, ..running("a", PullProgress::default()) };
         let row = progress_row(waiting, false, Instant::now());
         assert_eq!((row.phase.as_str(), row.position, row.pull), ("waiting", Some(3), 0));
     }

@@ -71,10 +71,10 @@ fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
     PullRow {
         progress: pull.line(true, now),
         image: pull.image,
-        state: pull.state.name().into(),
-        position: pull.place.map(|place| place.position),
+        state: pull.turn.state.name().into(),
+        position: pull.turn.place.map(|place| place.position),
         priority: pull.priority,
-        for_ms: milliseconds_of(now.saturating_duration_since(pull.since)),
+        for_ms: milliseconds_of(now.saturating_duration_since(pull.turn.since)),
         askers: pull.clients.len(),
         waits: pull.progress.awaited(true).unwrap_or_default(),
     }
