@@ -1,10 +1,6 @@
 //! Fails on wide structs that are handed around, on traits with one implementation, and on test code inside product functions.
 
-use std::{
-    collections::{BTreeMap},
-    fs,
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use super::{is_generated, words::product_files};
 use crate::source::{repository, rust_files, without_comments_and_strings, without_tests};
