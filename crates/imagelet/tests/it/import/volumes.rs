@@ -239,8 +239,11 @@ fn pods_mount_an_artifact_as_its_files_by_tag_digest_and_folder_after_containerd
             (&names[0], "/weights", "weights"),
             (&digests[1], "/deep", "data/b"),
         ];
-        let trees =
-            [model.tree.clone(), files.tree.clone(), model.tree.clone(), model.below("weights"), files.below("data/b")];
+        let part = |artifact: &Artifact, folder: &str| {
+            if release.has_image_sub_paths() { artifact.below(folder) } else { artifact.tree.clone() }
+        };
+        let trees = [&model, &files, &model].map(|artifact| artifact.tree.clone()).into_iter();
+        let trees = trees.chain([part(&model, "weights"), part(&files, "data/b")]);
         let expected: BTreeMap<String, Tree> =
             volumes.iter().map(|(_, place, _)| (*place).to_owned()).zip(trees).collect();
         let look = |node: &Node, when: &str| {
