@@ -9,13 +9,16 @@ use imagelet_core::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::node::{DEFAULT, IMPORTS, Node, import};
+use super::{
+    node::{DEFAULT, IMPORTS, Node, import},
+    refusals::OtherFileSystem,
+};
 use crate::{
     artifacts::artifact_of,
     fake_registry::FakeRegistry,
     images::{Blob, Compression, Image, Layer, noise},
     relay::{connect, in_runtime, pull, request},
-    testbed::{ContainerdRelease, ContainerdSetup, scratch, wait_until},
+    testbed::{ContainerdRelease, wait_until},
     wire::pods::image_volume,
 };
 
@@ -311,9 +314,9 @@ fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_
     let images = ["pause:3.9", "application:v1"].map(|name| registry.put(name, &Image::busybox(name)));
     let name = registry.put("files:v1", &files().image);
     for release in releases(true) {
-        let folder = scratch();
-        let containerd = ContainerdSetup::new(&release, &images[0]).snapshotter("native").start(folder.path());
-        let node = Node { containerd, folder, was_killed: false };
+        let node = Node::start(&release, &images[0]);
+        let staging = node.staging();
+        let _mounted = OtherFileSystem::at(&staging);
         let daemon = node.daemon(DEFAULT);
         in_runtime(async {
             for name in images.iter().chain([&name]) {
@@ -322,10 +325,12 @@ fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_
             let seen = node.seen(&images[1], &[(&name, "/files", "")]).await;
             assert_eq!(seen["/files"].keys().collect::<Vec<_>>(), ["."], "{release}: as containerd mounts it");
         });
-        let (log, why) = (daemon.part.log(), daemon.run(["why", &name]).ok());
-        for said in [&log, &why] {
-            let warned = said.lines().any(|line| line.contains("empty folder"));
-            assert!(warned, "{release}: no warning of the empty folder: {said}");
+        let shown = daemon.run(["pull", "--policy", "Always", &name]).stderr;
+        let events: Vec<String> =
+            daemon.part.log().lines().filter(|line| line.contains("ArtifactForwarded")).map(str::to_owned).collect();
+        assert_eq!(events.len(), 2, "{release}: an event for each pull: {events:?}");
+        for said in [&shown, &events.concat(), &daemon.run(["why", &name]).ok()] {
+            assert!(said.contains("empty folder"), "{release}: no warning of the empty folder: {said}");
         }
         assert!(!daemon.run(["why", &images[1]]).ok().contains("empty folder"), "{release}: it is an image");
         assert!(daemon.stop(Signal::TERM).success());
@@ -333,6 +338,6 @@ fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_
         let daemon = node.daemon(IMPORTS);
         let refused =
             in_runtime(async { pull(&connect(&daemon).await, &request(&name)).await.unwrap_err().to_string() });
-        assert!(refused.contains("native"), "{release}: {refused}");
+        assert!(refused.contains("imagelet-staging"), "{release}: {refused}");
     }
 }
