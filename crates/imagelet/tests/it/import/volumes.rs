@@ -312,7 +312,10 @@ fn where_pods_mount_no_images_the_pull_of_an_artifact_says_so_and_imports_nothin
 fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_folder_or_fails() {
     let registry = FakeRegistry::start();
     let images = ["pause:3.9", "application:v1"].map(|name| registry.put(name, &Image::busybox(name)));
-    let name = registry.put("files:v1", &files().image);
+    // Of the media type of no image layer: with one of those containerd refuses the container.
+    let file = Blob::new(b"tokens\n".to_vec(), "application/octet-stream");
+    let artifact = artifact_of(vec![(file, json!({"org.opencontainers.image.title": "tokens"}))]);
+    let name = registry.put("files:v1", &artifact);
     for release in releases(true) {
         let node = Node::start(&release, &images[0]);
         let staging = node.staging();
