@@ -139,6 +139,15 @@ impl StagedLayer {
         Ok((folder.join("fs"), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
+    /// After a crash from now on, the layer is no spare: the sink has all its files.
+    pub(crate) fn forget_after_crash(&self) -> Result<(), RuntimeError> {
+        let record = self.unpacked.folder.join(SPARE_RECORD);
+        match fs::remove_file(&record) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(could_not("remove", &record)),
+        }
+    }
+
     /// The sink has taken the layer.
     pub(crate) fn taken(mut self) {
         self.resumption = None;

@@ -9,6 +9,7 @@ use std::{
 use imagelet_core::{
     error::RuntimeErrorKind,
     image::{Artifact, Digest, ImageId},
+    ports::no_progress,
 };
 use imagelet_oci::{DocumentBytes, ImageDocument, ImportError, ImportStage, ImportedImage};
 use serde_json::{Value, json};
@@ -17,8 +18,8 @@ use crate::{
     artifact::{expected, files, model, typed},
     blobs::noise,
     fixture::Layer,
-    import::{Bed, whole},
-    tree,
+    import::{Bed, import, whole},
+    settled, tree,
 };
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -64,7 +65,7 @@ async fn an_artifact_is_imported_as_one_layer_of_its_files_with_names_that_resol
     let (image, found) = bed.artifact(&id);
     assert_eq!(found, expected());
     let [by_tag, by_digest] = ["model:v1".to_owned(), format!("model@{digest}")].map(|name| bed.registry.name(&name));
-    assert_eq!(image.names, [by_tag, by_digest]);
+    assert_eq!(image.names, [by_digest, by_tag]);
     assert_eq!(image.config.digest.as_str(), id.as_str());
 
     let (config, manifest) = (read(&image.config), read(&image.manifest));
@@ -197,6 +198,29 @@ async fn files_that_the_runtime_did_not_take_are_there_for_the_next_attempt_also
     assert_eq!(bed.requested_blobs(), BTreeSet::new());
     let files = [("d/large".to_owned(), large), ("small".to_owned(), b"1".to_vec())];
     assert_eq!((bed.artifact(&id).1, bed.left()), (files.into(), Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_the_runtime_has_keep_no_space_once_it_writes_its_records() {
+    let bed = Bed::new(|_| {}).await;
+    bed.registry.artifact("model", "v1", &files());
+    bed.sink.fail("finish");
+    let (stage, ..) = refused(bed.import("model:v1").await, "the runtime does not list it");
+    assert_eq!((stage, bed.left()), (ImportStage::Recorded, Vec::new()));
+
+    // Another process ends in between.
+    bed.registry.artifact("model", "v2", &[("a", b"1"), ("d/b", b"2")]);
+    bed.sink.stall(Some("finish"));
+    let (importer, name) = (std::sync::Arc::clone(&bed.importer), bed.registry.name("model:v2"));
+    bed.sink.take_log();
+    let importing = tokio::spawn(async move { import(&importer, &name, no_progress()).await });
+    bed.sink.called("finish").await;
+    importing.abort();
+    importing.await.expect_err("it is cancelled");
+    bed.sink.stall(None);
+    let bed = bed.restarted(|_| {}).await;
+    // The trash is emptied in the background.
+    assert_eq!(settled(&bed.folder.path().join("staging")).await, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]

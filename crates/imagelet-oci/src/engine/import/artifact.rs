@@ -72,7 +72,8 @@ impl ArtifactImage {
         labels.extend(artifact.labels());
         let (by_tag, by_root) = target.reference.names_of(&root.digest);
         let by_digest = BTreeSet::from([by_root, target.reference.names_of(&chosen.digest).1]);
-        let names = by_tag.into_iter().chain(by_digest).collect();
+        // After a crash between two records, the digest leads to the layer.
+        let names = by_digest.into_iter().chain(by_tag).collect();
         let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
         Ok(Self { target: target.clone(), artifact, names, labels, size })
     }
@@ -114,6 +115,12 @@ impl ArtifactImage {
 }
 
 impl ArtifactFiles {
+    /// The files are links to those of the sink. As spares they would keep the space of a removed artifact.
+    pub(super) async fn forget_after_crash(&self) -> Result<(), RuntimeError> {
+        let files = self.files.clone();
+        blocking(move || files.iter().try_for_each(|file| file.forget_after_crash())).await
+    }
+
     /// The identity of the tree. A key is that of a blob and its path.
     fn tree_id(&self) -> Result<Digest, RuntimeError> {
         let mut list = vec!["artifact tree 1".to_owned()];
@@ -168,7 +175,11 @@ impl EngineImporter {
         failpoint!("import.artifact-whole");
         let image = artifact.with_layer(files.tree_id().map_err(fetch)?);
         let described = Described::new(resolved, image, tenant, Some(files));
-        let id = self.import_described(&described, progress).await?;
+        let imported = self.import_described(&described, progress).await;
+        if imported.as_ref().is_err_and(|error| error.stage != ImportStage::Recorded) {
+            return imported;
+        }
+        // A runtime that has records has the files.
         let cleared = blocking(move || {
             let files = described.files.into_iter().flat_map(|files| files.files);
             // A file that a parallel import uses stays for that import.
@@ -176,7 +187,7 @@ impl EngineImporter {
             Ok(())
         });
         cleared.await.map_err(|error| ImportStage::Recorded.failed(error))?;
-        Ok(id)
+        imported
     }
 
     async fn fetch_artifact(

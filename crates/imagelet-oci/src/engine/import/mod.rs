@@ -203,6 +203,9 @@ impl EngineImporter {
             }
             drop(unsynced);
             failpoint!("import.synced");
+            if let Some(files) = &described.files {
+                files.forget_after_crash().await.map_err(handover)?;
+            }
             let id = import.finish().await.map_err(Ended::Failed)?;
             failpoint!("import.finished");
             Ok(id)
