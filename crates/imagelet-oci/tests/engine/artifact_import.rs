@@ -225,19 +225,25 @@ async fn files_that_the_runtime_has_keep_no_space_once_it_writes_its_records() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_imports_of_one_artifact_at_once_fetch_each_file_once() {
-    let (bed, large) = (Bed::new(|_| {}).await, noise(22, 600_000));
-    bed.registry.artifact("model", "v1", &[("large", &large), ("small", b"1")]);
-    bed.registry.artifact("model", "v2", &[("large", &large), ("more", b"2")]);
+    let (bed, large_bytes) = (Bed::new(|_| {}).await, noise(22, 600_000));
+    bed.registry.artifact("model", "v1", &[("large", &large_bytes), ("small", b"1")]);
+    bed.registry.artifact("model", "v2", &[("large", &large_bytes), ("more", b"2")]);
     bed.registry.trickle(1_000_000, 0);
     let (one, two, other) = tokio::join!(bed.import("model:v1"), bed.import("model:v1"), bed.import("model:v2"));
     let (one, other) = ([whole(one), whole(two)], whole(other));
     assert_eq!(one[0], one[1]);
     let requested = bed.registry.take_paths();
-    let asked = requested.iter().filter(|path| path.ends_with(Digest::of(&large).as_str())).count();
+    let asked = requested.iter().filter(|path| path.ends_with(Digest::of(&large_bytes).as_str())).count();
     assert_eq!(asked, 1, "{requested:?}");
+    let mut inodes = BTreeSet::new();
     for (id, name) in [(&one[0], "small"), (&other, "more")] {
-        let (_, found) = bed.artifact(id);
-        assert_eq!((found.get("large"), found.contains_key(name), found.len()), (Some(&large), true, 2));
+        let (image, found) = bed.artifact(id);
+        let large = bed.sink.tree(image.chains()[0].as_str()).expect("the layer is there").join("large");
+        let metadata = std::fs::metadata(large).expect("the file");
+        inodes.insert(metadata.ino());
+        assert_eq!(metadata.nlink(), 1, "its removal frees its space");
+        assert_eq!((found.get("large"), found.contains_key(name), found.len()), (Some(&large_bytes), true, 2));
     }
+    assert_eq!(inodes.len(), 2);
     assert_eq!(bed.left(), Vec::<String>::new());
 }
