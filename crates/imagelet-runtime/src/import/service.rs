@@ -271,7 +271,7 @@ impl ImportingImages {
             Err(failed) => failed,
         };
         let after = after_failure(self.mode, &failed, pull.request);
-        let ImportError { cause, is_artifact, .. } = failed;
+        let cause = failed.cause;
         if cause.kind() == RuntimeErrorKind::Unavailable {
             self.forget_runtime();
         }
@@ -282,7 +282,7 @@ impl ImportingImages {
             }
             AfterFailure::Forward { remember } => {
                 let reason = ForwardReason::Failed { fault: cause.fault(), text: cause.chain() };
-                let pulled = self.forward(pull, reason, is_artifact).await?;
+                let pulled = self.forward(pull, reason).await?;
                 if let Some(registry) = registry_of(pull.request).filter(|_| remember) {
                     self.shared().preferred.prefer(&registry, Instant::now());
                 }
@@ -291,20 +291,14 @@ impl ImportingImages {
         }
     }
 
-    /// `is_artifact`: the manifest was read, and is an artifact's.
-    async fn forward(
-        &self,
-        pull: &Pull<'_>,
-        reason: ForwardReason,
-        is_artifact: bool,
-    ) -> Result<ImageId, RuntimeError> {
+    async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));
         let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
         if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
             self.forget_runtime();
         }
-        if pulled.is_ok() && self.shows_empty_folder(&pull.request.image, is_artifact).await {
+        if pulled.is_ok() && self.shows_empty_folder(&pull.request.image).await {
             route = PullRoute::ForwardedArtifact(reason);
             (pull.progress)(PullEvent::Route(route.clone()));
             (pull.progress)(PullEvent::Warning { text: route.to_string() });
@@ -315,10 +309,10 @@ impl ImportingImages {
 
     /// Whether pods see an empty folder of an image that the runtime has pulled itself. Other runtimes than containerd
     /// mount artifacts.
-    async fn shows_empty_folder(&self, image: &ImageSpec, is_artifact: bool) -> bool {
+    async fn shows_empty_folder(&self, image: &ImageSpec) -> bool {
         let details = timeout(SURVEY_MAX, self.inner.details(image)).await;
         let details = details.ok().and_then(Result::ok).flatten();
-        is_empty_folder(details.as_ref(), is_artifact)
+        details.is_some_and(|details| is_empty_folder(&details))
             && self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd())
     }
 
@@ -386,7 +380,7 @@ impl ImageService for ImportingImages {
                 self.note(&pull, PullRoute::Imported, Some(&error));
                 Err(error)
             }
-            Err(reason) => self.forward(&pull, reason, false).await,
+            Err(reason) => self.forward(&pull, reason).await,
         }
     }
 

@@ -272,19 +272,20 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
 }
 
 #[test]
-fn a_refused_artifact_does_not_become_an_empty_folder_and_one_of_a_hidden_registry_is_forwarded() {
-    let after = |stage, class, at| {
-        let failed = ImportError { is_artifact: true, ..failed(stage, Fault::new(class, at)) };
-        after_failure(ImportMode::Auto, &failed, &pull("r.io/model:v1"))
-    };
-    let (fetch, manifest) = (ImportStage::Fetch, Stage::Manifest);
-    assert_eq!(after(fetch, ErrorClass::Unacceptable, manifest), AfterFailure::Fail);
-    assert_eq!(after(ImportStage::Recorded, ErrorClass::TimedOut, Stage::Runtime), AfterFailure::Fail);
-    assert_eq!(after(fetch, ErrorClass::ConnectionRefused, manifest), AfterFailure::Forward { remember: true });
+fn a_failed_import_of_an_artifact_is_not_forwarded_into_an_empty_folder() {
+    for class in ErrorClass::ALL.iter().copied() {
+        for stage in [ImportStage::Fetch, ImportStage::Handover, ImportStage::Recorded] {
+            for at in [Stage::Manifest, Stage::Blob, Stage::Runtime] {
+                let failed = ImportError { is_artifact: true, ..failed(stage, Fault::new(class, at)) };
+                let after = after_failure(ImportMode::Auto, &failed, &pull("r.io/model:v1"));
+                assert_eq!(after, AfterFailure::Fail, "{class} at {stage:?}, {at}");
+            }
+        }
+    }
 }
 
 #[test]
-fn a_folder_is_empty_if_containerd_knows_no_layer_or_says_nothing_of_an_artifact() {
+fn a_folder_is_empty_if_containerd_reports_a_configuration_without_layers() {
     let image = Image {
         id: ImageId::new("id"),
         tags: vec!["r.io/model:v1".to_owned()],
@@ -304,14 +305,9 @@ fn a_folder_is_empty_if_containerd_knows_no_layer_or_says_nothing_of_an_artifact
     let artifact = r#"{"architecture":"","os":"","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
     let model = r#"{"descriptor":{"name":"m"},"modelfs":{"type":"layers","diffIds":["sha256:0"]}}"#;
     for (config, is_empty) in [(artifact, true), (model, true), (&layered, false)] {
-        for is_artifact in [false, true] {
-            assert_eq!(is_empty_folder(Some(&details(config)), is_artifact), is_empty, "{config}");
-        }
+        assert_eq!(is_empty_folder(&details(config)), is_empty, "{config}");
     }
-    let bare = ImageDetails::bare(image);
-    for (unreported, is_artifact) in [(None, false), (None, true), (Some(&bare), false), (Some(&bare), true)] {
-        assert_eq!(is_empty_folder(unreported, is_artifact), is_artifact);
-    }
+    assert!(!is_empty_folder(&ImageDetails::bare(image)));
 }
 
 #[test]

@@ -249,24 +249,23 @@ async fn a_forward_of_an_artifact_to_containerd_says_that_pods_see_an_empty_fold
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_artifact_whose_import_fails_is_forwarded_with_a_warning_or_fails() {
+async fn an_artifact_whose_import_fails_is_not_pulled_by_the_runtime() {
     let node = Node::new();
     node.is_artifact.store(true, Ordering::SeqCst);
-    node.runtime.fail("status", RuntimeErrorKind::Other, "no details");
-    node.fail_imports(ImportStage::Fetch, ErrorClass::ConnectionRefused);
-    let (route, warnings) = told(&node.images(ImportMode::Auto).0).await;
-    assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
-    let error = pull(&node.images(ImportMode::Require).0).await.expect_err("import is required");
-    assert!(error.chain().contains("set by the story"), "{}", error.chain());
-
-    let forwarded = node.runtime.pull_requests().len();
-    node.fail_imports(ImportStage::Unusable, ErrorClass::Unsupported);
-    for mode in [ImportMode::Auto, ImportMode::Require] {
-        let (images, _) = node.images(mode);
-        pull(&images).await.expect_err("the runtime has no image volumes");
-        assert_eq!(last(&images), ("imported", None, true), "{mode}");
+    for (stage, class) in [
+        (ImportStage::Unusable, ErrorClass::Unsupported),
+        (ImportStage::Fetch, ErrorClass::ConnectionLost),
+        (ImportStage::Handover, ErrorClass::RuntimeUnavailable),
+    ] {
+        node.fail_imports(stage, class);
+        for mode in [ImportMode::Auto, ImportMode::Require] {
+            let (images, _) = node.images(mode);
+            let error = pull(&images).await.expect_err("it would be an empty folder");
+            assert!(error.chain().contains("set by the story"), "{}", error.chain());
+            assert_eq!(last(&images), ("imported", None, true), "{mode} {class}");
+        }
     }
-    assert_eq!(node.runtime.pull_requests().len(), forwarded, "the runtime is not asked for what it cannot use");
+    assert!(node.runtime.pull_requests().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
