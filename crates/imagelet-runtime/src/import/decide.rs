@@ -159,6 +159,20 @@ pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
     pulled.config.is_some() && pulled.layers.is_empty()
 }
 
+/// Whether an import stays impossible without a change of settings. An artifact that containerd pulled for another
+/// reason is withdrawn, because a later pull may import it.
+pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
+    use ErrorClass as C;
+    match reason {
+        ForwardReason::RegistryPreferred(_) => false,
+        ForwardReason::Failed { fault, .. } => matches!(
+            fault.class,
+            C::CertificateInvalid | C::TlsFailed | C::ProxyFailed | C::Unauthorized | C::Forbidden | C::Unsupported
+        ),
+        reason => !reason.is_outage(),
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct PreferredRegistries(HashMap<String, Instant>);
 
@@ -172,6 +186,10 @@ impl PreferredRegistries {
         if self.0.len() < PREFERRED_MAX || self.0.contains_key(registry) {
             self.0.insert(registry.to_owned(), now);
         }
+    }
+
+    pub(super) fn forget(&mut self, registry: &str) {
+        self.0.remove(registry);
     }
 }
 

@@ -285,6 +285,30 @@ fn a_failed_import_of_an_artifact_is_not_forwarded_into_an_empty_folder() {
 }
 
 #[test]
+fn an_empty_folder_stays_only_if_no_later_pull_is_imported_without_a_change_of_settings() {
+    let failed = |class| R::Failed { fault: Fault::new(class, Stage::Manifest), text: "as the test says".into() };
+    for (reason, is_expected) in [
+        (R::SwitchedOff, true),
+        (R::Snapshotter("native".into()), true),
+        (R::Staging("EXDEV".into()), true),
+        (R::ApiClosed("Unimplemented".into()), true),
+        (R::RegistrySetting { setting: "registry.mirrors", registry: "r.io".into() }, true),
+        (R::RegistryPreferred("r.io".into()), false),
+        (R::RuntimeUnknown("away".into()), false),
+        (R::ApiAway("away".into()), false),
+        (failed(ErrorClass::Unauthorized), true),
+        (failed(ErrorClass::CertificateInvalid), true),
+        (failed(ErrorClass::Unsupported), true),
+        (failed(ErrorClass::Unacceptable), false),
+        (failed(ErrorClass::HostNotFound), false),
+        (failed(ErrorClass::ConnectionLost), false),
+        (failed(ErrorClass::RegistryFailed), false),
+    ] {
+        assert_eq!(is_lasting(&reason), is_expected, "{reason}");
+    }
+}
+
+#[test]
 fn a_folder_is_empty_if_containerd_reports_a_configuration_without_layers() {
     let image = Image {
         id: ImageId::new("id"),

@@ -269,6 +269,44 @@ async fn an_artifact_whose_import_fails_is_not_pulled_by_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_artifact_of_a_preferred_registry_or_of_an_outage_is_withdrawn_and_imported_by_the_next_pull() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    let withdrawn = async |code| {
+        let error = pull(&images).await.expect_err("it would be an empty folder");
+        assert_eq!(error.kind(), RuntimeErrorKind::Unavailable, "{}", error.chain());
+        assert_eq!(last(&images), ("forwarded", Some(code), true));
+        assert!(images.status(&request().image).await.unwrap().is_none(), "{code}: it does not count as present");
+    };
+    node.fail_imports(ImportStage::Fetch, ErrorClass::HostNotFound);
+    pull(&images).await.expect("an image is forwarded, and its registry preferred");
+    node.runtime.unpack_nothing();
+    withdrawn("registry-preferred").await;
+    withdrawn("import-failed").await;
+    node.failure.lock().unwrap().take();
+    *node.refusal.lock().unwrap() = Some(ForwardReason::ApiAway("busy".into()));
+    images.forget_runtime();
+    withdrawn("api-closed").await;
+    node.refusal.lock().unwrap().take();
+    node.imports();
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_is_not_preferred_for_an_empty_folder() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.runtime.unpack_nothing();
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    let (route, warnings) = told(&images).await;
+    assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(last(&images), ("imported", None, false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_forward_that_does_not_help_is_not_preferred() {
     let node = Node::new();
     let (images, _) = node.images(ImportMode::Auto);
