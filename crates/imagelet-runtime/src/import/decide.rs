@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, time::Duration};
 use imagelet_core::{
     error::{ErrorClass, Stage},
     image::{ImageSpec, Reference},
-    ports::{ForwardReason, ImageDetails, PullRequest},
+    ports::{ForwardReason, ImageDetails, Members, PullRequest},
 };
 use imagelet_oci::{ImportError, ImportStage};
 use tokio::time::Instant;
@@ -155,8 +155,10 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
 
 /// Whether a pod sees an empty folder of an image that containerd pulled itself, as of every artifact.
 pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
-    // The configuration of an artifact names no layers.
-    pulled.config.is_some() && pulled.layers.is_empty()
+    let Some(config) = pulled.config.as_ref().and_then(|config| Members::of(config.as_str())) else { return false };
+    // The configuration of an artifact is not an image's: `FROM scratch` has no layers. Shims run a WebAssembly module.
+    let is_image = config.object("rootfs").get::<&str>("type") == Some("layers");
+    pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
 }
 
 /// Whether an import stays impossible without a change of settings. An artifact that containerd pulled for another

@@ -309,7 +309,7 @@ fn an_empty_folder_stays_only_if_no_later_pull_is_imported_without_a_change_of_s
 }
 
 #[test]
-fn a_folder_is_empty_if_containerd_reports_a_configuration_without_layers() {
+fn a_folder_is_empty_if_containerd_reports_a_configuration_that_is_neither_an_image_s_nor_a_wasm_module_s() {
     let image = Image {
         id: ImageId::new("id"),
         tags: vec!["r.io/model:v1".to_owned()],
@@ -328,7 +328,10 @@ fn a_folder_is_empty_if_containerd_reports_a_configuration_without_layers() {
     // As containerd reports the configurations of an artifact: `{}` with the fields of an image, and a model's own.
     let artifact = r#"{"architecture":"","os":"","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
     let model = r#"{"descriptor":{"name":"m"},"modelfs":{"type":"layers","diffIds":["sha256:0"]}}"#;
-    for (config, is_empty) in [(artifact, true), (model, true), (&layered, false)] {
+    let scratch = r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let wasm = r#"{"architecture":"wasm","os":"wasip1","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
+    let rows = [(artifact, true), (model, true), (&layered, false), (scratch, false), (wasm, false)];
+    for (config, is_empty) in rows {
         assert_eq!(is_empty_folder(&details(config)), is_empty, "{config}");
     }
     assert!(!is_empty_folder(&ImageDetails::bare(image)));
