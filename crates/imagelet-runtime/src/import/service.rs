@@ -314,10 +314,11 @@ impl ImportingImages {
     /// Whether pods see an empty folder of an image that the runtime has pulled itself. Other runtimes than containerd
     /// mount artifacts.
     async fn shows_empty_folder(&self, image: &ImageSpec) -> bool {
+        if !self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd()) {
+            return false;
+        }
         let details = timeout(SURVEY_MAX, self.inner.details(image)).await;
-        let details = details.ok().and_then(Result::ok).flatten();
-        details.is_some_and(|details| is_empty_folder(&details))
-            && self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd())
+        details.ok().and_then(Result::ok).flatten().is_some_and(|details| is_empty_folder(&details))
     }
 
     /// Removes an artifact that the runtime has pulled without its files, so that it does not count as present. The next

@@ -245,6 +245,8 @@ async fn a_forward_of_an_artifact_to_containerd_says_that_pods_see_an_empty_fold
         assert_eq!(warnings, [route], "{mode}");
         let (route, warnings) = told(&crio.images(mode).0).await;
         assert!(!route.contains(EMPTY) && warnings.is_empty(), "{mode}: CRI-O mounts artifacts: {route}");
+        let calls = crio.runtime.take_calls();
+        assert!(!calls.iter().any(|call| call.starts_with("status")), "{mode}: CRI-O is asked nothing: {calls:?}");
     }
 }
 
