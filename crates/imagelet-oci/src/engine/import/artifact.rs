@@ -9,8 +9,9 @@
 //! spares until the sink has the tree.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
+    os::unix::fs::DirEntryExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -268,15 +269,23 @@ fn linked_tree(
 }
 
 /// Links all files below `from` to the same paths below `to`, and adds the folders to `folders`. Only folders have a
-/// name in common with another tree.
+/// name in common with another tree. A file that can have no more names is copied, and the copy has its other names.
 fn link_files(from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
-    let mut waiting = vec![PathBuf::new()];
+    let (mut waiting, mut copies) = (vec![PathBuf::new()], HashMap::<u64, PathBuf>::new());
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(from.join(&folder))? {
             let entry = entry?;
             let path = folder.join(entry.file_name());
             if !entry.file_type()?.is_dir() {
-                fs::hard_link(entry.path(), to.join(&path))?;
+                let (source, target) = (entry.path(), to.join(&path));
+                match fs::hard_link(copies.get(&entry.ino()).unwrap_or(&source), &target) {
+                    Err(error) if error.kind() == io::ErrorKind::TooManyLinks => {
+                        fs::copy(&source, &target)?;
+                        fs::File::open(&target)?.set_modified(SystemTime::UNIX_EPOCH)?;
+                        copies.insert(entry.ino(), target);
+                    }
+                    linked => linked?,
+                }
                 continue;
             }
             if folders.insert(path.clone()) {
@@ -287,4 +296,33 @@ fn link_files(from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Re
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_with_more_names_than_the_file_system_permits_twice_is_copied_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::create_dir_all(from.join("d")).unwrap();
+        fs::create_dir(&to).unwrap();
+        let first = from.join("d/0");
+        fs::write(&first, "content").unwrap();
+        fs::File::open(&first).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        // ext4 permits 65,000 names of a file.
+        let count = 33_000;
+        (1..count).try_for_each(|number| fs::hard_link(&first, from.join(format!("d/{number}")))).unwrap();
+        link_files(&from, &to, &mut BTreeSet::new()).unwrap();
+        let mut inodes = BTreeSet::new();
+        for number in 0..count {
+            let metadata = fs::metadata(to.join(format!("d/{number}"))).unwrap();
+            assert_eq!((metadata.len(), metadata.mtime()), (7, 0), "{number}");
+            inodes.insert(metadata.ino());
+        }
+        assert!(inodes.len() <= 2, "{inodes:?}");
+    }
 }
