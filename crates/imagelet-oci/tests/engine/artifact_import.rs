@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    error::RuntimeErrorKind,
+    error::{ErrorClass, RuntimeErrorKind, Stage},
     image::{Artifact, Digest, ImageId},
     ports::no_progress,
 };
@@ -120,6 +120,23 @@ async fn archives_in_an_artifact_are_unpacked_into_the_same_tree_and_no_name_is_
     assert_eq!((stage, kind), (ImportStage::Fetch, RuntimeErrorKind::Unacceptable));
     assert!(message.contains("`a/b`") && message.contains("model:twice"), "{message}");
     assert_eq!(bed.sink.layers(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wasm_module_is_not_imported_as_files_because_shims_read_its_blobs() {
+    let bed = Bed::new(|_| {}).await;
+    bed.registry.artifact("module", "v1", &[("module.wasm", b"\0asm")]);
+    let manifest = String::from_utf8(bed.registry.file("module/manifests/v1")).expect("JSON");
+    let manifest = manifest.replace("application/vnd.oci.empty.v1+json", "application/vnd.wasm.config.v0+json");
+    bed.registry.put("module/manifests/v1", "application/vnd.oci.image.manifest.v1+json", manifest.into(), None);
+    let error = bed.import("module:v1").await.expect_err("the runtime pulls it");
+    let fault = error.cause.fault();
+    assert_eq!(
+        (error.stage, fault.class, fault.stage),
+        (ImportStage::Fetch, ErrorClass::Unacceptable, Stage::Manifest)
+    );
+    assert!(!error.is_artifact && error.cause.chain().contains("WebAssembly"), "{}", error.cause.chain());
+    assert_eq!((bed.requested_blobs(), bed.sink.layers()), (BTreeSet::new(), 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
