@@ -214,7 +214,7 @@ impl ArtifactWarnings {
     /// of the reason, and no text of a registry.
     fn next(&mut self, pulls: &[PullStatus]) -> Option<DueEvent> {
         self.warned.retain(|number| pulls.iter().any(|pull| pull.number == *number));
-        for pull in pulls.iter().filter(|pull| pull.progress.end.is_some()) {
+        for pull in pulls.iter().filter(|pull| pull.progress.times.end.is_some()) {
             let Some(route @ PullRoute::ForwardedArtifact(_)) = &pull.progress.route else { continue };
             if !self.warned.insert(pull.number) {
                 continue;
