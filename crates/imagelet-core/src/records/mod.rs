@@ -320,11 +320,18 @@ impl PullRecords {
         let learned = trim_tag_and_digest(image)
             .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
             .and_then(|name| {
-                let known = self.records.find_again(id.as_str()).ok().flatten();
+                let known = self.records.find_again(id.as_str());
+                // The names of a dropped record do not count as preloaded again.
+                if known.is_err() {
+                    self.forget_preloaded(id, None)?;
+                }
+                let known = known.ok().flatten();
                 let is_new = known.is_none();
                 let mut record = known.map_or_else(|| empty(id), |known| (*known).clone());
                 if self.is_outdated(&record, now) {
-                    record.mapping.clear();
+                    for name in std::mem::take(&mut record.mapping).into_keys() {
+                        self.forget_preloaded(id, Some(&PullIntent::new(&name)))?;
+                    }
                 }
                 let changed = merge::merge(&mut record, name, access);
                 if changed || is_new {

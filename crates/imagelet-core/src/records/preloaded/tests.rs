@@ -1,6 +1,9 @@
 //! What stays everybody's, and what ends that.
 
-use std::{fs, time::SystemTime};
+use std::{
+    fs,
+    time::{Duration, SystemTime},
+};
 
 use super::*;
 use crate::records::{
@@ -82,6 +85,30 @@ fn a_preloaded_image_stays_everybodys_after_a_pull_with_a_secret_under_another_n
     // Its own name is pulled with a secret: the record counts as ever.
     pull(&records, LOADED);
     assert_eq!(open_names(&records), [false, false]);
+}
+
+#[test]
+fn a_preloaded_name_that_was_pulled_with_a_secret_stays_closed_when_its_record_is_dropped() {
+    let (age_max, other) = (Duration::from_hours(1), "reg.io/other:v1");
+    for is_unreadable in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let settings = || RecordsSettings { age_max: Some(age_max), ..RecordsSettings::new(DEFAULT) };
+        let reopened = || Arc::new(PullRecords::open(root.path(), settings()).unwrap());
+        let mut records = reopened();
+        remember(&records, &[Image { tags: vec![LOADED.into(), other.into()], ..image(ID, LOADED) }]);
+        let intent = records.intend(LOADED).unwrap();
+        intent.fulfil(&ImageId::new(ID), &secret(), SystemTime::now() - 2 * age_max).unwrap();
+        if is_unreadable {
+            fs::write(root.path().join("image_manager/pulled").join(file_name(ID)), "{").unwrap();
+            records = reopened();
+        }
+        pull(&records, PRIVATE);
+        for records in [records, reopened()] {
+            assert_eq!(open_names(&records), [false, false], "{is_unreadable}");
+            let stays_open = judged(&records, other, &two_names(), AccessProof::default()).allowed;
+            assert_eq!(stays_open, !is_unreadable, "it was never pulled, where the record says so");
+        }
+    }
 }
 
 #[test]
