@@ -1,11 +1,12 @@
-//! Events about the pods of the node: how far the pulls are that a pod waits for, as `kubectl describe pod` shows them.
+//! Events about the pods of the node: how far the pulls are that a pod waits for, and which artifacts have no files in the
+//! runtime, as `kubectl describe pod` shows them.
 //!
-//! A pod has one Event object, which is replaced by server-side apply. It is an object of `v1`, because
+//! A pod has one Event object about its pulls, which is replaced by server-side apply. It is an object of `v1`, because
 //! `events.k8s.io/v1` permits no change of an event's text. Its name comes from the pod's uid, so a restarted agent
 //! continues the same object.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -14,7 +15,7 @@ use imagelet_core::{
     events::PodIdentity,
     image::{Digest, shown_name},
     manager::{Caller, ImageManager, PullClient, PullStatus},
-    ports::PullEnd,
+    ports::{PullEnd, PullRoute},
     printable::one_line,
 };
 use k8s_openapi::{
@@ -34,7 +35,8 @@ use crate::{
     node_events::{CONTROLLER, NOTE_LENGTH_MAX, REGARDING_LENGTH_MAX, SEND_MAX, instance, log_unsent},
 };
 
-const REASON: &str = "PullProgress";
+const PROGRESS: &str = "PullProgress";
+const FORWARDED: &str = "ArtifactForwarded";
 /// A pod waits this long for a pull before its first event.
 const FIRST_AFTER: Duration = Duration::from_secs(15);
 /// The time between two events of a pod. It grows with the pod's wait.
@@ -44,6 +46,8 @@ const UPDATE_MAX: Duration = Duration::from_mins(1);
 const SEND_EVERY: Duration = Duration::from_secs(3);
 /// A pod without an event for this time starts a new count. So at most 120 pods have a count.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
+/// Limit of the warnings that wait. Further warnings are only in the daemon's own list.
+const WARNINGS_MAX: usize = 100;
 
 pub(crate) struct ProgressEvents {
     client: Client,
@@ -64,8 +68,17 @@ struct SentEvent {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DueEvent {
+    reason: &'static str,
     pod: PodIdentity,
     note: String,
+}
+
+/// The warnings about artifacts that the runtime pulled itself.
+#[derive(Debug, Default)]
+struct ArtifactWarnings {
+    waiting: VecDeque<DueEvent>,
+    /// The numbers of the listed pulls that have warned.
+    warned: BTreeSet<u64>,
 }
 
 /// A pull that a pod waits for.
@@ -85,33 +98,37 @@ impl ProgressEvents {
     /// Sends events until this future is dropped.
     pub(crate) async fn run(&self) {
         let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
+        let mut warnings = ArtifactWarnings::default();
         let mut ticks = interval(SEND_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let now = Instant::now();
             sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
-            // Only a pod with an event gets one about an ended pull.
-            let (_, pulls) = self.manager.pulls_since(u64::from(!sent.is_empty()));
-            let Some(due) = due_event(&pulls, &sent, now) else { continue };
-            let before = sent.get(&due.pod);
+            let (_, pulls) = self.manager.pulls_since(1);
+            let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else { continue };
+            let before = sent.get(&due.pod).filter(|_| due.reason == PROGRESS);
             let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
             let mut event =
                 SentEvent { at: now, first: before.map_or(time, |before| before.first), count, is_refused: false };
             if let Err(error) = self.send(&due, &event, time).await {
-                log_unsent(&mut is_failing, &error, REASON);
+                log_unsent(&mut is_failing, &error, due.reason);
                 event.is_refused = true;
             } else {
                 is_failing = false;
             }
-            sent.insert(due.pod, event);
+            if due.reason == PROGRESS {
+                sent.insert(due.pod, event);
+            }
         }
     }
 
     async fn send(&self, due: &DueEvent, event: &SentEvent, time: Timestamp) -> Result<(), String> {
         let PodIdentity { namespace, name, uid } = &due.pod;
+        let is_progress = due.reason == PROGRESS;
+        let identity = if is_progress { uid.to_string() } else { format!("{uid} {}", due.note) };
         let start = name[..name.floor_char_boundary(REGARDING_LENGTH_MAX)].trim_end_matches(['-', '.']);
-        let event_name = format!("{start}.{}", &Digest::of(uid.as_bytes()).hex()[..16]);
+        let event_name = format!("{start}.{}", &Digest::of(identity.as_bytes()).hex()[..16]);
         let object = Event {
             metadata: ObjectMeta {
                 namespace: Some(namespace.to_string()),
@@ -126,8 +143,8 @@ impl ProgressEvents {
                 uid: Some(uid.to_string()),
                 ..ObjectReference::default()
             },
-            type_: Some("Normal".to_owned()),
-            reason: Some(REASON.to_owned()),
+            type_: Some(if is_progress { "Normal" } else { "Warning" }.to_owned()),
+            reason: Some(due.reason.to_owned()),
             message: Some(due.note.clone()),
             first_timestamp: Some(Time(event.first)),
             last_timestamp: Some(Time(time)),
@@ -182,8 +199,37 @@ fn due_event(pulls: &[PullStatus], sent: &HashMap<PodIdentity, SentEvent>, now: 
         (*at, *since, &pod.uid)
     })?;
     let lines = pulls.iter().map(|it| format!("image {}: {}", shown_name(&it.pull.image), it.pull.line(false, now)));
-    let note = one_line(&lines.collect::<Vec<_>>().join("; "));
-    Some(DueEvent { pod: pod.clone(), note: note[..note.floor_char_boundary(NOTE_LENGTH_MAX)].to_owned() })
+    Some(DueEvent::new(PROGRESS, pod, &lines.collect::<Vec<_>>().join("; ")))
+}
+
+impl DueEvent {
+    fn new(reason: &'static str, pod: &PodIdentity, text: &str) -> Self {
+        let note = one_line(text);
+        Self { reason, pod: pod.clone(), note: note[..note.floor_char_boundary(NOTE_LENGTH_MAX)].to_owned() }
+    }
+}
+
+impl ArtifactWarnings {
+    /// The next warning. Each pull that ended as a forwarded artifact warns each of its pods once. The text has the code
+    /// of the reason, and no text of a registry.
+    fn next(&mut self, pulls: &[PullStatus]) -> Option<DueEvent> {
+        self.warned.retain(|number| pulls.iter().any(|pull| pull.number == *number));
+        for pull in pulls.iter().filter(|pull| pull.progress.end.is_some()) {
+            let Some(route @ PullRoute::ForwardedArtifact(_)) = &pull.progress.route else { continue };
+            if !self.warned.insert(pull.number) {
+                continue;
+            }
+            let (image, reason) = (shown_name(&pull.image), route.reason_code().unwrap_or_default());
+            let text = format!(
+                "image {image}: the runtime pulled an artifact without its files ({reason}); a volume of it is empty"
+            );
+            let pods: BTreeMap<_, _> =
+                pull.clients.iter().filter(|it| is_reported(it)).map(|it| (&it.pod.uid, &it.pod)).collect();
+            let room = WARNINGS_MAX.saturating_sub(self.waiting.len());
+            self.waiting.extend(pods.into_values().take(room).map(|pod| DueEvent::new(FORWARDED, pod, &text)));
+        }
+        self.waiting.pop_front()
+    }
 }
 
 /// Whether a client's pod gets events. A command names a pod that the API server may not have.

@@ -242,7 +242,7 @@ impl PullProgress {
             }
             PullEvent::Committing => (self.times.committing, self.waits.retry) = (Some(now), None),
             PullEvent::Retry { host, at, is_requested } => {
-                self.waits.retry = Some(NextRequest { host, at, is_requested })
+                self.waits.retry = Some(NextRequest { host, at, is_requested });
             }
             PullEvent::Removed(image) => push(&mut self.removed, image),
             PullEvent::Hosts(hosts) => {

@@ -454,11 +454,11 @@ impl ImageService for FakeRuntime {
         let fake = self.enter("status", &spec.image)?;
         let Some(image) = fake.find(&spec.image)?.map(|image| Image::clone(image)) else { return Ok(None) };
         let diff_ids = [Digest::of(image.id.as_str().as_bytes())];
-        let diff_ids = if fake.unpacks_nothing { &[][..] } else { &diff_ids };
+        let (diff_ids, kind) = if fake.unpacks_nothing { (&[][..], "") } else { (&diff_ids[..], "layers") };
         let config = serde_json::json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Labels": { "id": image.id.as_str() } },
-            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+            "rootfs": { "type": kind, "diff_ids": diff_ids },
         });
         let size = image.size;
         let details = match JsonText::new(config.to_string()) {

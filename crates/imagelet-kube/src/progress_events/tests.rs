@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, num::NonZeroUsize};
 
 use imagelet_core::{
-    error::RuntimeError,
+    error::{ErrorClass, Fault, RuntimeError, Stage},
     hold::{PullWait, SharedThing},
     image::ByteSize,
     manager::{EnsureRequest, ManagerParts, PullPolicy, PullSettings, PullState, PullTurn},
-    ports::{LayerState, NoContainers, PullEvent, PullProgress, PullTimes, RuntimeManager, unwatched},
+    ports::{ForwardReason, LayerState, NoContainers, PullEvent, PullProgress, PullTimes, RuntimeManager, unwatched},
     records::PullRecords,
     testing::FakeRuntime,
 };
@@ -136,6 +136,44 @@ async fn an_event_names_the_images_of_its_own_pod_alone() {
     assert_eq!(due(start, &pulls, &[("shop/web", 59, false)], 60).as_deref(), Some(of_bank));
     assert_eq!(due(start, &pulls, &[("shop/web", 40, false), ("bank/api", 20, false)], 60).as_deref(), Some(of_bank));
     assert_eq!(due(start, &pulls, &[("shop/web", 50, false), ("bank/api", 50, false)], 60), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_pod_of_an_artifact_without_files_is_warned_once_in_its_own_namespace_and_reads_no_text_of_a_registry() {
+    let (start, api) = (Instant::now(), FakeApi::start(FakeApiOptions::default()).await);
+    let clients = [("shop/web", KUBELET, 0), ("shop/web", Caller::LookAhead, 0), ("bank/api", KUBELET, 1)];
+    let fault = Fault::new(ErrorClass::Forbidden, Stage::Manifest);
+    let reason = ForwardReason::Failed { fault, text: "a text of the registry".into() };
+    let of_route = |image, route, end: Option<PullEnd>| {
+        let mut pull = pull(start, image, &clients);
+        pull.progress.apply(PullEvent::Route(route), start);
+        end.into_iter().fold(pull, |pull, end| ended(pull, start, end))
+    };
+    let artifact = PullRoute::ForwardedArtifact(reason.clone());
+    let model = of_route("model:v1", artifact.clone(), Some(PullEnd::Pulled));
+    let pulls = [
+        of_route("app:v1", PullRoute::Forwarded(reason), Some(PullEnd::Pulled)),
+        of_route("running:v1", artifact, None),
+        model.clone(),
+    ];
+    let mut warnings = ArtifactWarnings::default();
+    let found: Vec<_> = std::iter::from_fn(|| warnings.next(&pulls)).collect();
+    let pods: Vec<_> = found.iter().map(|due| due.pod.clone()).collect();
+    assert_eq!(pods, [pod("bank/api"), pod("shop/web")]);
+    let note = "image r.io/model:v1: the runtime pulled an artifact without its files (import-failed); \
+                a volume of it is empty";
+    assert!(found.iter().all(|due| due.note == note && due.reason == FORWARDED), "{found:?}");
+    let of_another = PullStatus { number: 1, ..model };
+    assert!(warnings.next(&[of_another]).is_some(), "a later pull warns again");
+
+    let node = TestNode::start(&api, "node-1", None);
+    let agent = ProgressEvents::new(api.client(), "node-1", Arc::clone(&node.manager));
+    let event = SentEvent { at: start, first: Timestamp::UNIX_EPOCH, count: 1, is_refused: false };
+    agent.send(&found[1], &event, Timestamp::UNIX_EPOCH).await.expect("it is taken");
+    let objects = api.objects(EVENTS);
+    let [object] = &objects[..] else { panic!("{objects:?}") };
+    assert_eq!((&object["type"], &object["reason"]), (&json!("Warning"), &json!(FORWARDED)));
+    assert_eq!((&object["metadata"]["namespace"], &object["message"]), (&json!("shop"), &json!(note)));
 }
 
 #[tokio::test(start_paused = true)]

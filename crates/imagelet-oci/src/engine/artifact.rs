@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, Stage},
-    image::Digest,
+    image::{Digest, counted},
 };
 use rustix::{
     fd::OwnedFd,
@@ -58,7 +58,9 @@ impl Engine {
             let fault = fault_of_names(blobs.len(), names_max, open);
             Err(match fault.map_err(could_not("read the layers of", store.root()))? {
                 None => return Ok(()),
-                Some(NameFault::TooMany) => refused(format!("the artifact has more than {names_max} names")),
+                Some(NameFault::TooMany) => {
+                    refused(format!("the artifact has more than {}", counted(names_max, "name")))
+                }
                 Some(NameFault::Common { path, trees }) => {
                     let [one, other] = trees.map(|tree| blobs[tree].1);
                     let path = printable(&String::from_utf8_lossy(&path));

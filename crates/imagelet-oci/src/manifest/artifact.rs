@@ -90,6 +90,11 @@ impl Manifest {
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)
     }
 
+    /// Whether the artifact is a WebAssembly module, which shims of containerd run.
+    pub(crate) fn is_wasm(&self) -> bool {
+        media::media_type_base(&self.config.media_type).starts_with("application/vnd.wasm.config.")
+    }
+
     /// The digest that identifies the image: the configuration's digest. Artifacts often share the configuration `{}`,
     /// so an artifact is identified by its manifest's digest.
     pub(crate) fn id<'a>(&'a self, manifest: &'a Digest) -> &'a Digest {

@@ -185,7 +185,10 @@ impl Raw {
                     return Err(corrupt("the image manifest lists manifests"));
                 }
                 let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
-                let layers = self.layers.unwrap_or_default().all("image", "layers")?;
+                // No runtime uses more, either. At this stage the error is not one that a forward of the pull cures.
+                let fault = Fault::new(ErrorClass::Unacceptable, Stage::Unpack);
+                let layers = self.layers.unwrap_or_default().all("image", "layers");
+                let layers = layers.map_err(|error| error.with_fault(fault))?;
                 let artifact_type = self.artifact_type.filter(|text| !text.is_empty());
                 Ok(ManifestDocument::Image(Manifest { config, layers, artifact_type }))
             }

@@ -169,6 +169,14 @@ fn hostile_documents_are_refused() {
 }
 
 #[test]
+fn a_forward_does_not_cure_too_many_layers() {
+    let layers = vec![entry(""); 501].join(",");
+    let text = format!(r#"{{"config":{},"layers":[{layers}]}}"#, entry(""));
+    let error = ManifestDocument::parse(text.as_bytes(), OCI).expect_err("501 layers");
+    assert_eq!(error.fault(), Fault::new(ErrorClass::Unacceptable, Stage::Unpack));
+}
+
+#[test]
 fn each_layer_type_is_unpacked_or_refused_by_name() {
     for (media_type, kind) in [
         ("application/vnd.oci.image.layer.v1.tar", LayerKind::Tar(Compression::None)),

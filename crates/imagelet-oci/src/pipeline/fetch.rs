@@ -60,10 +60,10 @@ pub(super) enum Fetched {
 /// One attempt to fetch and unpack a layer.
 pub(super) struct LayerAttempt<'a> {
     pub(super) job: &'a LayerJob,
-    pub(super) source: &'a BlobSource,
+    source: &'a BlobSource,
     pub(super) memory: &'a Arc<LayerMemory>,
-    pub(super) place: &'a Place,
-    pub(super) progress: &'a Progress,
+    place: &'a Place,
+    progress: &'a Progress,
     /// The thread that copies the compressed bytes; it ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
     /// The registry has not begun its answer. A new request might begin anew what it does for this one.

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
-    image::Digest,
+    image::{Digest, counted},
 };
 use rustix::{
     fd::BorrowedFd,
@@ -125,7 +125,7 @@ impl LayerJob {
         let report = write(root, &options, list.as_mut())?;
         let names_max = options.limits.entries_max.min(ARTIFACT_NAMES_MAX);
         if self.artifact.is_some() && report.entries + report.implicit_directories.len() as u64 > names_max {
-            let message = format!("more than {names_max} names");
+            let message = format!("more than {}", counted(names_max, "name"));
             return Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Unacceptable, message)));
         }
         failpoint!("unpack.verified");

@@ -6,7 +6,9 @@
 //! least [`RESUME_MIN`] stays. The commit of an image moves its kept blobs to `blobs/ALGORITHM/HEX`.
 //!
 //! A blob that is written only for a resumption uses only space that no pull has reserved. Its space is freed on
-//! request, unless an admitted pull counts on the blob. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once.
+//! request. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once. So it stays
+//! while an admitted pull counts on it, and it is synced before it is continued: the hash does not find that only the
+//! page cache has its bytes.
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -193,8 +195,11 @@ impl Store {
         let (file, length) = opened.map_err(could_not("create", &writer.path))?;
         failpoint!("blob.begun");
         // The page cache has bytes of a failed write-back as if they were on the disk. No other sync reports that.
-        let synced = if known > 0 && writer.is_reserved() { file.sync_data() } else { Ok(()) };
-        let synced = synced.and_then(|()| failpoint::synced((known > 0).then_some(&*writer.path)));
+        let synced = if known > 0 && writer.is_reserved() {
+            file.sync_data().and_then(|()| failpoint::synced(Some(&writer.path)))
+        } else {
+            Ok(())
+        };
         if let Err(error) = &synced {
             tracing::warn!(blob = %key.digest, %error, "the disk has lost the first bytes of a blob; they are fetched again");
         }

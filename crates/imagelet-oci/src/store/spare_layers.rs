@@ -35,9 +35,10 @@ use super::{
 use crate::manifest::Descriptor;
 
 /// Spares for a sink are on a runtime's disk, and the runtime does not count them. An import is retried within minutes,
-/// or not.
+/// or not. A younger spare is kept whatever its size: the next attempt comes within a kubelet's longest back-off.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
+const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 
 /// A whole layer that is not part of the store yet. If it is dropped uncommitted, it is removed, or stays as a spare.
 pub(crate) struct StagedLayer {
@@ -50,6 +51,8 @@ pub(crate) struct StagedLayer {
     pub(super) is_placed: AtomicBool,
     /// A sink may be moving the tree.
     is_in_sink: bool,
+    /// An import links the files into its tree.
+    is_linked: AtomicBool,
 }
 
 impl StagedLayer {
@@ -78,8 +81,8 @@ impl StagedLayer {
     }
 
     pub(super) fn of_spare(store: &Arc<Store>, unpacked: Spare, resumption: Option<Resumption>) -> Self {
-        let (store, is_placed) = (Arc::clone(store), AtomicBool::new(false));
-        Self { store, unpacked, resumption, blob: None, is_placed, is_in_sink: false }
+        let (store, is_placed, is_linked) = (Arc::clone(store), AtomicBool::new(false), AtomicBool::new(false));
+        Self { store, unpacked, resumption, blob: None, is_placed, is_in_sink: false, is_linked }
     }
 
     pub(crate) fn entry(&self) -> &PulledLayer {
@@ -137,6 +140,20 @@ impl StagedLayer {
             fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
         Ok((folder.join("fs"), self.blob.as_ref().map(|blob| blob.path().to_owned())))
+    }
+
+    /// Whether the caller is the first, whose tree may link the files. A file in two trees would be freed by neither.
+    pub(crate) fn may_link(&self) -> bool {
+        !self.is_linked.swap(true, Ordering::Relaxed)
+    }
+
+    /// After a crash from now on, the layer is no spare: the sink has all its files.
+    pub(crate) fn forget_after_crash(&self) -> Result<(), RuntimeError> {
+        let record = self.unpacked.folder.join(SPARE_RECORD);
+        match fs::remove_file(&record) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(could_not("remove", &record)),
+        }
     }
 
     /// The sink has taken the layer.
@@ -293,7 +310,7 @@ impl Index {
     }
 }
 
-/// The spares to remove: expired spares, and the oldest spares above the limit.
+/// The spares to remove: expired spares, and the oldest spares above the limit that are not new.
 fn surplus(
     mut spares: Vec<(Digest, u64, SystemTime)>,
     age_max: Duration,
@@ -304,7 +321,8 @@ fn surplus(
     let mut kept = 0_u64;
     let is_kept = |(_, bytes, since): &(Digest, u64, SystemTime)| {
         kept = kept.saturating_add(*bytes);
-        kept <= bytes_max && !is_outdated(*since, age_max, now)
+        let fits = kept <= bytes_max || !is_outdated(*since, SINK_AGE_MIN, now);
+        fits && !is_outdated(*since, age_max, now)
     };
     let (_, removed): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
     removed.into_iter().map(|(diff_id, ..)| diff_id).collect()
@@ -430,12 +448,13 @@ mod tests {
         for (spares, bytes_max, removed) in [
             (vec![], 10, vec![]),
             (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 10, vec![]),
-            (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 9, vec!["b"]),
-            (vec![spare("a", 5, ago(2)), spare("b", 5, ago(1))], 9, vec!["a"]),
+            (vec![spare("a", 5, ago(16)), spare("b", 5, ago(17))], 9, vec!["b"]),
+            (vec![spare("a", 5, ago(17)), spare("b", 5, ago(16))], 9, vec!["a"]),
+            (vec![spare("a", 5, ago(14)), spare("b", 5, ago(15))], 4, vec![]),
             (vec![spare("a", 5, ago(61)), spare("b", 5, ago(60))], 10, vec!["a"]),
             (vec![spare("a", 5, now + Duration::from_hours(1))], 10, vec![]),
             (vec![spare("a", 5, now + Duration::from_hours(365 * 24))], 10, vec!["a"]),
-            (vec![spare("a", 0, ago(1)), spare("b", 1, ago(1))], 0, vec!["b"]),
+            (vec![spare("a", 0, ago(16)), spare("b", 1, ago(16))], 0, vec!["b"]),
         ] {
             let removed: Vec<Digest> = removed.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();
             assert_eq!(surplus(spares, Duration::from_hours(1), bytes_max, now), removed);

@@ -1,6 +1,12 @@
 //! Artifacts: each blob is a file of the mounted directory, unchanged and named by its title, or an archive of files.
 
-use std::{collections::BTreeMap, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use imagelet_core::{
     credentials::Credential,
@@ -45,7 +51,7 @@ pub(crate) fn expected() -> BTreeMap<String, Vec<u8>> {
 }
 
 async fn findings(engine: &Engine) -> String {
-    let report = engine.verify(None, std::sync::Arc::new(|_, _| {})).await.expect("a check");
+    let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("a check");
     let damaged = report.images.iter().filter(|image| {
         !image.documents.is_empty() || image.layers.iter().any(|(_, check)| !check.findings.is_empty())
     });
@@ -347,11 +353,11 @@ async fn one_blob_under_two_names_is_two_files_also_while_both_arrive() {
     registry.artifact("a", "v1", &[("one", &bytes), ("two", &bytes)]);
     registry.trickle(1_000_000, 0);
     let engine = open(folder.path()).await;
-    let seen = std::sync::Arc::<std::sync::Mutex<PullProgress>>::default();
-    let progress = std::sync::Arc::clone(&seen);
+    let seen: Arc<Mutex<PullProgress>> = Arc::default();
+    let progress = Arc::clone(&seen);
     let request = PullRequest { image: ImageSpec::new(registry.name("a:v1")), ..PullRequest::default() };
     registry.take_layer_requests();
-    let progress = std::sync::Arc::new(move |event| progress.lock().expect("no panic").apply(event, Instant::now()));
+    let progress = Arc::new(move |event| progress.lock().expect("no panic").apply(event, Instant::now()));
     engine.pull(&request, progress).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!((registry.take_layer_requests(), seen.lock().expect("no panic").traffic.received), (1, 300_000));
     let expected = ["one", "two"].map(|name| (name.to_owned(), bytes.clone()));

@@ -7,8 +7,9 @@ use std::{
 };
 
 use imagelet_core::{
-    error::RuntimeErrorKind,
+    error::{ErrorClass, RuntimeErrorKind, Stage},
     image::{Artifact, Digest, ImageId},
+    ports::no_progress,
 };
 use imagelet_oci::{DocumentBytes, ImageDocument, ImportError, ImportStage, ImportedImage};
 use serde_json::{Value, json};
@@ -17,8 +18,8 @@ use crate::{
     artifact::{expected, files, model, typed},
     blobs::noise,
     fixture::Layer,
-    import::{Bed, whole},
-    tree,
+    import::{Bed, import, whole},
+    settled, tree,
 };
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -64,7 +65,7 @@ async fn an_artifact_is_imported_as_one_layer_of_its_files_with_names_that_resol
     let (image, found) = bed.artifact(&id);
     assert_eq!(found, expected());
     let [by_tag, by_digest] = ["model:v1".to_owned(), format!("model@{digest}")].map(|name| bed.registry.name(&name));
-    assert_eq!(image.names, [by_tag, by_digest]);
+    assert_eq!(image.names, [by_digest, by_tag]);
     assert_eq!(image.config.digest.as_str(), id.as_str());
 
     let (config, manifest) = (read(&image.config), read(&image.manifest));
@@ -119,6 +120,23 @@ async fn archives_in_an_artifact_are_unpacked_into_the_same_tree_and_no_name_is_
     assert_eq!((stage, kind), (ImportStage::Fetch, RuntimeErrorKind::Unacceptable));
     assert!(message.contains("`a/b`") && message.contains("model:twice"), "{message}");
     assert_eq!(bed.sink.layers(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wasm_module_is_not_imported_as_files_because_shims_read_its_blobs() {
+    let bed = Bed::new(|_| {}).await;
+    bed.registry.artifact("module", "v1", &[("module.wasm", b"\0asm")]);
+    let manifest = String::from_utf8(bed.registry.file("module/manifests/v1")).expect("JSON");
+    let manifest = manifest.replace("application/vnd.oci.empty.v1+json", "application/vnd.wasm.config.v0+json");
+    bed.registry.put("module/manifests/v1", "application/vnd.oci.image.manifest.v1+json", manifest.into(), None);
+    let error = bed.import("module:v1").await.expect_err("the runtime pulls it");
+    let fault = error.cause.fault();
+    assert_eq!(
+        (error.stage, fault.class, fault.stage),
+        (ImportStage::Fetch, ErrorClass::Unacceptable, Stage::Manifest)
+    );
+    assert!(!error.is_artifact && error.cause.chain().contains("WebAssembly"), "{}", error.cause.chain());
+    assert_eq!((bed.requested_blobs(), bed.sink.layers()), (BTreeSet::new(), 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,20 +218,49 @@ async fn files_that_the_runtime_did_not_take_are_there_for_the_next_attempt_also
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_that_the_runtime_has_keep_no_space_once_it_writes_its_records() {
+    let bed = Bed::new(|_| {}).await;
+    bed.registry.artifact("model", "v1", &files());
+    bed.sink.fail("finish");
+    let (stage, ..) = refused(bed.import("model:v1").await, "the runtime does not list it");
+    assert_eq!((stage, bed.left()), (ImportStage::Recorded, Vec::new()));
+
+    // Another process ends in between.
+    bed.registry.artifact("model", "v2", &[("a", b"1"), ("d/b", b"2")]);
+    bed.sink.stall(Some("finish"));
+    let (importer, name) = (std::sync::Arc::clone(&bed.importer), bed.registry.name("model:v2"));
+    bed.sink.take_log();
+    let importing = tokio::spawn(async move { import(&importer, &name, no_progress()).await });
+    bed.sink.called("finish").await;
+    importing.abort();
+    importing.await.expect_err("it is cancelled");
+    bed.sink.stall(None);
+    let bed = bed.restarted(|_| {}).await;
+    // The trash is emptied in the background.
+    assert_eq!(settled(&bed.folder.path().join("staging")).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_imports_of_one_artifact_at_once_fetch_each_file_once() {
-    let (bed, large) = (Bed::new(|_| {}).await, noise(22, 600_000));
-    bed.registry.artifact("model", "v1", &[("large", &large), ("small", b"1")]);
-    bed.registry.artifact("model", "v2", &[("large", &large), ("more", b"2")]);
+    let (bed, large_bytes) = (Bed::new(|_| {}).await, noise(22, 600_000));
+    bed.registry.artifact("model", "v1", &[("large", &large_bytes), ("small", b"1")]);
+    bed.registry.artifact("model", "v2", &[("large", &large_bytes), ("more", b"2")]);
     bed.registry.trickle(1_000_000, 0);
     let (one, two, other) = tokio::join!(bed.import("model:v1"), bed.import("model:v1"), bed.import("model:v2"));
     let (one, other) = ([whole(one), whole(two)], whole(other));
     assert_eq!(one[0], one[1]);
     let requested = bed.registry.take_paths();
-    let asked = requested.iter().filter(|path| path.ends_with(Digest::of(&large).as_str())).count();
+    let asked = requested.iter().filter(|path| path.ends_with(Digest::of(&large_bytes).as_str())).count();
     assert_eq!(asked, 1, "{requested:?}");
+    let mut inodes = BTreeSet::new();
     for (id, name) in [(&one[0], "small"), (&other, "more")] {
-        let (_, found) = bed.artifact(id);
-        assert_eq!((found.get("large"), found.contains_key(name), found.len()), (Some(&large), true, 2));
+        let (image, found) = bed.artifact(id);
+        let large = bed.sink.tree(image.chains()[0].as_str()).expect("the layer is there").join("large");
+        let metadata = std::fs::metadata(large).expect("the file");
+        inodes.insert(metadata.ino());
+        assert_eq!(metadata.nlink(), 1, "its removal frees its space");
+        assert_eq!((found.get("large"), found.contains_key(name), found.len()), (Some(&large_bytes), true, 2));
     }
+    assert_eq!(inodes.len(), 2);
     assert_eq!(bed.left(), Vec::<String>::new());
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, time::Duration};
 use imagelet_core::{
     error::{ErrorClass, Stage},
     image::{ImageSpec, Reference},
-    ports::{ForwardReason, ImageDetails, PullRequest},
+    ports::{ForwardReason, ImageDetails, Members, PullRequest},
 };
 use imagelet_oci::{ImportError, ImportStage};
 use tokio::time::Instant;
@@ -122,13 +122,13 @@ pub(super) enum AfterFailure {
 pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &PullRequest) -> AfterFailure {
     use ErrorClass as C;
     let (stage, fault) = (failed.stage, failed.cause.fault());
-    if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable {
+    // The runtime's own pull of an artifact succeeds and has no file. The next pull may be imported.
+    if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable || failed.is_artifact {
         return AfterFailure::Fail;
     }
-    // The runtime has the records but does not list the image. Its own pull completes the image, and would empty an
-    // artifact.
+    // The runtime has the records but does not list the image. Its own pull completes the image.
     if stage == ImportStage::Recorded {
-        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime && !failed.is_artifact;
+        let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
@@ -139,8 +139,7 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
         C::DiskFull => AfterFailure::Fail,
         // The content is invalid, or it was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
-        // A refused artifact must not become an empty folder.
-        C::Unacceptable if failed.is_artifact || fault.stage != Stage::Manifest => AfterFailure::Fail,
+        C::Unacceptable if fault.stage != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
         | C::ConnectionRefused
         | C::Unreachable
@@ -154,13 +153,25 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
     }
 }
 
-/// Whether a pod sees an empty folder of an image that containerd pulled itself, as of every artifact. `pulled` are the
-/// runtime's details of the image, if it reports them. `is_artifact`: the manifest was read before, and is an artifact's.
-pub(super) fn is_empty_folder(pulled: Option<&ImageDetails>, is_artifact: bool) -> bool {
-    match pulled.filter(|details| details.config.is_some()) {
-        // The configuration of an artifact names no layers.
-        Some(details) => details.layers.is_empty(),
-        None => is_artifact,
+/// Whether a pod sees an empty folder of an image that containerd pulled itself, as of every artifact.
+pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
+    let Some(config) = pulled.config.as_ref().and_then(|config| Members::of(config.as_str())) else { return false };
+    // The configuration of an artifact is not an image's: `FROM scratch` has no layers. Shims run a WebAssembly module.
+    let is_image = config.object("rootfs").get::<&str>("type") == Some("layers");
+    pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
+}
+
+/// Whether an import stays impossible without a change of settings. An artifact that containerd pulled for another
+/// reason is withdrawn, because a later pull may import it.
+pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
+    use ErrorClass as C;
+    match reason {
+        ForwardReason::RegistryPreferred(_) => false,
+        ForwardReason::Failed { fault, .. } => matches!(
+            fault.class,
+            C::CertificateInvalid | C::TlsFailed | C::ProxyFailed | C::Unauthorized | C::Forbidden | C::Unsupported
+        ),
+        reason => !reason.is_outage(),
     }
 }
 
@@ -177,6 +188,10 @@ impl PreferredRegistries {
         if self.0.len() < PREFERRED_MAX || self.0.contains_key(registry) {
             self.0.insert(registry.to_owned(), now);
         }
+    }
+
+    pub(super) fn forget(&mut self, registry: &str) {
+        self.0.remove(registry);
     }
 }
 

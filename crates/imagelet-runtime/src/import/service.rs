@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::decide::{
-    AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target, is_empty_folder,
+    AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target, is_empty_folder, is_lasting,
 };
 use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 
@@ -271,7 +271,7 @@ impl ImportingImages {
             Err(failed) => failed,
         };
         let after = after_failure(self.mode, &failed, pull.request);
-        let ImportError { cause, is_artifact, .. } = failed;
+        let cause = failed.cause;
         if cause.kind() == RuntimeErrorKind::Unavailable {
             self.forget_runtime();
         }
@@ -282,32 +282,30 @@ impl ImportingImages {
             }
             AfterFailure::Forward { remember } => {
                 let reason = ForwardReason::Failed { fault: cause.fault(), text: cause.chain() };
-                let pulled = self.forward(pull, reason, is_artifact).await?;
-                if let Some(registry) = registry_of(pull.request).filter(|_| remember) {
-                    self.shared().preferred.prefer(&registry, Instant::now());
-                }
-                Ok(pulled)
+                self.forward(pull, reason, remember).await
             }
         }
     }
 
-    /// `is_artifact`: the manifest was read, and is an artifact's.
-    async fn forward(
-        &self,
-        pull: &Pull<'_>,
-        reason: ForwardReason,
-        is_artifact: bool,
-    ) -> Result<ImageId, RuntimeError> {
+    /// `remember`: a success lets further pulls from the registry be forwarded for a while.
+    async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason, remember: bool) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));
-        let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
+        let mut pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
         if pulled.as_ref().is_err_and(|error| error.kind() == RuntimeErrorKind::Unavailable) {
             self.forget_runtime();
         }
-        if pulled.is_ok() && self.shows_empty_folder(&pull.request.image, is_artifact).await {
+        let is_empty = pulled.is_ok() && self.shows_empty_folder(&pull.request.image).await;
+        if is_empty && !is_lasting(&reason) {
+            pulled = Err(self.withdraw(pull.request, &reason).await);
+        } else if is_empty {
             route = PullRoute::ForwardedArtifact(reason);
             (pull.progress)(PullEvent::Route(route.clone()));
             (pull.progress)(PullEvent::Warning { text: route.to_string() });
+        } else if pulled.is_ok()
+            && let Some(registry) = registry_of(pull.request).filter(|_| remember)
+        {
+            self.shared().preferred.prefer(&registry, Instant::now());
         }
         self.note(pull, route, pulled.as_ref().err());
         pulled
@@ -315,11 +313,27 @@ impl ImportingImages {
 
     /// Whether pods see an empty folder of an image that the runtime has pulled itself. Other runtimes than containerd
     /// mount artifacts.
-    async fn shows_empty_folder(&self, image: &ImageSpec, is_artifact: bool) -> bool {
+    async fn shows_empty_folder(&self, image: &ImageSpec) -> bool {
+        if !self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd()) {
+            return false;
+        }
         let details = timeout(SURVEY_MAX, self.inner.details(image)).await;
-        let details = details.ok().and_then(Result::ok).flatten();
-        is_empty_folder(details.as_ref(), is_artifact)
-            && self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd())
+        details.ok().and_then(Result::ok).flatten().is_some_and(|details| is_empty_folder(&details))
+    }
+
+    /// Removes an artifact that the runtime has pulled without its files, so that it does not count as present. The next
+    /// pull is imported.
+    async fn withdraw(&self, request: &PullRequest, reason: &ForwardReason) -> RuntimeError {
+        let image = shown_name(&request.image.image);
+        if let Some(registry) = registry_of(request) {
+            self.shared().preferred.forget(&registry);
+        }
+        if let Err(error) = self.inner.remove(&request.image).await {
+            tracing::warn!(%image, error = error.chain(), "could not remove an artifact without its files");
+        }
+        let message =
+            format!("could not import `{image}`, an artifact, of which the runtime unpacks no file: {reason}");
+        RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint("a later pull is imported")
     }
 
     fn note(&self, pull: &Pull<'_>, route: PullRoute, failure: Option<&RuntimeError>) {

@@ -21,6 +21,7 @@ use imagelet_core::{
     ports::{Freed, LayerGraph, LayerSource},
 };
 use jiff::Timestamp;
+use tokio::time::{Instant, timeout};
 use tonic::Code;
 
 use self::graph::{CommittedSnapshot, PartFolders, TooEntangled, snapshotters};
@@ -40,6 +41,11 @@ const SNAPSHOTTERS_MAX: usize = 16;
 /// Limit of the images of which it is known whether they are artifacts.
 const IMAGES_KNOWN_MAX: usize = 20_000;
 
+/// Limit of the question which listed images are artifacts. A list of images waits for the answer.
+const ARTIFACTS_MAX: Duration = Duration::from_secs(2);
+/// After a failure, lists name no new artifact for this time.
+const ARTIFACTS_AGAIN: Duration = Duration::from_secs(10);
+
 const EXPIRES: &str = "containerd.io/gc.expire";
 
 #[derive(Debug)]
@@ -50,12 +56,14 @@ pub struct ContainerdSizes {
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
     /// The images of earlier lists; `Some`: the image is an artifact. An image with an id never changes.
     artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
+    /// The last time when containerd did not answer which images are artifacts.
+    unanswered: Mutex<Option<Instant>>,
 }
 
 impl ContainerdSizes {
     /// Creates a reader. A survey of all images takes at most `survey_max`.
     pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
-        Self { client, survey_max, usages: Mutex::default(), artifacts: Mutex::default() }
+        Self { client, survey_max, usages: Mutex::default(), artifacts: Mutex::default(), unanswered: Mutex::default() }
     }
 
     async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
@@ -204,7 +212,7 @@ pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
 impl LayerSource for ContainerdSizes {
     /// `None`: the socket does not serve containerd's own API.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        match tokio::time::timeout(self.survey_max, self.survey()).await {
+        match timeout(self.survey_max, self.survey()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),
             Ok(Err(error)) if error.code() == Code::Unimplemented => Ok(None),
             Ok(Err(error)) => Err(error.into()),
@@ -221,8 +229,14 @@ impl LayerSource for ContainerdSizes {
             let known = locked(&self.artifacts);
             listed.iter().any(|id| !known.contains_key(*id))
         };
-        if has_new && let Err(error) = self.learn(listed).await {
-            tracing::debug!(%error, "could not ask containerd which images are artifacts");
+        if has_new && locked(&self.unanswered).is_none_or(|at| at.elapsed() >= ARTIFACTS_AGAIN) {
+            let learned = timeout(ARTIFACTS_MAX, self.learn(listed)).await;
+            *locked(&self.unanswered) = (!matches!(learned, Ok(Ok(())))).then(Instant::now);
+            match learned {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "could not ask containerd which images are artifacts"),
+                Err(_) => tracing::debug!("containerd did not answer which images are artifacts"),
+            }
         }
         let known = locked(&self.artifacts);
         let artifact = |id: &&ImageId| Some(((*id).clone(), known.get(*id)?.clone()?));
@@ -233,6 +247,21 @@ impl LayerSource for ContainerdSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_of_images_waits_two_seconds_for_a_containerd_that_does_not_answer_and_then_not_for_ten() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("containerd.sock");
+        // The kernel accepts connections, and no process answers.
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let sizes = ContainerdSizes::new(ContainerdClient::new(&socket), Duration::from_secs(30));
+        for (after, waits) in [(0, ARTIFACTS_MAX), (9, Duration::ZERO), (1, ARTIFACTS_MAX)] {
+            tokio::time::advance(Duration::from_secs(after)).await;
+            let asked = Instant::now();
+            assert!(sizes.artifacts(&[&ImageId::new("sha256:a")]).await.is_empty());
+            assert_eq!(asked.elapsed().as_secs(), waits.as_secs(), "after {after} s");
+        }
+    }
 
     #[test]
     fn a_lease_holds_until_it_expires_and_one_with_an_odd_moment_holds() {

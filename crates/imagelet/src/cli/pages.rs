@@ -8,7 +8,7 @@ macro_rules! pages {
 const PAGES: &[(&str, &str)] = pages! {
     "admission" "air-gap" "alone" "beside" "between" "cluster" "collection" "command-line"
     "compatibility" "configuration" "containerd" "credentials" "ensure" "errors" "events" "http"
-    "install" "kubernetes" "metrics" "operations" "others" "prefetch" "registries" "security"
+    "install" "kubernetes" "metrics" "models" "operations" "others" "prefetch" "registries" "security"
     "start" "store" "troubleshooting" "trust" "tuning" "why"
 };
 

@@ -9,8 +9,9 @@
 //! spares until the sink has the tree.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -22,6 +23,7 @@ use imagelet_core::{
     image::{Artifact, Digest, ImageId},
     ports::Progress,
 };
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use super::{Described, Ended, EngineImporter, handover};
@@ -43,7 +45,14 @@ const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 pub(super) struct ArtifactFiles {
     fetches: LayerFetches,
     /// Each key once.
-    files: Vec<Arc<StagedLayer>>,
+    files: Vec<ArtifactFile>,
+}
+
+#[derive(Clone)]
+struct ArtifactFile {
+    layer: Arc<StagedLayer>,
+    /// The tree has links to the files. `false`: the tree of a parallel import has them.
+    is_linked: bool,
 }
 
 /// An image that is made of an artifact, before its layer is known.
@@ -72,7 +81,8 @@ impl ArtifactImage {
         labels.extend(artifact.labels());
         let (by_tag, by_root) = target.reference.names_of(&root.digest);
         let by_digest = BTreeSet::from([by_root, target.reference.names_of(&chosen.digest).1]);
-        let names = by_tag.into_iter().chain(by_digest).collect();
+        // After a crash between two records, the digest leads to the layer.
+        let names = by_digest.into_iter().chain(by_tag).collect();
         let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
         Ok(Self { target: target.clone(), artifact, names, labels, size })
     }
@@ -114,11 +124,17 @@ impl ArtifactImage {
 }
 
 impl ArtifactFiles {
+    /// The files are links to those of the sink. As spares they would keep the space of a removed artifact.
+    pub(super) async fn forget_after_crash(&self) -> Result<(), RuntimeError> {
+        let files = self.files.clone();
+        blocking(move || files.iter().try_for_each(|file| file.layer.forget_after_crash())).await
+    }
+
     /// The identity of the tree. A key is that of a blob and its path.
     fn tree_id(&self) -> Result<Digest, RuntimeError> {
         let mut list = vec!["artifact tree 1".to_owned()];
         for file in &self.files {
-            let LayerRecord { diff_id, sums, .. } = file.record();
+            let LayerRecord { diff_id, sums, .. } = file.layer.record();
             let proof =
                 sums.get(PROOF).ok_or_else(|| RuntimeError::defect(format!("file `{diff_id}` has no proof")))?;
             list.push(format!("{diff_id} {proof}"));
@@ -168,15 +184,19 @@ impl EngineImporter {
         failpoint!("import.artifact-whole");
         let image = artifact.with_layer(files.tree_id().map_err(fetch)?);
         let described = Described::new(resolved, image, tenant, Some(files));
-        let id = self.import_described(&described, progress).await?;
+        let imported = self.import_described(&described, progress).await;
+        if imported.as_ref().is_err_and(|error| error.stage != ImportStage::Recorded) {
+            return imported;
+        }
+        // A runtime that has records has the files.
         let cleared = blocking(move || {
             let files = described.files.into_iter().flat_map(|files| files.files);
             // A file that a parallel import uses stays for that import.
-            files.filter_map(Arc::into_inner).for_each(StagedLayer::taken);
+            files.filter_map(|file| Arc::into_inner(file.layer)).for_each(StagedLayer::taken);
             Ok(())
         });
         cleared.await.map_err(|error| ImportStage::Recorded.failed(error))?;
-        Ok(id)
+        imported
     }
 
     async fn fetch_artifact(
@@ -194,7 +214,8 @@ impl EngineImporter {
         // A blob twice under one name was fetched once.
         let files: BTreeMap<Digest, Arc<StagedLayer>> =
             files.into_iter().map(|file| (file.record().diff_id.clone(), file)).collect();
-        Ok(ArtifactFiles { fetches, files: files.into_values().collect() })
+        let file = |layer: Arc<StagedLayer>| ArtifactFile { is_linked: layer.may_link(), layer };
+        Ok(ArtifactFiles { fetches, files: files.into_values().map(file).collect() })
     }
 
     /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of its files.
@@ -211,7 +232,7 @@ impl EngineImporter {
         let mut tree = tree.map_err(handover)?;
         failpoint!("import.artifact-linked");
 
-        let mut views: Vec<Arc<SyncView>> = files.iter().map(|file| Arc::clone(file.view())).collect();
+        let mut views: Vec<Arc<SyncView>> = files.iter().map(|file| Arc::clone(file.layer.view())).collect();
         views.push(Arc::clone(&fetches.view));
         let (turn, _) = engine.turns.turn(chain).await;
         // Another import may have added the same tree, and not synced it yet.
@@ -239,7 +260,7 @@ impl EngineImporter {
 /// A layer with the files of all others. It is no spare: the files are.
 fn linked_tree(
     store: &Arc<Store>,
-    files: &[Arc<StagedLayer>],
+    files: &[ArtifactFile],
     layer: &ImportedLayer,
     view: Arc<SyncView>,
 ) -> Result<StagedLayer, RuntimeError> {
@@ -247,7 +268,10 @@ fn linked_tree(
     let root = staging.path().join("fs");
     let linked = fs::create_dir(&root).and_then(|()| {
         let mut folders = BTreeSet::new();
-        files.iter().try_for_each(|file| link_files(&file.staged_tree(), &root, &mut folders))?;
+        for ArtifactFile { layer, is_linked } in files {
+            let mut files = FileLinks { is_linked: *is_linked, copies: HashMap::new() };
+            files.link_all(&layer.staged_tree(), &root, &mut folders)?;
+        }
         // Last, since each new entry changes the time of its folder.
         folders.iter().try_for_each(|folder| fs::File::open(root.join(folder))?.set_modified(SystemTime::UNIX_EPOCH))
     });
@@ -267,24 +291,102 @@ fn linked_tree(
     StagedLayer::new(store, staging, &blob, record, view)
 }
 
-/// Links all files below `from` to the same paths below `to`, and adds the folders to `folders`. Only folders have a
-/// name in common with another tree.
-fn link_files(from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
-    let mut waiting = vec![PathBuf::new()];
-    while let Some(folder) = waiting.pop() {
-        for entry in fs::read_dir(from.join(&folder))? {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            if !entry.file_type()?.is_dir() {
-                fs::hard_link(entry.path(), to.join(&path))?;
-                continue;
+/// The files of one blob on their way into a tree.
+struct FileLinks {
+    /// The tree has links to the staged files; otherwise copies.
+    is_linked: bool,
+    /// The last copy of a file with several names, by inode.
+    copies: HashMap<u64, PathBuf>,
+}
+
+impl FileLinks {
+    /// Puts all files below `from` to the same paths below `to`, and adds the folders to `folders`. Only folders have a
+    /// name in common with another tree.
+    fn link_all(&mut self, from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
+        let mut waiting = vec![PathBuf::new()];
+        while let Some(folder) = waiting.pop() {
+            for entry in fs::read_dir(from.join(&folder))? {
+                let entry = entry?;
+                let path = folder.join(entry.file_name());
+                if !entry.file_type()?.is_dir() {
+                    self.link(&entry, &to.join(&path))?;
+                    continue;
+                }
+                if folders.insert(path.clone()) {
+                    fs::create_dir(to.join(&path))?;
+                    fs::set_permissions(to.join(&path), entry.metadata()?.permissions())?;
+                }
+                waiting.push(path);
             }
-            if folders.insert(path.clone()) {
-                fs::create_dir(to.join(&path))?;
-                fs::set_permissions(to.join(&path), fs::metadata(entry.path())?.permissions())?;
-            }
-            waiting.push(path);
         }
+        Ok(())
     }
-    Ok(())
+
+    /// A file has a maximum number of links, which an archive may use up. Then further names are those of a copy.
+    fn link(&mut self, file: &fs::DirEntry, target: &Path) -> io::Result<()> {
+        let (path, metadata) = (file.path(), file.metadata()?);
+        let copy = self.copies.get(&metadata.ino());
+        let is_linked = self.is_linked || !metadata.is_file();
+        match copy.or_else(|| is_linked.then_some(&path)).map(|source| fs::hard_link(source, target)) {
+            Some(Err(error)) if metadata.is_file() && Errno::from_io_error(&error) == Some(Errno::MLINK) => {}
+            Some(linked) => return linked,
+            None => {}
+        }
+        fs::copy(&path, target)?;
+        fs::File::open(target)?.set_modified(SystemTime::UNIX_EPOCH)?;
+        if metadata.nlink() > 1 {
+            self.copies.insert(metadata.ino(), target.to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with these names of one file, and another file.
+    fn staged(names: usize) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("d")).unwrap();
+        fs::write(folder.path().join("d/0"), "one").unwrap();
+        fs::write(folder.path().join("other"), "two").unwrap();
+        std::os::unix::fs::symlink("d/0", folder.path().join("link")).unwrap();
+        for name in 1..names {
+            fs::hard_link(folder.path().join("d/0"), folder.path().join(format!("d/{name}"))).unwrap();
+        }
+        folder
+    }
+
+    /// The number of names, and of inodes that are not those of `from`.
+    fn placed(from: &Path, is_linked: bool) -> (usize, usize) {
+        let to = tempfile::tempdir().unwrap();
+        let mut folders = BTreeSet::new();
+        FileLinks { is_linked, copies: HashMap::new() }.link_all(from, to.path(), &mut folders).unwrap();
+        assert_eq!(folders, BTreeSet::from([PathBuf::from("d")]));
+        assert_eq!(fs::read_link(to.path().join("link")).unwrap(), PathBuf::from("d/0"));
+        assert_eq!(fs::read(to.path().join("other")).unwrap(), b"two");
+        let ino = |path: PathBuf| fs::metadata(path).unwrap().ino();
+        let names: Vec<PathBuf> = fs::read_dir(to.path().join("d")).unwrap().map(|name| name.unwrap().path()).collect();
+        assert_eq!(fs::read(&names[0]).unwrap(), b"one");
+        let mut inodes: BTreeSet<u64> = names.iter().cloned().map(ino).collect();
+        inodes.remove(&ino(from.join("d/0")));
+        (names.len(), inodes.len())
+    }
+
+    #[test]
+    fn names_of_one_file_stay_names_of_one_file_in_a_copy() {
+        let folder = staged(3);
+        assert_eq!((placed(folder.path(), true), placed(folder.path(), false)), ((3, 0), (3, 1)));
+    }
+
+    #[test]
+    fn more_links_than_a_file_can_have_are_those_of_a_copy() {
+        const NAMES: usize = 33_000;
+        let folder = staged(NAMES);
+        // A file system without a limit makes no copy.
+        let (names, copies) = placed(folder.path(), true);
+        assert_eq!(names, NAMES);
+        assert!(copies <= 1, "{copies}");
+    }
 }

@@ -45,7 +45,7 @@ use super::{
     report_present,
 };
 use crate::{
-    manifest::{Index, ManifestDocument},
+    manifest::{Index, ManifestDocument, unacceptable},
     registry::{ImageDocument, Resolved},
     scarce,
     store::{DocumentBytes, LayerEnd, SpareWanted, StagedLayer, SyncView, has_folders},
@@ -135,8 +135,12 @@ impl EngineImporter {
         }
         let resolved = scarce::retried(|| self.engine.resolved(request, &progress)).await;
         let (target, resolved) = resolved.map_err(fetch)?;
-        let (session, is_artifact) = (resolved.session.clone(), resolved.manifest.artifact_kind().is_some());
+        let (session, is_wasm) = (resolved.session.clone(), resolved.manifest.is_wasm());
+        let is_artifact = resolved.manifest.artifact_kind().is_some() && !is_wasm;
         let imported = async {
+            if is_wasm {
+                return Err(fetch(unacceptable("it is a WebAssembly module, whose blobs the runtime's shims read")));
+            }
             if is_artifact {
                 self.sink.check_mounts_artifacts().map_err(|error| ImportStage::Unusable.failed(error))?;
             }
@@ -203,6 +207,9 @@ impl EngineImporter {
             }
             drop(unsynced);
             failpoint!("import.synced");
+            if let Some(files) = &described.files {
+                files.forget_after_crash().await.map_err(handover)?;
+            }
             let id = import.finish().await.map_err(Ended::Failed)?;
             failpoint!("import.finished");
             Ok(id)

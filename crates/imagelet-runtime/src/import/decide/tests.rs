@@ -272,19 +272,44 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
 }
 
 #[test]
-fn a_refused_artifact_does_not_become_an_empty_folder_and_one_of_a_hidden_registry_is_forwarded() {
-    let after = |stage, class, at| {
-        let failed = ImportError { is_artifact: true, ..failed(stage, Fault::new(class, at)) };
-        after_failure(ImportMode::Auto, &failed, &pull("r.io/model:v1"))
-    };
-    let (fetch, manifest) = (ImportStage::Fetch, Stage::Manifest);
-    assert_eq!(after(fetch, ErrorClass::Unacceptable, manifest), AfterFailure::Fail);
-    assert_eq!(after(ImportStage::Recorded, ErrorClass::TimedOut, Stage::Runtime), AfterFailure::Fail);
-    assert_eq!(after(fetch, ErrorClass::ConnectionRefused, manifest), AfterFailure::Forward { remember: true });
+fn a_failed_import_of_an_artifact_is_not_forwarded_into_an_empty_folder() {
+    for class in ErrorClass::ALL.iter().copied() {
+        for stage in [ImportStage::Fetch, ImportStage::Handover, ImportStage::Recorded] {
+            for at in [Stage::Manifest, Stage::Blob, Stage::Runtime] {
+                let failed = ImportError { is_artifact: true, ..failed(stage, Fault::new(class, at)) };
+                let after = after_failure(ImportMode::Auto, &failed, &pull("r.io/model:v1"));
+                assert_eq!(after, AfterFailure::Fail, "{class} at {stage:?}, {at}");
+            }
+        }
+    }
 }
 
 #[test]
-fn a_folder_is_empty_if_containerd_knows_no_layer_or_says_nothing_of_an_artifact() {
+fn an_empty_folder_stays_only_if_no_later_pull_is_imported_without_a_change_of_settings() {
+    let failed = |class| R::Failed { fault: Fault::new(class, Stage::Manifest), text: "as the test says".into() };
+    for (reason, is_expected) in [
+        (R::SwitchedOff, true),
+        (R::Snapshotter("native".into()), true),
+        (R::Staging("EXDEV".into()), true),
+        (R::ApiClosed("Unimplemented".into()), true),
+        (R::RegistrySetting { setting: "registry.mirrors", registry: "r.io".into() }, true),
+        (R::RegistryPreferred("r.io".into()), false),
+        (R::RuntimeUnknown("away".into()), false),
+        (R::ApiAway("away".into()), false),
+        (failed(ErrorClass::Unauthorized), true),
+        (failed(ErrorClass::CertificateInvalid), true),
+        (failed(ErrorClass::Unsupported), true),
+        (failed(ErrorClass::Unacceptable), false),
+        (failed(ErrorClass::HostNotFound), false),
+        (failed(ErrorClass::ConnectionLost), false),
+        (failed(ErrorClass::RegistryFailed), false),
+    ] {
+        assert_eq!(is_lasting(&reason), is_expected, "{reason}");
+    }
+}
+
+#[test]
+fn a_folder_is_empty_if_containerd_reports_a_configuration_that_is_neither_an_image_s_nor_a_wasm_module_s() {
     let image = Image {
         id: ImageId::new("id"),
         tags: vec!["r.io/model:v1".to_owned()],
@@ -303,15 +328,13 @@ fn a_folder_is_empty_if_containerd_knows_no_layer_or_says_nothing_of_an_artifact
     // As containerd reports the configurations of an artifact: `{}` with the fields of an image, and a model's own.
     let artifact = r#"{"architecture":"","os":"","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
     let model = r#"{"descriptor":{"name":"m"},"modelfs":{"type":"layers","diffIds":["sha256:0"]}}"#;
-    for (config, is_empty) in [(artifact, true), (model, true), (&layered, false)] {
-        for is_artifact in [false, true] {
-            assert_eq!(is_empty_folder(Some(&details(config)), is_artifact), is_empty, "{config}");
-        }
+    let scratch = r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let wasm = r#"{"architecture":"wasm","os":"wasip1","config":{},"rootfs":{"type":"","diff_ids":null}}"#;
+    let rows = [(artifact, true), (model, true), (&layered, false), (scratch, false), (wasm, false)];
+    for (config, is_empty) in rows {
+        assert_eq!(is_empty_folder(&details(config)), is_empty, "{config}");
     }
-    let bare = ImageDetails::bare(image);
-    for (unreported, is_artifact) in [(None, false), (None, true), (Some(&bare), false), (Some(&bare), true)] {
-        assert_eq!(is_empty_folder(unreported, is_artifact), is_artifact);
-    }
+    assert!(!is_empty_folder(&ImageDetails::bare(image)));
 }
 
 #[test]

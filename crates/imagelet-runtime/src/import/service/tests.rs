@@ -245,28 +245,67 @@ async fn a_forward_of_an_artifact_to_containerd_says_that_pods_see_an_empty_fold
         assert_eq!(warnings, [route], "{mode}");
         let (route, warnings) = told(&crio.images(mode).0).await;
         assert!(!route.contains(EMPTY) && warnings.is_empty(), "{mode}: CRI-O mounts artifacts: {route}");
+        let calls = crio.runtime.take_calls();
+        assert!(!calls.iter().any(|call| call.starts_with("status")), "{mode}: CRI-O is asked nothing: {calls:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_artifact_whose_import_fails_is_forwarded_with_a_warning_or_fails() {
+async fn an_artifact_whose_import_fails_is_not_pulled_by_the_runtime() {
     let node = Node::new();
     node.is_artifact.store(true, Ordering::SeqCst);
-    node.runtime.fail("status", RuntimeErrorKind::Other, "no details");
-    node.fail_imports(ImportStage::Fetch, ErrorClass::ConnectionRefused);
-    let (route, warnings) = told(&node.images(ImportMode::Auto).0).await;
-    assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
-    let error = pull(&node.images(ImportMode::Require).0).await.expect_err("import is required");
-    assert!(error.chain().contains("set by the story"), "{}", error.chain());
-
-    let forwarded = node.runtime.pull_requests().len();
-    node.fail_imports(ImportStage::Unusable, ErrorClass::Unsupported);
-    for mode in [ImportMode::Auto, ImportMode::Require] {
-        let (images, _) = node.images(mode);
-        pull(&images).await.expect_err("the runtime has no image volumes");
-        assert_eq!(last(&images), ("imported", None, true), "{mode}");
+    for (stage, class) in [
+        (ImportStage::Unusable, ErrorClass::Unsupported),
+        (ImportStage::Fetch, ErrorClass::ConnectionLost),
+        (ImportStage::Handover, ErrorClass::RuntimeUnavailable),
+    ] {
+        node.fail_imports(stage, class);
+        for mode in [ImportMode::Auto, ImportMode::Require] {
+            let (images, _) = node.images(mode);
+            let error = pull(&images).await.expect_err("it would be an empty folder");
+            assert!(error.chain().contains("set by the story"), "{}", error.chain());
+            assert_eq!(last(&images), ("imported", None, true), "{mode} {class}");
+        }
     }
-    assert_eq!(node.runtime.pull_requests().len(), forwarded, "the runtime is not asked for what it cannot use");
+    assert!(node.runtime.pull_requests().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_artifact_of_a_preferred_registry_or_of_an_outage_is_withdrawn_and_imported_by_the_next_pull() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    let withdrawn = async |code| {
+        let error = pull(&images).await.expect_err("it would be an empty folder");
+        assert_eq!(error.kind(), RuntimeErrorKind::Unavailable, "{}", error.chain());
+        assert_eq!(last(&images), ("forwarded", Some(code), true));
+        assert!(images.status(&request().image).await.unwrap().is_none(), "{code}: it does not count as present");
+    };
+    node.fail_imports(ImportStage::Fetch, ErrorClass::HostNotFound);
+    pull(&images).await.expect("an image is forwarded, and its registry preferred");
+    node.runtime.unpack_nothing();
+    withdrawn("registry-preferred").await;
+    withdrawn("import-failed").await;
+    node.failure.lock().unwrap().take();
+    *node.refusal.lock().unwrap() = Some(ForwardReason::ApiAway("busy".into()));
+    images.forget_runtime();
+    withdrawn("api-closed").await;
+    node.refusal.lock().unwrap().take();
+    node.imports();
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_is_not_preferred_for_an_empty_folder() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.runtime.unpack_nothing();
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    let (route, warnings) = told(&images).await;
+    assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(last(&images), ("imported", None, false));
 }
 
 #[tokio::test(start_paused = true)]

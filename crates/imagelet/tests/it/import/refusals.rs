@@ -45,10 +45,10 @@ fn over_another_snapshotter_containerd_pulls_itself() {
 }
 
 /// A folder on a file system of its own, as long as it lives.
-struct OtherFileSystem<'a>(&'a Path);
+pub(super) struct OtherFileSystem<'a>(&'a Path);
 
 impl<'a> OtherFileSystem<'a> {
-    fn at(folder: &'a Path) -> Self {
+    pub(super) fn at(folder: &'a Path) -> Self {
         fs::create_dir_all(folder).unwrap();
         run(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(folder), "mount");
         Self(folder)

@@ -9,13 +9,16 @@ use imagelet_core::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::node::{DEFAULT, IMPORTS, Node, import};
+use super::{
+    node::{DEFAULT, IMPORTS, Node, import},
+    refusals::OtherFileSystem,
+};
 use crate::{
     artifacts::artifact_of,
     fake_registry::FakeRegistry,
     images::{Blob, Compression, Image, Layer, noise},
     relay::{connect, in_runtime, pull, request},
-    testbed::{ContainerdRelease, ContainerdSetup, scratch, wait_until},
+    testbed::{ContainerdRelease, wait_until},
     wire::pods::image_volume,
 };
 
@@ -239,8 +242,11 @@ fn pods_mount_an_artifact_as_its_files_by_tag_digest_and_folder_after_containerd
             (&names[0], "/weights", "weights"),
             (&digests[1], "/deep", "data/b"),
         ];
-        let trees =
-            [model.tree.clone(), files.tree.clone(), model.tree.clone(), model.below("weights"), files.below("data/b")];
+        let part = |artifact: &Artifact, folder: &str| {
+            if release.has_image_sub_paths() { artifact.below(folder) } else { artifact.tree.clone() }
+        };
+        let trees = [&model, &files, &model].map(|artifact| artifact.tree.clone()).into_iter();
+        let trees = trees.chain([part(&model, "weights"), part(&files, "data/b")]);
         let expected: BTreeMap<String, Tree> =
             volumes.iter().map(|(_, place, _)| (*place).to_owned()).zip(trees).collect();
         let look = |node: &Node, when: &str| {
@@ -306,11 +312,14 @@ fn where_pods_mount_no_images_the_pull_of_an_artifact_says_so_and_imports_nothin
 fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_folder_or_fails() {
     let registry = FakeRegistry::start();
     let images = ["pause:3.9", "application:v1"].map(|name| registry.put(name, &Image::busybox(name)));
-    let name = registry.put("files:v1", &files().image);
+    // Of the media type of no image layer: with one of those containerd refuses the container.
+    let file = Blob::new(b"tokens\n".to_vec(), "application/octet-stream");
+    let artifact = artifact_of(vec![(file, json!({"org.opencontainers.image.title": "tokens"}))]);
+    let name = registry.put("files:v1", &artifact);
     for release in releases(true) {
-        let folder = scratch();
-        let containerd = ContainerdSetup::new(&release, &images[0]).snapshotter("native").start(folder.path());
-        let node = Node { containerd, folder, was_killed: false };
+        let node = Node::start(&release, &images[0]);
+        let staging = node.staging();
+        let _mounted = OtherFileSystem::at(&staging);
         let daemon = node.daemon(DEFAULT);
         in_runtime(async {
             for name in images.iter().chain([&name]) {
@@ -319,10 +328,12 @@ fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_
             let seen = node.seen(&images[1], &[(&name, "/files", "")]).await;
             assert_eq!(seen["/files"].keys().collect::<Vec<_>>(), ["."], "{release}: as containerd mounts it");
         });
-        let (log, why) = (daemon.part.log(), daemon.run(["why", &name]).ok());
-        for said in [&log, &why] {
-            let warned = said.lines().any(|line| line.contains("empty folder"));
-            assert!(warned, "{release}: no warning of the empty folder: {said}");
+        let shown = daemon.run(["pull", "--policy", "Always", &name]).stderr;
+        let events: Vec<String> =
+            daemon.part.log().lines().filter(|line| line.contains("ArtifactForwarded")).map(str::to_owned).collect();
+        assert_eq!(events.len(), 2, "{release}: an event for each pull: {events:?}");
+        for said in [&shown, &events.concat(), &daemon.run(["why", &name]).ok()] {
+            assert!(said.contains("empty folder"), "{release}: no warning of the empty folder: {said}");
         }
         assert!(!daemon.run(["why", &images[1]]).ok().contains("empty folder"), "{release}: it is an image");
         assert!(daemon.stop(Signal::TERM).success());
@@ -330,6 +341,6 @@ fn an_artifact_that_cannot_be_imported_is_forwarded_with_a_warning_of_the_empty_
         let daemon = node.daemon(IMPORTS);
         let refused =
             in_runtime(async { pull(&connect(&daemon).await, &request(&name)).await.unwrap_err().to_string() });
-        assert!(refused.contains("native"), "{release}: {refused}");
+        assert!(refused.contains("imagelet-staging"), "{release}: {refused}");
     }
 }

@@ -70,7 +70,7 @@ fn a_model_stays_while_a_container_mounts_it_and_its_removal_frees_what_was_pred
         });
         collects(&beside, &spare, &format!("{release}: what no container mounts"));
         let used = row(&beside.daemon, &model).unwrap_or_else(|| panic!("{release}: a mounted model was removed"));
-        assert_eq!(used["inUseBy"], json!(["default/mounting/main"]), "{used:#}");
+        assert_eq!(used["inUseBy"], json!(["default/mounting/main (volume)"]), "{used:#}");
         beside.daemon.run(["rm", &model]).refused(&["default/mounting/main"]);
         runtime.block_on(pods.remove_sandbox(&mounting)).unwrap();
         collects(&beside, &model, &format!("{release}: what a container has mounted"));

@@ -16,6 +16,8 @@ const PARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/parts");
 const UNPACKED: [&str; 2] = ["1.7", "2.1"];
 /// The first version whose pods mount images as volumes.
 const IMAGE_VOLUMES: (u32, u32) = (2, 1);
+/// The first version that mounts one folder of an image; earlier ones mount the whole image without a word.
+const IMAGE_SUB_PATHS: (u32, u32) = (2, 2);
 
 /// One version of containerd on this machine; its shim lies beside it or on the search path.
 #[derive(Clone, Debug)]
@@ -44,6 +46,11 @@ impl ContainerdRelease {
     /// Whether its pods mount images as volumes.
     pub(crate) fn has_image_volumes(&self) -> bool {
         self.number() >= IMAGE_VOLUMES
+    }
+
+    /// Whether its pods mount one folder of an image.
+    pub(crate) fn has_image_sub_paths(&self) -> bool {
+        self.number() >= IMAGE_SUB_PATHS
     }
 
     fn of(program: impl Into<PathBuf>, hint: &str) -> Self {
@@ -102,11 +109,13 @@ impl ContainerdSetup {
 
     /// With this snapshotter.
     pub(crate) fn snapshotter(self, name: &str) -> Self {
-        // containerd 2 reads the rest of the older table, and not this key.
-        let is_newer = self.release.number() >= (2, 0);
-        let table =
-            if is_newer { "\"io.containerd.cri.v1.images\"" } else { "\"io.containerd.grpc.v1.cri\".containerd" };
-        self.settings(&format!("[plugins.{table}]\n  snapshotter = \"{name}\"\n"))
+        // containerd 2 reads the rest of the older table, and not this key. Its transfer service unpacks for overlayfs alone.
+        let table = if self.release.number() >= (2, 0) {
+            "[plugins.\"io.containerd.cri.v1.images\"]\n  use_local_image_pull = true\n"
+        } else {
+            "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n"
+        };
+        self.settings(&format!("{table}  snapshotter = \"{name}\"\n"))
     }
 
     /// With these tables of the configuration, in the form of version 2.
@@ -160,7 +169,7 @@ fn is_initialized(socket: &Path) -> bool {
     !outcome.stderr.contains("server is not initialized yet")
 }
 
-/// A running containerd. It leaves the processes of its pods to the story that started them.
+/// A running containerd.
 #[derive(Debug)]
 pub(crate) struct Containerd {
     part: Part,
@@ -206,8 +215,30 @@ impl Containerd {
     }
 }
 
+impl Containerd {
+    /// Ends the pods that a failed story has left: they would hold the files that they inherited, such as locks.
+    fn end_pods(&self) {
+        let folder = self.folder.path().to_str().expect("temporary directories have plain names");
+        for process in fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()) {
+            // A shim is started with the address of its containerd.
+            let command = fs::read(process.join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            let Some(shim) = process.file_name().and_then(|name| name.to_str()) else { continue };
+            if command.contains("containerd-shim") && command.contains(folder) {
+                let children = fs::read_to_string(process.join(format!("task/{shim}/children"))).unwrap_or_default();
+                for id in children.split_whitespace().chain([shim]) {
+                    let id = id.parse().ok().and_then(rustix::process::Pid::from_raw).expect("the id of a process");
+                    // An error says that it ended before.
+                    let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
 impl Drop for Containerd {
     fn drop(&mut self) {
+        self.end_pods();
         // What pods left mounted would keep the directory from going.
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
