@@ -62,12 +62,8 @@ impl<T: RecordFile> RecordFolder<T> {
         let folder = Self { path: Some(path), is_read_only, disk, ..Self::in_memory() };
         for name in names {
             let file = folder.read(&name);
-            match &file {
-                Ok((content, true)) => folder.rewrite(&name, content),
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
-                }
+            if let Ok((content, true)) = &file {
+                folder.rewrite(&name, content);
             }
             folder.files().insert(name, file.map(|(content, _)| Arc::new(content)).map_err(Arc::new));
         }
@@ -109,10 +105,15 @@ impl<T: RecordFile> RecordFolder<T> {
     /// Returns all records, and an error for each unreadable file. Reads unreadable files again: a file may be repaired
     /// or deleted, or its disk failed only for a moment.
     pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
-        let broken = |(name, file): (&String, &Result<_, _>)| file.is_err().then(|| name.clone());
-        let broken: Vec<String> = self.files().iter().filter_map(broken).collect();
-        let failures = broken.iter().filter_map(|name| self.read_again(name)).collect();
+        let failures = self.unreadable().iter().filter_map(|(name, _)| self.read_again(name)).collect();
         (self.files().values().flatten().cloned().collect(), failures)
+    }
+
+    /// The unreadable files by name, as last read.
+    pub(super) fn unreadable(&self) -> Vec<(String, Arc<Unreadable>)> {
+        let broken =
+            |(name, file): (&String, &Result<_, Arc<Unreadable>>)| Some((name.clone(), file.as_ref().err()?.clone()));
+        self.files().iter().filter_map(broken).collect()
     }
 
     pub(super) fn count(&self) -> usize {

@@ -54,8 +54,11 @@ impl KubeletRecords {
     /// The pulls that the kubelet began and did not record. Fails if one of them cannot be read.
     pub(super) fn intents(&self) -> io::Result<Vec<Arc<PullIntent>>> {
         let folder = RecordFolder::open(self.pulled.with_file_name("pulling"), true, Arc::new(MachineDisk))?;
-        let (intents, unreadable) = folder.list();
-        unreadable.into_iter().next().map_or(Ok(intents), |error| Err(io::Error::other(error)))
+        let (intents, _) = folder.list();
+        match folder.unreadable().first() {
+            None => Ok(intents),
+            Some((file, error)) => Err(io::Error::other(format!("{file}: {error}"))),
+        }
     }
 
     /// Reads all records. Lists each unreadable record with the reason.

@@ -155,14 +155,14 @@ impl PullRecords {
     ) -> Result<Self, RecordsError> {
         let preloaded = PreloadedImages::open(root, Arc::clone(&disk), is_read_only);
         let root = root.join("image_manager");
-        let intents = RecordFolder::open(root.join("pulling"), is_read_only, Arc::clone(&disk));
-        let records = RecordFolder::open(root.join("pulled"), is_read_only, disk);
-        Ok(Self {
-            intents: intents.map_err(|source| failed("read", "pulling", source))?,
-            records: records.map_err(|source| failed("read", "pulled", source))?,
-            preloaded,
-            ..Self::in_memory_with(settings)
-        })
+        let intents = RecordFolder::open(root.join("pulling"), is_read_only, Arc::clone(&disk))
+            .map_err(|source| failed("read", "pulling", source))?;
+        let records = RecordFolder::open(root.join("pulled"), is_read_only, disk)
+            .map_err(|source| failed("read", "pulled", source))?;
+        for (file, error) in intents.unreadable().into_iter().chain(records.unreadable()) {
+            tracing::warn!(file, %error, "a pull record is not understood; its image asks for credentials");
+        }
+        Ok(Self { intents, records, preloaded, ..Self::in_memory_with(settings) })
     }
 
     /// Records that are only in memory. An image without a record is treated as preloaded.
@@ -320,11 +320,18 @@ impl PullRecords {
         let learned = trim_tag_and_digest(image)
             .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
             .and_then(|name| {
-                let known = self.records.find_again(id.as_str()).ok().flatten();
+                let known = self.records.find_again(id.as_str());
+                // The names of a dropped record do not count as preloaded again.
+                if known.is_err() {
+                    self.forget_preloaded(id, None)?;
+                }
+                let known = known.ok().flatten();
                 let is_new = known.is_none();
                 let mut record = known.map_or_else(|| empty(id), |known| (*known).clone());
                 if self.is_outdated(&record, now) {
-                    record.mapping.clear();
+                    for name in std::mem::take(&mut record.mapping).into_keys() {
+                        self.forget_preloaded(id, Some(&PullIntent::new(&name)))?;
+                    }
                 }
                 let changed = merge::merge(&mut record, name, access);
                 if changed || is_new {

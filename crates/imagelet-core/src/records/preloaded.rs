@@ -47,6 +47,8 @@ struct PreloadedState {
     images: RepositoriesById,
     /// The last write failed, so the file has an earlier state.
     is_unwritten: bool,
+    /// The kubelet's intents were not readable, so the last images were not remembered.
+    is_blocked: bool,
 }
 
 impl PreloadedImages {
@@ -61,7 +63,7 @@ impl PreloadedImages {
             tracing::warn!(path = %path.display(), %error, "could not read which images were preloaded");
             RepositoriesById::new()
         });
-        let state = Mutex::new(PreloadedState { images, is_unwritten: false });
+        let state = Mutex::new(PreloadedState { images, ..PreloadedState::default() });
         Self { path: Some(path).filter(|_| !is_read_only), disk, turn: Mutex::default(), state }
     }
 
@@ -117,7 +119,14 @@ impl PullRecords {
         }
         let kubelet = self.settings.as_ref().and_then(|settings| settings.kubelet.as_ref());
         // A pull writes its record before it removes its intent, so the intents are read first.
-        let Ok(begun_by_kubelet) = kubelet.map(super::KubeletRecords::intents).transpose() else { return Ok(()) };
+        let begun_by_kubelet = kubelet.map(super::KubeletRecords::intents).transpose();
+        let was_blocked = std::mem::replace(&mut locked(&self.preloaded.state).is_blocked, begun_by_kubelet.is_err());
+        let warn = |error: &io::Error| {
+            if !was_blocked {
+                tracing::warn!(%error, "could not read the intents of the kubelet; no further image stays preloaded");
+            }
+        };
+        let Ok(begun_by_kubelet) = begun_by_kubelet.inspect_err(warn) else { return Ok(()) };
         let mut found = RepositoriesById::new();
         for image in images {
             let pull_names = PullNames::new(image, "");

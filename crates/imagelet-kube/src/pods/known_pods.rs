@@ -22,7 +22,7 @@ pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The pods of a list that is being received.
     listing: BTreeMap<String, Arc<BoundPod>>,
-    /// There were more pods than the limit.
+    /// There were more pods than the limit since the last list began.
     is_cut: bool,
     /// The pods that ended since the last [`Self::take_changes`], by uid.
     ended: Vec<(Arc<str>, PodEnd)>,
@@ -39,7 +39,12 @@ impl KnownPods {
     /// list.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
-            Event::Init => self.listing.clear(),
+            Event::Init => {
+                self.listing.clear();
+                // The pods that ended in a list that broke off are in the next one again.
+                self.ended.clear();
+                self.is_cut = false;
+            }
             Event::InitApply(object) => {
                 self.end(&object, pod_end(&object));
                 if let Some(pod) = self.read(&object) {

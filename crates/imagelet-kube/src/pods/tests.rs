@@ -194,7 +194,11 @@ fn a_pod_ends_by_its_object_by_its_deletion_and_by_a_list_without_it_but_not_by_
         [Event::Init].into_iter().chain(listed).chain([Event::InitDone]).collect::<Vec<_>>()
     };
     let [gone, done, removed] = [PodEnd::Deleted, PodEnd::Finished, PodEnd::Removed];
-    let many = (0..=PODS_MAX).map(|number| object(&format!("p{number}")));
+    let names: Vec<String> = (0..=PODS_MAX).map(|number| format!("p{number:04}")).collect();
+    let many = names.iter().map(|name| object(name));
+    let all_but_first = names[1..PODS_MAX].iter().map(|name| (name.as_str(), removed)).collect();
+    let broken_off = [Event::Init, Event::InitApply(deleted("x"))];
+    let twice = broken_off.into_iter().chain(list(vec![object("e"), deleted("x")])).collect();
     for (what, events, ended, alive) in [
         ("the first list", list(vec![object("a"), object("b"), object("c")]), vec![], 3),
         ("a list that breaks off", vec![Event::Init, Event::InitApply(object("a")), Event::Init], vec![], 3),
@@ -204,7 +208,9 @@ fn a_pod_ends_by_its_object_by_its_deletion_and_by_a_list_without_it_but_not_by_
         ("a finished pod", vec![Event::Apply(finished("b"))], vec![("b", done)], 0),
         ("a deletion", vec![Event::Apply(object("d")), Event::Delete(object("d"))], vec![("d", removed)], 0),
         ("the next pod", vec![Event::Apply(object("e"))], vec![], 1),
+        ("a list after one that broke off", twice, vec![("x", gone)], 1),
         ("a list beyond the limit", list(many.collect()), vec![], PODS_MAX),
+        ("a list within the limit", list(vec![object("p0000")]), all_but_first, 1),
     ] {
         for event in events {
             pods.take(event);

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use tokio::{sync::watch, time::Instant};
+use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use super::{credentials::access_of, reporter::Reporter};
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
     text::{quoted, whole_milliseconds},
 };
 
-/// A started pull. A drop before the end reports a cancelled pull. The intent stays until the records check the image.
+/// A requested pull. A drop before the end reports a cancelled pull. If the pull had begun, the intent stays until the
+/// records check the image.
 pub(super) struct Completion {
     /// `None` after the end.
     pub(super) intent: Option<Intent>,
@@ -88,8 +89,17 @@ pub(super) fn fetched(pulled: &Pulled, progress: &PullProgress) -> ByteSize {
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        if self.intent.is_none() {
-            return;
+        let Some(intent) = self.intent.take() else { return };
+        // Without an async runtime the process ends, and the intent stays.
+        if self.progress.borrow().times.began.is_none()
+            && let Ok(handle) = Handle::try_current()
+        {
+            let (records, image) = (Arc::clone(&intent.records), self.image.clone());
+            handle.spawn(async move {
+                if let Err(error) = records.on_disk(move |_| intent.withdraw()).await {
+                    tracing::warn!(image, %error, "the intent of a pull that never began stays recorded");
+                }
+            });
         }
         let why = match self.bond.end() {
             Some(end) => format!("the pod {end}"),

@@ -1,6 +1,9 @@
 //! What stays everybody's, and what ends that.
 
-use std::{fs, time::SystemTime};
+use std::{
+    fs,
+    time::{Duration, SystemTime},
+};
 
 use super::*;
 use crate::records::{
@@ -85,6 +88,30 @@ fn a_preloaded_image_stays_everybodys_after_a_pull_with_a_secret_under_another_n
 }
 
 #[test]
+fn a_preloaded_name_that_was_pulled_with_a_secret_stays_closed_when_its_record_is_dropped() {
+    let (age_max, other) = (Duration::from_hours(1), "reg.io/other:v1");
+    for is_unreadable in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let settings = || RecordsSettings { age_max: Some(age_max), ..RecordsSettings::new(DEFAULT) };
+        let reopened = || Arc::new(PullRecords::open(root.path(), settings()).unwrap());
+        let mut records = reopened();
+        remember(&records, &[Image { tags: vec![LOADED.into(), other.into()], ..image(ID, LOADED) }]);
+        let intent = records.intend(LOADED).unwrap();
+        intent.fulfil(&ImageId::new(ID), &secret(), SystemTime::now() - 2 * age_max).unwrap();
+        if is_unreadable {
+            fs::write(root.path().join("image_manager/pulled").join(file_name(ID)), "{").unwrap();
+            records = reopened();
+        }
+        pull(&records, PRIVATE);
+        for records in [records, reopened()] {
+            assert_eq!(open_names(&records), [false, false], "{is_unreadable}");
+            let stays_open = judged(&records, other, &two_names(), AccessProof::default()).allowed;
+            assert_eq!(stays_open, !is_unreadable, "it was never pulled, where the record says so");
+        }
+    }
+}
+
+#[test]
 fn no_other_policy_and_not_the_kubelets_way_is_loosened() {
     let names = |patterns: &[&str]| {
         let list = crate::records::Allowlist::new(patterns.iter().copied()).unwrap();
@@ -142,7 +169,8 @@ fn an_image_that_may_have_been_pulled_is_never_remembered_as_preloaded() {
         assert!(locked(&records.preloaded.state).images.is_empty(), "{what}");
         remember(&records, &[image("sha256:2", other)]);
         let is_known = locked(&records.preloaded.state).images.contains_key("sha256:2");
-        assert_eq!(is_known, !what.ends_with("does not read"), "{what}");
+        let is_blocked = locked(&records.preloaded.state).is_blocked;
+        assert_eq!((is_known, is_blocked), (!is_blocked, what.ends_with("does not read")), "{what}");
     }
     // A pull that ended after the list was made.
     let records = Arc::new(PullRecords::in_memory());

@@ -70,12 +70,12 @@ impl ClusterView {
             let (mut selected, mut is_full) = (Vec::new(), false);
             for (name, _) in nodes.iter().filter(|(_, labels)| set.spec.selects(labels)) {
                 let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
-                // Only the node knows its pods. It reports each set that they select.
+                is_full |=
+                    report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
+                // Only the node knows its pods. It reports each set that they select, unless its report is full.
                 if set.spec.pod_selector.is_some() && report.is_none() {
                     continue;
                 }
-                is_full |=
-                    report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
                 let report = report.filter(|report| report.generation == set.generation);
                 let phase = report.map(|report| report.phase);
                 let mut node = SelectedNode {

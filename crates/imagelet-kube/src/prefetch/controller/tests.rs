@@ -7,6 +7,7 @@ use super::*;
 use crate::{
     prefetch::{
         PrefetchAgent,
+        objects::REPORTED_SETS_MAX,
         testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
     },
     testing::{ApiFault, FakeApi, FakeApiOptions},
@@ -231,6 +232,18 @@ async fn a_set_beyond_a_limit_says_so_in_its_status_until_a_place_is_free() {
     cluster.fake.delete(SETS, "shop", "set-007");
     seconds(60).await;
     assert_eq!((limited("set-100"), cluster.counts("set-100")), (None, [1, 1, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_selects_by_pods_says_that_a_node_may_have_no_space_for_it_in_its_report() {
+    let cluster = Cluster::of(0, Duration::ZERO).await;
+    cluster.fake.put(NODES, json!({"metadata": {"name": "node-0"}}));
+    let others: Value = (0..REPORTED_SETS_MAX).map(|at| json!({"uid": at.to_string()})).collect();
+    cluster.fake.put(REPORTS, json!({"metadata": {"name": "node-0"}, "sets": others}));
+    cluster.apply("web", &json!({"images": images(1), "podSelector": {}}));
+    seconds(60).await;
+    let conditions = cluster.set("web")["status"]["conditions"].to_string();
+    assert!(conditions.contains("ReportLimit"), "{conditions}");
 }
 
 #[tokio::test(start_paused = true)]

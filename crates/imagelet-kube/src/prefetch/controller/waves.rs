@@ -35,14 +35,15 @@ pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveSta
         busy += usize::from(node.is_busy());
         last = Some(node.place);
     }
-    // All nodes may begin, including nodes that join later.
-    Some(WaveStatus { cut: PLACES })
+    // All known nodes may begin. Nodes that join later may begin, too, unless pods select them: these may be many.
+    let all = if set.spec.pod_selector.is_none() { PLACES } else { last.map_or(0, |place| place + 1) };
+    Some(WaveStatus { cut: all.max(before) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefetch::objects::{NodeLimit, SetStatus, testing::set};
+    use crate::prefetch::objects::{NodeLimit, PodSelector, SetStatus, testing::set};
 
     fn limited(limit: NodeLimit, cut: Option<u64>) -> ImageSet {
         let mut set = set("web", &["app:v1"]);
@@ -96,6 +97,24 @@ mod tests {
             assert_eq!(found, Some(WaveStatus { cut }), "{limit:?} {reports}");
         }
         assert_eq!(wave(&set("web", &["app:v1"]), &nodes("--")), None, "without a limit there are no waves");
+    }
+
+    #[test]
+    fn a_node_that_gets_a_pod_of_the_selector_later_waits_for_its_turn() {
+        for (reports, before, cut) in [
+            ("", None, 0),
+            ("", Some(35), 35),
+            ("r", None, 11),
+            ("rr", Some(35), 35),
+            ("rrr", Some(11), 31),
+            ("rrw", Some(21), 31),
+            ("rrww", Some(21), 40),
+            ("ww", Some(0), 20),
+        ] {
+            let mut set = limited(NodeLimit::Count(1), before);
+            set.spec.pod_selector = Some(PodSelector::default());
+            assert_eq!(wave(&set, &nodes(reports)), Some(WaveStatus { cut }), "{reports} {before:?}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ use kube::{
 };
 use serde_json::json;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch::Ref},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -161,11 +161,13 @@ impl PrefetchAgent {
         let (SelectedSets { sets, .. }, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         if let Some(mut pods) = self.pods.clone() {
-            // Without a list of pods, the node still fetches the sets without a selector of pods.
+            // Without a list of pods, the node still fetches the sets without a selector of pods, and keeps the others.
             let _ = timeout(PODS_WAIT, pods.changed()).await;
         }
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
-        let mut work = AgentWork { states: restored(&sets, reports), ..AgentWork::default() };
+        let by_pods = reports.iter().filter(|_| self.pods.is_some());
+        let matches = by_pods.map(|set| (set.uid.clone(), Instant::now())).collect();
+        let mut work = AgentWork { states: restored(&sets, reports), matches, ..AgentWork::default() };
         let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
         // The Node by which the condition in the API is known.
         let mut seen: Option<Arc<OwnNode>> = None;
@@ -173,8 +175,8 @@ impl PrefetchAgent {
         let (mut reporting, mut conditioning) = (None, None);
         loop {
             let (sets, node) = inputs.known(&self.node).await;
-            let pods = self.pods.as_ref().map(|pods| pods.borrow().clone()).unwrap_or_default();
-            let sets = sets.selecting(node.labels(), &pods, &mut work.matches, Instant::now());
+            let pods = self.pods.as_ref().map(PodsReceiver::borrow).filter(Ref::has_changed).map(|pods| pods.to_vec());
+            let sets = sets.selecting(node.labels(), pods.as_deref(), &mut work.matches, Instant::now());
             let (plan, is_surveyed) = self.step(&mut work, &sets).await;
             let now = Instant::now();
             let mut until = plan.retry_at.into_iter().chain([now + TICK]).min();

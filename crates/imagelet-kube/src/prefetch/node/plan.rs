@@ -142,7 +142,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         }
         // A node that waits for its turn writes no report: the controller counts a node without a report as waiting.
         // Of a set with a selector of pods, the controller knows only the nodes that report the set.
-        if (set.spec.pod_selector.is_some() || is_begun(&report)) && reports.len() < REPORTED_SETS_MAX {
+        if set.spec.pod_selector.is_some() || is_begun(&report) {
             reports.push((set, report));
         }
     }
@@ -154,6 +154,9 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     } else {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
+    // An agent that starts knows the images of reported sets alone. Without those of gated sets the condition would change.
+    reports.sort_by_key(|(set, _)| !set.spec.gate);
+    reports.truncate(REPORTED_SETS_MAX);
     // Changes of other sets change the places of sets. The report has a stable order, so that such a change causes no
     // write.
     reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));

@@ -24,11 +24,12 @@ pub(super) struct SelectedSets {
 }
 
 impl SelectedSets {
-    /// The sets that select the node, in the same order. A set of a namespace looks at the pods of this namespace.
+    /// The sets that select the node, in the same order. A set of a namespace looks at the pods of this namespace. Before
+    /// the first list of pods, which is `None`, the last matches stay.
     pub(super) fn selecting(
         mut self,
         labels: &BTreeMap<String, String>,
-        pods: &[Arc<BoundPod>],
+        pods: Option<&[Arc<BoundPod>]>,
         last: &mut LastMatches,
         now: Instant,
     ) -> Self {
@@ -38,8 +39,12 @@ impl SelectedSets {
             let sees =
                 |pod: &BoundPod| set.name.scope == SetScope::Cluster || *pod.identity.namespace == *set.name.namespace;
             let matched = |pod: &BoundPod| sees(pod) && pod.labels.as_ref().is_some_and(|it| selector.matches(it));
-            let before = || last.get(&set.uid).copied().filter(|at| now.saturating_duration_since(*at) < LINGER);
-            let at = if pods.iter().any(|pod| matched(pod)) { Some(now) } else { before() };
+            let before = last.get(&set.uid).copied();
+            let at = match pods {
+                None => before.map(|_| now),
+                Some(pods) if pods.iter().any(|pod| matched(pod)) => Some(now),
+                Some(_) => before.filter(|at| now.saturating_duration_since(*at) < LINGER),
+            };
             matches.extend(at.map(|at| (set.uid.clone(), at)));
             at.is_some() && set.spec.selects(labels)
         };
@@ -114,7 +119,7 @@ mod tests {
             (&[], vec![pod("shop", None)], &[]),
         ] {
             let now = Instant::now();
-            let selected = sets().selecting(&labelled(labels), &pods, &mut LastMatches::new(), now);
+            let selected = sets().selecting(&labelled(labels), Some(&pods), &mut LastMatches::new(), now);
             assert_eq!(names(&selected.sets), expected, "{labels:?} {pods:?}");
             assert_eq!(names(&selected.gated_beyond), expected, "{labels:?} {pods:?}");
         }
@@ -125,17 +130,27 @@ mod tests {
         let (mut last, start) = (LastMatches::new(), Instant::now());
         let web: &[_] = &[("app", "web")];
         for (seconds, pods, labels, expected) in [
-            (0, vec![], &[][..], &[][..]),
-            (10, vec![pod("shop", Some(web))], &[], &["pods", "cluster"]),
-            (20, vec![], &[], &["pods", "cluster"]),
-            (129, vec![], &[("pool", "gpu")], &["nodes", "pods", "both", "cluster"]),
-            (130, vec![], &[("pool", "gpu")], &["nodes"]),
-            (131, vec![], &[], &[]),
+            (0, Some(vec![]), &[][..], &[][..]),
+            (1, None, &[], &[]),
+            (10, Some(vec![pod("shop", Some(web))]), &[], &["pods", "cluster"]),
+            (20, Some(vec![]), &[], &["pods", "cluster"]),
+            (129, Some(vec![]), &[("pool", "gpu")], &["nodes", "pods", "both", "cluster"]),
+            (130, Some(vec![]), &[("pool", "gpu")], &["nodes"]),
+            (131, Some(vec![]), &[], &[]),
         ] {
             let now = start + Duration::from_secs(seconds);
-            let selected = sets().selecting(&labelled(labels), &pods, &mut last, now);
+            let selected = sets().selecting(&labelled(labels), pods.as_deref(), &mut last, now);
             assert_eq!(names(&selected.sets), expected, "after {seconds} s");
         }
         assert!(last.is_empty(), "nothing is kept of pods that ended long ago");
+        // After a restart, the pods are not known yet.
+        last = ["uid-pods", "uid-deleted"].map(|uid| (uid.to_owned(), start)).into();
+        for (seconds, pods, expected) in
+            [(0, None, &["pods"][..]), (600, None, &["pods"]), (719, Some(vec![]), &["pods"]), (720, Some(vec![]), &[])]
+        {
+            let now = start + Duration::from_secs(seconds);
+            let selected = sets().selecting(&labelled(&[]), pods.as_deref(), &mut last, now);
+            assert_eq!(names(&selected.sets), expected, "{seconds} s after the restart");
+        }
     }
 }

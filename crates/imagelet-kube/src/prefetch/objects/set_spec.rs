@@ -126,6 +126,11 @@ impl ImageSetSpec {
                 return Err(format!("spec.images[{position}].reference: `{name}` is listed twice for one platform"));
             }
         }
+        if self.gate && self.ttl_after_finished.is_some() {
+            return Err(
+                "spec.ttlAfterFinished: the end of a set with `gate` ends the condition of its nodes".to_owned()
+            );
+        }
         if let Some((key, value)) = self.node_selector.iter().find(|(key, value)| !is_label(key, value)) {
             return Err(format!("spec.nodeSelector: `{}` is no label", shown(&format!("{key}={value}"))));
         }

@@ -9,7 +9,7 @@ use regex_lite::Regex;
 use serde_json::{Value, from_value, json, to_value};
 
 use super::{
-    pod_selector::{LABEL_LENGTH_MAX, LABELS_MAX, VALUES_MAX},
+    pod_selector::{LABEL_LENGTH_MAX, LABELS_MAX, VALUES_MAX, is_label},
     set_spec::{ImageSetSpec, PLATFORM_LENGTH_MAX, REFERENCE_LENGTH_MAX},
     testing::set,
     *,
@@ -269,6 +269,38 @@ fn the_schema_accepts_each_reference_that_a_node_does_and_refuses_all_others_but
 }
 
 #[test]
+fn the_schema_takes_no_label_and_no_gated_set_that_a_node_refuses() {
+    let pattern = |text: &Value| Regex::new(text.as_str().expect("a pattern")).expect("a pattern");
+    let of_keys = |map: &Value| {
+        let rule = map["x-kubernetes-validations"][0]["rule"].as_str().expect("a rule");
+        let start = format!("self.all(key, size(key) <= {LABEL_LENGTH_MAX} && key.matches('");
+        let text = rule.strip_prefix(&start).and_then(|rest| rest.strip_suffix("'))"));
+        pattern(&json!(text))
+    };
+    for scope in SetScope::ALL {
+        let spec = &schema(scope.kind())["properties"]["spec"];
+        let gated = &spec["x-kubernetes-validations"][0]["rule"];
+        assert_eq!(gated, "!(has(self.gate) && self.gate && has(self.ttlAfterFinished))");
+        let pods = &spec["properties"]["podSelector"]["properties"];
+        let required = &pods["matchExpressions"]["items"]["properties"];
+        let [nodes, pods] = [&spec["properties"]["nodeSelector"], &pods["matchLabels"]];
+        let keys = [of_keys(nodes), of_keys(pods), pattern(&required["key"]["pattern"])];
+        let of_values = |map: &Value| pattern(&map["additionalProperties"]["pattern"]);
+        let values = [of_values(nodes), of_values(pods), pattern(&required["values"]["items"]["pattern"])];
+        for text in ["", "app", "app.kubernetes.io/name", "a\n", "\n", "a\u{1b}", "\u{85}", "\u{e4}"] {
+            for (key, value) in keys.iter().zip(&values) {
+                let found = [key.is_match(text), value.is_match(text)];
+                assert_eq!(
+                    found,
+                    [is_label(text, ""), is_label("a", text)].map(|it| it && text.is_ascii()),
+                    "{text:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
     let long = "a".repeat(REFERENCE_LENGTH_MAX + 1);
     let image = |image: Value| json!({"images": [image]});
@@ -314,6 +346,10 @@ fn a_spec_that_breaks_a_rule_is_refused_by_the_field_and_the_limit() {
             "values has 1 items; with `Exists` there may be 0 to 0",
         ),
         (required(json!({"key": "a", "operator": "NotIn", "values": ["\n"]})), "values: `?` is no value of a label"),
+        (
+            json!({"images": [{"reference": "a"}], "gate": true, "ttlAfterFinished": "1h"}),
+            "spec.ttlAfterFinished: the end of a set with `gate` ends the condition of its nodes",
+        ),
         (json!({"images": [{"reference": "a"}], "deadline": "0s"}), "`0s` is no duration"),
         (json!({"images": [{"reference": "a"}], "maxConcurrentNodes": 0}), "`0` is no number of nodes"),
         (json!({"images": [{"reference": "a"}], "pullPolicy": "Never"}), "unknown variant `Never`"),

@@ -180,7 +180,7 @@ fn of_a_set_that_selects_by_pods_no_wave_begins_and_nothing_is_complete_before_t
     set.status = written(&set, &first);
     assert_eq!((reason(&set.status).as_str(), set.status.wave, set.status.nodes.ready), ("Pulling", None, 1));
     assert_eq!(set.status.finished_at, None);
-    for (reports, expected) in [(&first[..], ("Complete", Some(PLACES))), (&all, ("Pulling", Some(PLACES)))] {
+    for (reports, expected) in [(&first[..], ("Complete", Some(1))), (&all, ("Pulling", Some(2)))] {
         let SetAction::Write(status) = decide(&set, None, &nodes(reports), ends) else { panic!("{expected:?}") };
         assert_eq!((reason(&status).as_str(), status.wave.map(|wave| wave.cut)), expected);
     }

@@ -50,6 +50,13 @@ impl TestAgent {
         Some(["status", "reason", "message"].map(|field| found[field].as_str().unwrap_or_default().to_owned()))
     }
 
+    fn restart_with(&mut self, pods: &PodsReceiver) {
+        self.stop();
+        let agent = PrefetchAgent::new(server(self.fake.client()), "node-1", Arc::new(self.node.clone()));
+        let agent = PrefetchAgent { pods: Some(pods.clone()), ..agent };
+        self.agent = Some(tokio::spawn(async move { agent.run().await }));
+    }
+
     fn status(&self) -> String {
         self.images_ready().map(|[status, ..]| status).unwrap_or_default()
     }
@@ -222,13 +229,7 @@ fn bound(pods: &[(&str, &str)]) -> Vec<Arc<BoundPod>> {
 async fn a_set_that_selects_by_pods_is_fetched_where_such_a_pod_is_bound_and_released_after_it() {
     let mut test = gated_node(FakeNode::default()).await;
     let (sender, receiver) = watch::channel(Vec::new());
-    let start = |test: &mut TestAgent| {
-        test.stop();
-        let agent = PrefetchAgent::new(server(test.fake.client()), "node-1", Arc::new(test.node.clone()));
-        let agent = PrefetchAgent { pods: Some(receiver.clone()), ..agent };
-        test.agent = Some(tokio::spawn(async move { agent.run().await }));
-    };
-    start(&mut test);
+    test.restart_with(&receiver);
     let spec = json!({"images": images(&["a:1"]), "gate": true, "podSelector": {"matchLabels": {"app": "web"}}});
     test.apply("by-pods", &spec);
     test.apply("by-nodes", &json!({"images": images(&["b:1"])}));
@@ -247,7 +248,7 @@ async fn a_set_that_selects_by_pods_is_fetched_where_such_a_pod_is_bound_and_rel
     sender.send_replace(bound(&[("shop", "db")]));
     seconds(100).await;
     sender.send_replace(bound(&[("shop", "web")]));
-    start(&mut test);
+    test.restart_with(&receiver);
     seconds(200).await;
     assert_eq!((test.node.asked().len(), test.writes(), test.status().as_str()), (2, writes, "True"));
     sender.send_replace(Vec::new());
@@ -257,6 +258,27 @@ async fn a_set_that_selects_by_pods_is_fetched_where_such_a_pod_is_bound_and_rel
     assert_eq!((test.node.pins(), test.images_ready()), (vec![], None));
     let report = test.report();
     assert_eq!(report["sets"].as_array().map(Vec::len), Some(1), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_releases_no_set_that_selects_by_pods_before_the_pods_are_listed_again() {
+    let mut test = gated_node(FakeNode::default()).await;
+    let (sender, receiver) = watch::channel(bound(&[]));
+    test.restart_with(&receiver);
+    let spec = json!({"images": images(&["a:1"]), "gate": true, "podSelector": {"matchLabels": {"app": "web"}}});
+    test.apply("by-pods", &spec);
+    sender.send_replace(bound(&[("shop", "web")]));
+    seconds(60).await;
+    assert_eq!(test.status(), "True");
+    let (sender, receiver) = watch::channel(Vec::new());
+    test.restart_with(&receiver);
+    seconds(600).await;
+    assert_eq!((test.node.pins().len(), test.status().as_str()), (1, "True"));
+    sender.send_replace(Vec::new());
+    seconds(80).await;
+    assert_eq!((test.node.pins().len(), test.status().as_str()), (1, "True"));
+    seconds(60).await;
+    assert_eq!((test.node.pins(), test.images_ready()), (vec![], None), "the pod has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,11 +325,8 @@ async fn the_agent_of_the_pods_gives_their_labels_to_the_agent_of_the_sets() {
 #[tokio::test(start_paused = true)]
 async fn a_node_whose_pods_cannot_be_listed_fetches_the_sets_that_select_it_by_labels() {
     let mut test = gated_node(FakeNode::default()).await;
-    test.stop();
     let (_sender, receiver) = watch::channel(Vec::new());
-    let agent = PrefetchAgent::new(server(test.fake.client()), "node-1", Arc::new(test.node.clone()));
-    let agent = PrefetchAgent { pods: Some(receiver), ..agent };
-    test.agent = Some(tokio::spawn(async move { agent.run().await }));
+    test.restart_with(&receiver);
     test.apply("by-pods", &json!({"images": images(&["a:1"]), "podSelector": {}}));
     test.apply("by-nodes", &json!({"images": images(&["b:1"])}));
     seconds(50).await;
