@@ -7,7 +7,7 @@ use crate::{
     artifacts::artifact_of,
     images::{Blob, Image, noise},
     program::Daemon,
-    testbed::ContainerdRelease,
+    testbed::{ContainerdRelease, wait_until},
     wire::pods::{TestPods, image_volume},
 };
 
@@ -55,24 +55,32 @@ fn a_model_stays_while_a_container_mounts_it_and_its_removal_frees_what_was_pred
         let app = beside.registry.put("app:v1", &Image::busybox("app"));
         let [model, spare] = [("model", 5000), ("spare", 3000)]
             .map(|(name, size)| beside.registry.put(&format!("{name}:v1"), &artifact(name, size)));
-        for name in [&app, &model, &spare, &beside.registry.name("pause:3.9")] {
+        for name in [&app, &model, &beside.registry.name("pause:3.9")] {
             beside.daemon.run(["pull", "-q", name]).ok();
         }
-        let (pods, mounting) = runtime.block_on(async {
+        let (pods, anchor) = runtime.block_on(async {
             let pods = TestPods::connect(&beside.endpoint(), beside.folder.path()).await.unwrap();
             // That there are no containers at all any more would not be believed at once: this one stays.
             let anchor = pods.run_sandbox("anchor").await.unwrap();
             pods.run_container(&anchor, &app, &["/bin/sleep", "3600"]).await.unwrap();
+            (pods, anchor)
+        });
+        let before = beside.takes();
+        beside.daemon.run(["pull", "-q", &spare]).ok();
+        let mounting = runtime.block_on(async {
             let mounting = pods.run_sandbox("mounting").await.unwrap();
             let volumes = [image_volume(&model, "/model", "")];
             Box::pin(pods.run_with_volumes(&mounting, &app, &["/bin/sleep", "3600"], &volumes)).await.unwrap();
-            (pods, mounting)
+            mounting
         });
         collects(&beside, &spare, &format!("{release}: what no container mounts"));
         let used = row(&beside.daemon, &model).unwrap_or_else(|| panic!("{release}: a mounted model was removed"));
         assert_eq!(used["inUseBy"], json!(["default/mounting/main (volume)"]), "{used:#}");
         beside.daemon.run(["rm", &model]).refused(&["default/mounting/main"]);
         runtime.block_on(pods.remove_sandbox(&mounting)).unwrap();
+        // containerd takes the files of a pod away some time after it has answered.
+        wait_until("the pod to leave nothing", || beside.takes() == before);
         collects(&beside, &model, &format!("{release}: what a container has mounted"));
+        runtime.block_on(pods.remove_sandbox(&anchor)).unwrap();
     }
 }
