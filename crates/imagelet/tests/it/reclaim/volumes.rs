@@ -1,5 +1,7 @@
 //! Artifacts that containers beside containerd mount: held as long as they are mounted, and counted to the byte.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::containerd::Beside;
@@ -7,7 +9,7 @@ use crate::{
     artifacts::artifact_of,
     images::{Blob, Image, noise},
     program::Daemon,
-    testbed::{ContainerdRelease, wait_until},
+    testbed::{ContainerdRelease, wait_until_within},
     wire::pods::{TestPods, image_volume},
 };
 
@@ -79,7 +81,7 @@ fn a_model_stays_while_a_container_mounts_it_and_its_removal_frees_what_was_pred
         beside.daemon.run(["rm", &model]).refused(&["default/mounting/main"]);
         runtime.block_on(pods.remove_sandbox(&mounting)).unwrap();
         // containerd takes the files of a pod away some time after it has answered.
-        wait_until("the pod to leave nothing", || beside.takes() == before);
+        wait_until_within(Duration::from_secs(30), || beside.takes() == before);
         collects(&beside, &model, &format!("{release}: what a container has mounted"));
         runtime.block_on(pods.remove_sandbox(&anchor)).unwrap();
     }
