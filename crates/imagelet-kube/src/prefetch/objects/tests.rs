@@ -70,7 +70,7 @@ fn whole_spec(scope: SetScope) -> Value {
         image["pullSecret"] = "login".into();
     }
     json!({
-        "images": [image], "nodeSelector": {"pool": "gpu"}, "keep": true, "gate": true, "maxConcurrentNodes": "10%",
+        "images": [image], "nodeSelector": {"pool": "gpu"}, "keep": true, "gate": false, "maxConcurrentNodes": "10%",
         "podSelector": {
             "matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": "In", "values": ["front"]}],
         },
