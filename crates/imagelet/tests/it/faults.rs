@@ -232,8 +232,8 @@ impl<'a> Bed<'a> {
                 let failures = self.failed_syncs();
                 let outcome = self.daemon.run([word, &name]);
                 self.settle(failures);
-                if call == "pread64" {
-                    // Only the writer of the audit log makes this call, after the answer; `why` waits for the writer.
+                if ["pread64", "fdatasync"].contains(&call) {
+                    // The writer of the audit log makes these calls after the answer; `why` waits for the writer.
                     self.daemon.run(["why", &name]).ok();
                 }
                 (outcome, injection.end())
