@@ -89,14 +89,15 @@ mod tests {
         events::PodIdentity,
         image::{ByteSize, Digest},
         manager::{PullTurn, QueuePlace},
-        ports::{ForwardReason, PullEvent, PullTimes, RemovedImage},
+        ports::{ForwardReason, PullEvent, RemovedImage},
     };
 
     use super::*;
 
     const MEGABYTE: u64 = 1_000_000;
 
-    fn running(image: &str, progress: PullProgress) -> PullStatus {
+    fn running(image: &str, mut progress: PullProgress) -> PullStatus {
+        progress.times.began = Some(Instant::now());
         PullStatus {
             number: 1,
             image: image.into(),
@@ -104,10 +105,7 @@ mod tests {
             turn: PullTurn { state: PullState::Running, since: Instant::now(), place: None },
             clients: Vec::new(),
             priority: 0,
-            progress: PullProgress {
-                times: PullTimes { began: Some(Instant::now()), ..PullTimes::default() },
-                ..progress
-            },
+            progress,
         }
     }
 
