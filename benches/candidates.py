@@ -15,7 +15,7 @@ from bed import Failed, Process, disk, launch, run, settle, wait_until
 START_SECONDS = 60
 CACHE = "/var/lib/containers"
 DAEMON_CONFIG = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
-# Containerd 2.x unpacks the layers of an image one after the other unless it is told to do several at once.
+# Containerd 2.x unpacks the layers of an image one after the other unless its configuration permits several at once.
 TUNED_CONFIG = """[plugins."io.containerd.transfer.v1.local"]
   max_concurrent_downloads = 10
   concurrent_layer_fetch_buffer = 8388608

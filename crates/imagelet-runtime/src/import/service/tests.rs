@@ -212,7 +212,7 @@ async fn an_import_that_fails_is_forwarded_once_and_its_registry_first_for_ten_m
 }
 
 /// Pulls, and returns the last route and the warnings of the pull.
-async fn told(images: &ImportingImages) -> (String, Vec<String>) {
+async fn route_and_warnings(images: &ImportingImages) -> (String, Vec<String>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&events);
     let sink: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
@@ -236,14 +236,14 @@ async fn a_forward_of_an_artifact_to_containerd_says_that_pods_see_an_empty_fold
         let (node, crio) = (Node::new(), Node::of("cri-o"));
         *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
         let (images, _) = node.images(mode);
-        assert_eq!(told(&images).await.1, Vec::<String>::new(), "{mode}: an image with layers");
+        assert_eq!(route_and_warnings(&images).await.1, Vec::<String>::new(), "{mode}: an image with layers");
         for node in [&node, &crio] {
             node.runtime.unpack_nothing();
         }
-        let (route, warnings) = told(&images).await;
+        let (route, warnings) = route_and_warnings(&images).await;
         assert!(route.contains(EMPTY), "{mode}: {route}");
         assert_eq!(warnings, [route], "{mode}");
-        let (route, warnings) = told(&crio.images(mode).0).await;
+        let (route, warnings) = route_and_warnings(&crio.images(mode).0).await;
         assert!(!route.contains(EMPTY) && warnings.is_empty(), "{mode}: CRI-O mounts artifacts: {route}");
         let calls = crio.runtime.take_calls();
         assert!(!calls.iter().any(|call| call.starts_with("status")), "{mode}: CRI-O is asked nothing: {calls:?}");
@@ -301,7 +301,7 @@ async fn a_registry_is_not_preferred_for_an_empty_folder() {
     let (images, _) = node.images(ImportMode::Auto);
     node.runtime.unpack_nothing();
     node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
-    let (route, warnings) = told(&images).await;
+    let (route, warnings) = route_and_warnings(&images).await;
     assert!(route.contains("empty folder") && warnings == [route.clone()], "{route}");
     node.failure.lock().unwrap().take();
     pull(&images).await.expect("it is imported");
