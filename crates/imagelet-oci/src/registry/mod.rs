@@ -2,7 +2,6 @@
 //!
 //! Only connections outlive a pull: a token of one credential is never used for another.
 
-mod attempts;
 mod auth;
 mod bandwidth;
 mod blob;
@@ -11,6 +10,7 @@ mod error;
 mod health;
 mod hosts;
 mod login;
+mod next_host;
 mod path_check;
 mod pull_session;
 mod rate_limit;

@@ -22,12 +22,12 @@ use tokio::sync::OnceCell;
 
 use super::{
     Shared,
-    attempts::RetryBudget,
     blob::straggler::ConnectionRates,
     connection::{Origin, Reception, Target, authorization, basic},
     error::denied,
     hosts::{Host, target_at},
     locked,
+    next_host::RetryBudget,
     rate_limit::{Account, RateLimits},
 };
 use crate::{image_archive::ArchiveBlobs, manifest::printable};

@@ -1,6 +1,6 @@
 //! Sends one request to the mirrors and the registry in order, with retries.
 
-mod first_success;
+mod attempts;
 
 use std::{
     sync::Arc,
@@ -16,7 +16,6 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::{
-    attempts::{Attempts, Next, Standing},
     auth::challenge::is_answerable,
     connection::{Reception, Request, RequestKind, Response, Target, Urgency, drain},
     error::{
@@ -24,6 +23,7 @@ use super::{
     },
     health,
     hosts::Host,
+    next_host::{Attempts, Next, Standing},
     pull_session::{PullSession, SessionHost},
     rate_limit::requested_wait,
 };

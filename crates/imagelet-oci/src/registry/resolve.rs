@@ -19,10 +19,10 @@ use tokio::time::Instant;
 
 use super::{
     PARSED_BYTES_MAX, PullSession, Registry,
-    attempts::Attempts,
     connection::Urgency,
     error::{Failure, Retry},
     hosts::{self, ConfiguredHosts},
+    next_host::Attempts,
     request::Query,
 };
 use crate::hash::Hash;

@@ -21,11 +21,11 @@ use tokio::time::Instant;
 use self::straggler::WindowMeter;
 use super::{
     PullSession,
-    attempts::Attempts,
     bandwidth::ByteTicket,
     connection::{BodyReader, ReadError, Response, Silent, Urgency},
     error::{Failure, Retry},
     locked,
+    next_host::Attempts,
     request::Query,
     resolve::verify,
 };

@@ -14,9 +14,9 @@ use super::fake::{FakeRegistry, Trick};
 use crate::{
     registry::{
         PullSession, Registry, RegistryConfig, RegistryTimeouts, Resolved,
-        attempts::Attempts,
         error::{Failure, Retry, unavailable},
         hosts::Host,
+        next_host::Attempts,
     },
     testing::{FAULTS, FaultRegistry, RegistryFault, TestImage},
 };

@@ -23,7 +23,7 @@ use imagelet_core::{
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
 use super::{
-    Registry, RegistryConfig, RegistryTimeouts, Resolved, attempts::Attempts, connection::Urgency, request::Query,
+    Registry, RegistryConfig, RegistryTimeouts, Resolved, connection::Urgency, next_host::Attempts, request::Query,
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 

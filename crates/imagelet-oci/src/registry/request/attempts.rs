@@ -13,9 +13,9 @@ use imagelet_core::{error::RuntimeError, ports::PullEvent};
 use tokio::time::{Instant, sleep_until};
 
 use crate::registry::{
-    attempts::{Attempts, Next, Standing},
     connection::HeadWait,
     error::Failure,
+    next_host::{Attempts, Next, Standing},
     pull_session::PullSession,
 };
 
