@@ -230,10 +230,8 @@ impl Store {
         for partial in self.partials() {
             let Some(Some(revoked)) = index.unfinished.written.get(&partial.file_name) else { continue };
             revoked.store(true, Ordering::Relaxed);
-            // The writer has the file open: emptying the file frees its space at once.
-            let emptied = OpenOptions::new().write(true).open(&partial.path).and_then(|file| file.set_len(0));
-            emptied.and_then(|()| remove_tree(&partial.path)).map_err(could_not("remove", &partial.path))?;
-            freed += partial.size;
+            let emptied = emptied(&partial.path).map_err(could_not("remove", &partial.path))?;
+            freed += if emptied { partial.size } else { 0 };
         }
         Ok(freed)
     }
@@ -250,6 +248,14 @@ impl Store {
             Some(Partial { path: entry.path(), file_name, size: metadata.len(), modified: metadata.modified().ok()? })
         };
         entries.filter_map(Result::ok).filter_map(partial).collect()
+    }
+}
+
+/// Removes a file that its writer has open; emptied, it frees its space at once. `false`: the writer has removed it.
+fn emptied(path: &Path) -> io::Result<bool> {
+    match OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        emptied => emptied.and_then(|()| remove_tree(path)).map(|()| true),
     }
 }
 

@@ -48,7 +48,9 @@ fn the_first_bytes_stay_unless_they_are_refused_revoked_or_in_the_way() {
     assert_eq!(store.partial_bytes(), 0, "others have reserved the space");
 
     let mut writer = written(&store, &allowed, |_| true);
+    let path = store.partial_path(&key());
     assert_eq!(store.revoke_partials().unwrap(), 9 << 20);
+    assert!(!emptied(&path).unwrap(), "a layer that becomes whole meanwhile has removed its own");
     assert_eq!(store.partial_bytes(), 0, "at once");
     writer.write(&PIECE).unwrap();
     drop(writer);
