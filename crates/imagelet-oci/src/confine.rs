@@ -34,7 +34,7 @@ impl fmt::Display for Confinement {
 
 impl Confinement {
     pub(crate) fn of_this_machine() -> Self {
-        let tried = thread::scope(|scope| scope.spawn(|| restrict(None)).join());
+        let tried = thread::scope(|scope| scope.spawn(|| restrict(&[])).join());
         match tried {
             Ok(Ok(status)) => Self::by(&status.landlock),
             Ok(Err(error)) => Self::Absent(format!("Landlock failed: {error}")),
@@ -56,27 +56,23 @@ impl Confinement {
         }
     }
 
-    /// Runs `work` on a thread that can access only files below `folder`, or no file at all, and waits for it.
-    pub(crate) fn run<T: Send>(
-        &self,
-        folder: Option<BorrowedFd<'_>>,
-        work: impl FnOnce() -> T + Send,
-    ) -> io::Result<T> {
+    /// Runs `work` on a thread that can access only files below `folders`, or no file at all, and waits for it.
+    pub(crate) fn run<T: Send>(&self, folders: &[BorrowedFd<'_>], work: impl FnOnce() -> T + Send) -> io::Result<T> {
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("layer".into()).spawn_scoped(scope, || {
-                self.enter(folder)?;
+                self.enter(folders)?;
                 Ok(work())
             })?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    fn enter(&self, folder: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    fn enter(&self, folders: &[BorrowedFd<'_>]) -> io::Result<()> {
         rustix::thread::set_no_new_privs(true)?;
         if matches!(self, Self::Absent(_)) {
             return Ok(());
         }
-        let status = restrict(folder).map_err(io::Error::other)?;
+        let status = restrict(folders).map_err(io::Error::other)?;
         if status.ruleset == RulesetStatus::NotEnforced {
             return Err(io::Error::other("the kernel did not confine the thread"));
         }
@@ -84,13 +80,13 @@ impl Confinement {
     }
 }
 
-fn restrict(folder: Option<BorrowedFd<'_>>) -> Result<RestrictionStatus, RulesetError> {
+fn restrict(folders: &[BorrowedFd<'_>]) -> Result<RestrictionStatus, RulesetError> {
     let all = AccessFs::from_all(RIGHTS);
-    let ruleset = Ruleset::default().handle_access(all)?.handle_access(AccessNet::from_all(RIGHTS))?.create()?;
-    match folder {
-        Some(folder) => ruleset.add_rule(PathBeneath::new(folder, all))?.restrict_self(),
-        None => ruleset.restrict_self(),
+    let mut ruleset = Ruleset::default().handle_access(all)?.handle_access(AccessNet::from_all(RIGHTS))?.create()?;
+    for folder in folders {
+        ruleset = ruleset.add_rule(PathBeneath::new(folder, all))?;
     }
+    ruleset.restrict_self()
 }
 
 #[cfg(test)]
@@ -116,7 +112,7 @@ mod tests {
                     && fs::remove_dir_all(home.join("layer/a")).is_ok(),
             ]
         };
-        confinement.run(Some(root.as_fd()), work).unwrap()
+        confinement.run(&[root.as_fd()], work).unwrap()
     }
 
     #[test]
@@ -142,13 +138,13 @@ mod tests {
         let status = |path: &str| fs::read_to_string(path).ok();
         let is_confined = matches!(confinement, Confinement::Landlock(_));
         let (opened, bound) = confinement
-            .run(None, || (status("/etc/passwd").is_some(), TcpListener::bind("127.0.0.1:0").is_ok()))
+            .run(&[], || (status("/etc/passwd").is_some(), TcpListener::bind("127.0.0.1:0").is_ok()))
             .unwrap();
         assert_eq!(opened, !is_confined);
         if matches!(confinement, Confinement::Landlock(4..)) {
             assert!(!bound, "a confined thread listens");
         }
-        let set = confinement.run(None, rustix::thread::no_new_privs).unwrap();
+        let set = confinement.run(&[], rustix::thread::no_new_privs).unwrap();
         assert_eq!(set.ok(), Some(true));
         assert_eq!(rustix::thread::no_new_privs().ok(), Some(false), "the process itself keeps what it may do");
     }

@@ -33,7 +33,10 @@ use crate::{
     },
     registry::{ReaderWait, challenges, read_token, registry_hosts_of},
     signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, payload},
-    unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
+    unpack::{
+        BytesOnly, EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
+        xattrs_at,
+    },
 };
 
 /// Small limits, which a short archive can reach.
@@ -230,11 +233,11 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     }
     let source = FrameReader::new(frames, ReaderWait::default(), WrittenBytes::default());
     let memory = LayerMemory::of_its_own(MEMORY);
-    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WrittenBytes::default());
+    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WrittenBytes::default(), None);
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds).1);
+        let inflater = scope.spawn(move || inflate(source, &mut blocks, bounds, None).1);
         let ended = out.read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), ended)
     });
@@ -292,7 +295,7 @@ pub fn unpack(
         record(path, &postcard::to_stdvec(&entry).map_err(io::Error::other)?);
         Ok(())
     };
-    let report = unpack_layer(archive, root, &options, Some(&mut encoded))?;
+    let report = unpack_layer(&mut BytesOnly(archive), root, &options, Some(&mut encoded))?;
     Ok(Unpacked {
         entries: report.entries,
         bytes: report.bytes,

@@ -317,10 +317,10 @@ impl WrittenBytes {
         }
     }
 
-    /// The layer starts again after its first `known` bytes.
-    pub(crate) fn restart(&self, known: u64) {
-        self.layer.written.store(known, Ordering::Relaxed);
-        self.layer.read.store(known, Ordering::Relaxed);
+    /// The layer starts again after the bytes that are on the disk.
+    pub(crate) fn restart(&self, read: u64, written: u64) {
+        self.layer.written.store(written, Ordering::Relaxed);
+        self.layer.read.store(read, Ordering::Relaxed);
     }
 }
 
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!((left.bytes, left.bytes_min, left.inodes), (600, 100, 60));
         written_bytes.add(5_000);
         assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
-        written_bytes.restart(0);
+        written_bytes.restart(0, 0);
         assert_eq!(reserved(&reservations), (1_000, 1));
         pull.release(&layer("a"));
         assert_eq!(reserved(&reservations), (0, 1));
@@ -432,7 +432,7 @@ mod tests {
         let amount = Amount { bytes: whole, bytes_min: whole, inodes: 1, inodes_min: 1 };
         let pull = reservations.open().reserve(tenant(""), [(layer("a"), bytes, amount)], u64::MAX);
         assert_eq!(reserved(&reservations), (4 << 30, 1));
-        pull.written_bytes(&layer("a")).restart(0);
+        pull.written_bytes(&layer("a")).restart(0, 0);
         assert_eq!(reserved(&reservations), (whole, 1), "the part proved wrong");
     }
 

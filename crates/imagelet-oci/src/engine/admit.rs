@@ -39,7 +39,7 @@ pub(super) struct Wanted {
     compression: Compression,
     packed: u64,
     is_fetched: bool,
-    /// The unfinished file that the pull continues. An archive is unpacked from its first byte.
+    /// The unfinished file or layer that the pull continues.
     partial: Option<PartialKey>,
 }
 
@@ -237,16 +237,16 @@ impl Wanted {
         let manifest = &resolved.manifest;
         let compression = manifest.compression(layer);
         let repository = only_from(manifest, resolved.session.reference());
-        let is_stored = compression == Compression::Stored;
-        let partial = is_stored.then(|| PartialKey::new(&layer.digest, repository));
+        let partial = (compression != Compression::Zstd).then(|| PartialKey::new(&layer.digest, repository));
         Self { id, compression, packed: layer.size, is_fetched, partial }
     }
 
     /// The bytes that are on the disk already, and that no other layer counts on. A file is its own blob.
     fn known(&self, continued: &ContinuedPartials, keeps_blobs: bool) -> LayerBytes {
-        let known = self.partial.as_ref().map_or(0, |key| continued.add(key, self.packed));
-        let keeps_blob = keeps_blobs && self.partial.is_none();
-        LayerBytes { packed: self.packed, read: known, written: known, keeps_blob }
+        let is_file = self.compression == Compression::Stored;
+        let known = self.partial.as_ref().map(|key| continued.add(key, self.packed, is_file)).unwrap_or_default();
+        let keeps_blob = keeps_blobs && !is_file;
+        LayerBytes { packed: self.packed, read: known.packed, written: known.written, keeps_blob }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Recycled buffers between the inflater and the unpacker.
 
 use std::{
+    collections::VecDeque,
     io::{self, BufRead, Read},
     sync::{
         Arc,
@@ -11,23 +12,41 @@ use std::{
 
 use imagelet_core::image::{ByteSize, Digest};
 
-use crate::hash::Hash;
 use crate::{
     admission::WrittenBytes,
-    unpack::{LayerMemory, MemoryReservation},
+    hash::Hash,
+    store::{Checkpoint, JournalWriter},
+    unpack::{KeptFile, LayerInput, LayerMemory, MemoryReservation},
 };
 
 /// Large enough for cheap queue operations, small enough for the L2 cache.
-const BLOCK_SIZE: usize = 128 * 1024;
+pub(crate) const BLOCK_SIZE: usize = 128 * 1024;
 /// A layer has four blocks: the queued ones, the block being filled and the block being read.
 const BLOCKS_QUEUED: usize = 2;
 /// Blocks that each layer always gets: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
 enum Block {
-    Bytes(Vec<u8>),
+    Bytes(Filled),
     /// If the queue closes without this mark, the stream was cut.
     End,
+}
+
+#[derive(Default)]
+struct Filled {
+    bytes: Vec<u8>,
+    /// A position in these bytes or at their end, at which the stream can be continued.
+    checkpoint: Option<Checkpoint>,
+    /// From the files of an earlier attempt, whose bytes are on the disk.
+    is_replayed: bool,
+    /// The files whose bytes begin in it, and where.
+    kept: VecDeque<(usize, KeptFile)>,
+}
+
+/// A source of plain bytes, with the positions at which it can be continued.
+pub(crate) trait PlainStream: Read {
+    /// The last such position before the bytes that are read next.
+    fn checkpoint(&mut self) -> Option<Checkpoint>;
 }
 
 /// Inflated bytes that are allowed at any ratio. All layers of an image share them, against many small bombs.
@@ -82,53 +101,71 @@ pub(crate) struct BlockWriter {
     queue: SyncSender<Block>,
     returned: Receiver<Vec<u8>>,
     claim: MemoryReservation,
+    blocks: usize,
+    total: u64,
+    /// The replayed bytes that are not passed yet.
+    replayed: Filled,
 }
 
-/// The reader hashes with `hash` and adds consumed bytes to `written_bytes`.
-pub(crate) fn queue(memory: &Arc<LayerMemory>, hash: Hash, written_bytes: WrittenBytes) -> (BlockWriter, BlockReader) {
+/// The reader hashes with `hash`, adds consumed bytes to `written_bytes`, and notes them in the journal of a layer that
+/// stays for the next pull.
+pub(crate) fn queue(
+    memory: &Arc<LayerMemory>,
+    hash: Hash,
+    written_bytes: WrittenBytes,
+    journal: Option<JournalWriter>,
+) -> (BlockWriter, BlockReader) {
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
-    let reader = BlockReader { blocks, home, hash, written_bytes, current: Vec::new(), position: 0, ended: false };
-    (BlockWriter { queue, returned, claim: MemoryReservation::on(memory) }, reader)
+    let current = Filled::default();
+    let reader = BlockReader { blocks, home, hash, written_bytes, journal, current, position: 0, ended: false };
+    let (claim, replayed) = (MemoryReservation::on(memory), Filled::default());
+    (BlockWriter { queue, returned, claim, blocks: 0, total: 0, replayed }, reader)
 }
 
 impl BlockWriter {
     /// Returns a recycled buffer, or a new buffer if the layer's limit allows. `None`: the reader was dropped.
-    fn buffer(&mut self, blocks: &mut usize) -> Option<Vec<u8>> {
+    fn buffer(&mut self) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
         }
-        if *blocks >= BLOCKS_OWN && !self.claim.grow_if_free(BLOCK_SIZE) {
+        if self.blocks >= BLOCKS_OWN && !self.claim.grow_if_free(BLOCK_SIZE) {
             return self.returned.recv().ok();
         }
-        *blocks += 1;
+        self.blocks += 1;
         Some(Vec::with_capacity(BLOCK_SIZE))
     }
 
+    fn count(&mut self, length: usize, expansion: &mut Expansion) -> io::Result<()> {
+        if !expansion.take(length as u64) {
+            let total = ByteSize(self.total);
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("it inflates to more than {total}, which is out of proportion to its size"),
+            ));
+        }
+        self.total += length as u64;
+        Ok(())
+    }
+
     /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
-    pub(crate) fn copy(&mut self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
-        let (mut total, mut blocks) = (0_u64, 0);
+    pub(crate) fn copy(&mut self, stream: &mut dyn PlainStream, expansion: &mut Expansion) -> io::Result<bool> {
         loop {
-            let Some(mut buffer) = self.buffer(&mut blocks) else { return Ok(false) };
-            buffer.resize(BLOCK_SIZE, 0);
+            let Some(mut bytes) = self.buffer() else { return Ok(false) };
+            bytes.resize(BLOCK_SIZE, 0);
             let mut length = 0;
             while length < BLOCK_SIZE {
-                match stream.read(&mut buffer[length..]) {
+                match stream.read(&mut bytes[length..]) {
                     Ok(0) => break,
                     Ok(read) => length += read,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Err(error),
                 }
             }
-            buffer.truncate(length);
-            if !expansion.take(length as u64) {
-                return Err(io::Error::new(
-                    io::ErrorKind::FileTooLarge,
-                    format!("it inflates to more than {}, which is out of proportion to its size", ByteSize(total)),
-                ));
-            }
-            total += length as u64;
-            if length > 0 && self.queue.send(Block::Bytes(buffer)).is_err() {
+            bytes.truncate(length);
+            self.count(length, expansion)?;
+            let filled = Filled { bytes, checkpoint: stream.checkpoint(), ..Filled::default() };
+            if length > 0 && self.queue.send(Block::Bytes(filled)).is_err() {
                 return Ok(false);
             }
             if length < BLOCK_SIZE {
@@ -136,6 +173,38 @@ impl BlockWriter {
                 return Ok(self.queue.send(Block::End).is_ok());
             }
         }
+    }
+
+    /// Passes bytes that are on the disk, at last with [`Self::flush`]. `Ok(false)`: the reader was dropped.
+    pub(crate) fn replay(
+        &mut self,
+        mut bytes: &[u8],
+        mut kept: Option<KeptFile>,
+        expansion: &mut Expansion,
+    ) -> io::Result<bool> {
+        self.count(bytes.len(), expansion)?;
+        while !bytes.is_empty() {
+            if self.replayed.bytes.len() >= BLOCK_SIZE && !self.flush() {
+                return Ok(false);
+            }
+            if self.replayed.bytes.is_empty() {
+                let Some(mut buffer) = self.buffer() else { return Ok(false) };
+                buffer.clear();
+                self.replayed = Filled { bytes: buffer, is_replayed: true, ..Filled::default() };
+            }
+            let Filled { bytes: block, kept: files, .. } = &mut self.replayed;
+            files.extend(kept.take().map(|kept| (block.len(), kept)));
+            let (head, tail) = bytes.split_at(bytes.len().min(BLOCK_SIZE - block.len()));
+            block.extend_from_slice(head);
+            bytes = tail;
+        }
+        Ok(true)
+    }
+
+    /// `false`: the reader was dropped.
+    pub(crate) fn flush(&mut self) -> bool {
+        let filled = std::mem::take(&mut self.replayed);
+        filled.bytes.is_empty() || self.queue.send(Block::Bytes(filled)).is_ok()
     }
 }
 
@@ -146,7 +215,8 @@ pub(crate) struct BlockReader {
     home: Sender<Vec<u8>>,
     hash: Hash,
     written_bytes: WrittenBytes,
-    current: Vec<u8>,
+    journal: Option<JournalWriter>,
+    current: Filled,
     position: usize,
     ended: bool,
 }
@@ -163,17 +233,22 @@ impl BlockReader {
     }
 
     fn advance(&mut self) -> io::Result<()> {
-        let done = std::mem::take(&mut self.current);
+        let Filled { bytes: done, is_replayed, .. } = std::mem::take(&mut self.current);
         self.position = 0;
         if !done.is_empty() {
-            self.written_bytes.add(done.len() as u64);
+            if !is_replayed {
+                self.written_bytes.add(done.len() as u64);
+            }
             // Fails if the inflater has finished; then the buffer is freed.
             let _ = self.home.send(done);
         }
         match self.blocks.recv() {
-            Ok(Block::Bytes(bytes)) => {
-                self.hash.update(&bytes);
-                self.current = bytes;
+            Ok(Block::Bytes(filled)) => {
+                self.hash.update(&filled.bytes);
+                if let (Some(journal), Some(checkpoint)) = (&mut self.journal, filled.checkpoint) {
+                    journal.expect(checkpoint);
+                }
+                self.current = filled;
                 Ok(())
             }
             Ok(Block::End) => {
@@ -187,14 +262,42 @@ impl BlockReader {
 
 impl BufRead for BlockReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        while !self.ended && self.position >= self.current.len() {
+        while !self.ended && self.position >= self.current.bytes.len() {
             self.advance()?;
         }
-        Ok(&self.current[self.position..])
+        Ok(&self.current.bytes[self.position..])
     }
 
     fn consume(&mut self, amount: usize) {
+        if let Some(journal) = &mut self.journal {
+            journal.bytes(&self.current.bytes[self.position..][..amount]);
+        }
         self.position += amount;
+    }
+}
+
+impl LayerInput for BlockReader {
+    fn consume_content(&mut self, bytes: usize, path: &[u8]) {
+        if let Some(journal) = &mut self.journal {
+            journal.content(path, bytes as u64);
+        }
+        self.position += bytes;
+    }
+
+    fn kept_file(&mut self) -> io::Result<Option<KeptFile>> {
+        self.fill_buf()?;
+        let (position, kept) = (self.position, &mut self.current.kept);
+        while kept.front().is_some_and(|(at, _)| *at < position) {
+            kept.pop_front();
+        }
+        Ok(kept.pop_front_if(|(at, _)| *at == position).map(|(_, kept)| kept))
+    }
+
+    fn replaced(&mut self) {
+        // The bytes of the replaced file are no longer on the disk.
+        if let Some(mut journal) = self.journal.take() {
+            journal.end();
+        }
     }
 }
 

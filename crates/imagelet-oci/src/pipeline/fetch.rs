@@ -72,6 +72,8 @@ pub(super) struct LayerAttempt<'a> {
     is_lossy: bool,
     /// The bytes on the disk do not stay for a resumption.
     pub(super) loses_copy: bool,
+    /// The layer's files stay for a resumption.
+    pub(super) has_journal: bool,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's list.
@@ -93,8 +95,21 @@ impl<'a> LayerAttempt<'a> {
         (place, progress): (&'a Place, &'a Progress),
     ) -> Self {
         let (copying, rest, content) = (None, None, None);
-        let (is_opening, is_lossy, loses_copy) = (false, false, false);
-        Self { job, source, memory, place, progress, copying, is_opening, is_lossy, loses_copy, rest, content }
+        let (is_opening, is_lossy, loses_copy, has_journal) = (false, false, false, false);
+        Self {
+            job,
+            source,
+            memory,
+            place,
+            progress,
+            copying,
+            is_opening,
+            is_lossy,
+            loses_copy,
+            has_journal,
+            rest,
+            content,
+        }
     }
 }
 
@@ -107,8 +122,9 @@ impl LayerAttempt<'_> {
     ) -> Result<Fetched, RuntimeError> {
         let (job, pace) = (self.job, &self.place.pace);
         let blob = &job.descriptor;
-        let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
-        intake.early = (intake.copy.is_none() && offset == 0 && job.may_copy()).then(BytesMut::new);
+        let offset = intake.skipped + on_disk.as_ref().map_or(0, |kept| kept.length);
+        let copies_late = intake.copy.is_none() && offset == 0 && !self.has_journal && job.may_copy();
+        intake.early = copies_late.then(BytesMut::new);
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
             let copies = !kept.is_in_copy;
@@ -151,12 +167,14 @@ impl LayerAttempt<'_> {
                     early.extend_from_slice(&bytes);
                 }
             }
-            let has_copy = intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
+            let is_copied = || intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
+            let has_copy = self.has_journal || is_copied();
             self.is_lossy = self.loses_copy || !has_copy || stream.begins_anew();
             match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
                 Some(false) => {
-                    self.rest = Some(Rest { stream, hash: intake.hash, received: intake.received });
+                    let rest = Rest { stream, hash: intake.hash, received: intake.received };
+                    self.rest = (intake.skipped == 0).then_some(rest);
                     return Ok(Fetched::Unread);
                 }
                 None => return Ok(self.gave_way(intake).await),
@@ -168,7 +186,10 @@ impl LayerAttempt<'_> {
         if intake.received > intake.from_disk {
             intake.report(job, self.progress);
         }
-        job.verify(&intake.hash)?;
+        // Of a resumed layer only the archive's digest is known.
+        if intake.skipped == 0 {
+            job.verify(&intake.hash)?;
+        }
         self.content = intake.content.map(|content| content.finish_128());
         let is_read = match intake.frames {
             Some(frames) => frames.send(Frame::End).await.is_ok(),
@@ -339,6 +360,8 @@ pub(super) struct Intake {
     copy: Option<mpsc::Sender<Bytes>>,
     hash: Hash,
     pub(super) content: Option<Hasher>,
+    /// The first bytes, whose content an earlier attempt has unpacked.
+    skipped: u64,
     received: u64,
     from_disk: u64,
     reported: u64,
@@ -355,8 +378,13 @@ impl Intake {
         copy: Option<mpsc::Sender<Bytes>>,
     ) -> Self {
         let (hash, reported_at) = (Hash::new(algorithm), Instant::now());
-        let (received, from_disk, reported) = (0, 0, 0);
-        Self { frames, reader_wait, copy, hash, content: None, received, from_disk, reported, reported_at, early: None }
+        let (skipped, received, from_disk, reported) = (0, 0, 0, 0);
+        let (content, early) = (None, None);
+        Self { frames, reader_wait, copy, hash, content, skipped, received, from_disk, reported, reported_at, early }
+    }
+
+    pub(super) fn skip(&mut self, bytes: u64) {
+        (self.skipped, self.received, self.from_disk) = (bytes, bytes, bytes);
     }
 
     /// Passes bytes to the inflater and, if `copies`, to the copy. `false`: the inflater or the copy stopped.

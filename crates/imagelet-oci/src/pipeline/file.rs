@@ -23,7 +23,8 @@ impl LayerAttempt<'_> {
     ) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, written_bytes) = (self.job, &self.job.staging.written_bytes);
         let known = on_disk.as_ref().filter(|kept| kept.is_in_copy);
-        written_bytes.restart(known.map_or(0, |kept| kept.length));
+        let known = known.map_or(0, |kept| kept.length);
+        written_bytes.restart(known, known);
         let reader_wait = ReaderWait::default();
         self.loses_copy = !writer.is_resumable();
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));

@@ -10,9 +10,14 @@ use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 use super::{
     buffer_pool::{BlockWriter, Expansion},
     frames::FrameReader,
+    gzip::{GzipReader, PlainReader},
+    replay::replay,
     zstd_window::{ZstdReader, is_zstd},
 };
-use crate::unpack::LayerMemory;
+use crate::{
+    store::{Packing, ResumedLayer},
+    unpack::LayerMemory,
+};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const MAGIC_LENGTH: usize = 4;
@@ -25,21 +30,24 @@ pub(crate) struct Bounds {
 }
 
 /// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. The first
-/// bytes decide the compression, as in every runtime.
+/// bytes decide the compression, as in every runtime. Of a resumed layer, `source` has the bytes from
+/// [`ResumedLayer::offset`] on.
 pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
     bounds: Bounds,
+    resumed: Option<ResumedLayer>,
 ) -> (FrameReader, Result<bool, RuntimeError>) {
-    let Bounds { expansion, memory, cancelled } = bounds;
-    let moved = match source.peek(MAGIC_LENGTH) {
-        Ok(head) if head.starts_with(&GZIP_MAGIC) => {
-            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
+    let Bounds { mut expansion, memory, cancelled } = bounds;
+    let moved = match (resumed, source.peek(MAGIC_LENGTH)) {
+        (_, Err(error)) => Err(error),
+        (Some(resumed), Ok(_)) => continued(&mut source, blocks, &mut expansion, resumed),
+        (None, Ok(head)) if head.starts_with(&GZIP_MAGIC) => {
+            blocks.copy(&mut GzipReader::new(&mut source), &mut expansion)
         }
-        Ok(head) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
-            .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
-        Ok(_) => blocks.copy(&mut source, expansion),
-        Err(error) => Err(error),
+        (None, Ok(head)) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
+            .and_then(|mut decoder| blocks.copy(&mut decoder, &mut expansion)),
+        (None, Ok(_)) => blocks.copy(&mut PlainReader::new(&mut source, 0), &mut expansion),
     };
     let ended = match moved {
         Ok(is_read) => Ok(is_read),
@@ -50,6 +58,24 @@ pub(crate) fn inflate(
         Err(error) => Err(RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error)),
     };
     (source, ended)
+}
+
+/// Passes what an earlier attempt has unpacked, then the rest of the stream.
+fn continued(
+    source: &mut FrameReader,
+    blocks: &mut BlockWriter,
+    expansion: &mut Expansion,
+    mut resumed: ResumedLayer,
+) -> io::Result<bool> {
+    let Some(seam) = replay(&mut resumed, blocks, expansion)? else { return Ok(false) };
+    let checkpoint = resumed.checkpoint;
+    match checkpoint.packing {
+        Packing::Gzip => {
+            let mut stream = GzipReader::resume(source, checkpoint, (&seam.window, &seam.known))?;
+            blocks.copy(&mut stream, expansion)
+        }
+        Packing::Plain => blocks.copy(&mut PlainReader::new(source, checkpoint.packed), expansion),
+    }
 }
 
 #[cfg(test)]
@@ -72,11 +98,11 @@ mod tests {
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
         let hash = Hash::new(DigestAlgorithm::Sha256);
-        let (mut writer, out) = buffer_pool::queue(&memory, hash, WrittenBytes::default());
+        let (mut writer, out) = buffer_pool::queue(&memory, hash, WrittenBytes::default(), None);
         let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let source = FrameReader::new(receiver, ReaderWait::default(), WrittenBytes::default());
-        let (_, inflated) = inflate(source, &mut writer, bounds);
+        let (_, inflated) = inflate(source, &mut writer, bounds, None);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

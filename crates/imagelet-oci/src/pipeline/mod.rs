@@ -10,13 +10,16 @@ pub(crate) mod buffer_pool;
 mod fetch;
 mod file;
 pub(crate) mod frames;
+mod gzip;
 pub(crate) mod inflate;
 mod pace;
 mod pull_slots;
+mod replay;
 mod unpacking;
 mod zstd_window;
 
 use std::{
+    os::fd::AsFd,
     path::PathBuf,
     pin::pin,
     sync::{
@@ -50,16 +53,16 @@ use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     hash::Hash,
-    manifest::{BlobLayout, Descriptor},
+    manifest::{BlobLayout, Compression, Descriptor},
     registry::{PullSession, ReaderWait},
     store::{
-        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, Resumption, StagedBlob, StagedLayer, Store, SyncView,
-        storage_error,
+        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, PartialStaging, Resumption, StagedBlob, StagedLayer,
+        Store, SyncView, storage_error,
     },
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// Layers of at least this size copy their compressed bytes to the disk, for a resumption.
+/// Layers of at least this size stay for a resumption: their files with a journal, or a copy of their compressed bytes.
 const COPIED_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
@@ -143,6 +146,20 @@ struct DiskUse {
     copies: bool,
 }
 
+/// What the disk has of a layer, and where an attempt puts the rest.
+#[derive(Default)]
+struct OnDisk {
+    kept: Option<KeptBytes>,
+    copy: Option<BlobWriter>,
+    partial: Option<PartialStaging>,
+}
+
+impl OnDisk {
+    fn has_bytes(&self) -> bool {
+        self.kept.is_some() || self.partial.as_ref().is_some_and(|partial| partial.resumed.is_some())
+    }
+}
+
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; returns when it is complete, but not yet durable.
     ///
@@ -152,12 +169,14 @@ impl LayerJob {
         let mut disk = DiskUse { reads: true, copies: true };
         let mut memory = self.memory(place);
         loop {
-            let (on_disk, copy) = self.on_disk(disk).await?;
-            let was_on_disk = on_disk.is_some();
+            let on_disk = self.on_disk(disk).await?;
+            let was_on_disk = on_disk.has_bytes();
             let attempt = LayerAttempt::new(self, &source, &memory, (place, progress));
-            let attempted = match (&self.artifact, copy) {
-                (Some(BlobLayout::File(path)), Some(writer)) => attempt.run_file(path, on_disk, writer).await,
-                (_, copy) => attempt.run(on_disk, copy).await,
+            let attempted = match (&self.artifact, on_disk) {
+                (Some(BlobLayout::File(path)), OnDisk { kept, copy: Some(writer), .. }) => {
+                    attempt.run_file(path, kept, writer).await
+                }
+                (_, on_disk) => attempt.run(on_disk).await,
             };
             let error = match attempted {
                 Err(error) => error,
@@ -240,7 +259,7 @@ impl LayerJob {
         }
     }
 
-    async fn on_disk(&self, disk: DiskUse) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
+    async fn on_disk(&self, disk: DiskUse) -> Result<OnDisk, RuntimeError> {
         if self.copies() {
             self.writer_ended().await;
         }
@@ -265,20 +284,24 @@ impl LayerJob {
             if let Some(BlobLayout::File(_)) = job.artifact {
                 let start = |known| store.write_blob(&job.blob.key, known, (job.keeps(), &job.blob.resumption));
                 if let Some(written) = start(known.unwrap_or(0))? {
-                    return Ok((kept, Some(written)));
+                    return Ok(OnDisk { kept, copy: Some(written), partial: None });
                 }
                 let kept = kept.filter(|kept| !kept.is_in_copy);
-                return Ok((
-                    kept,
-                    match start(0)? {
-                        None => store.write_blob_again(&job.blob.key, job.keeps())?,
-                        written => written,
-                    },
-                ));
+                let copy = match start(0)? {
+                    None => store.write_blob_again(&job.blob.key, job.keeps())?,
+                    written => written,
+                };
+                return Ok(OnDisk { kept, copy, partial: None });
+            }
+            if kept.is_none() && disk.copies && job.journals() {
+                let CompressedCopy { key, resumption, .. } = &job.blob;
+                if let Some(partial) = store.stage_partial(key, job.staging.end, resumption)? {
+                    return Ok(OnDisk { partial: Some(partial), ..OnDisk::default() });
+                }
             }
             let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
             let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
-            Ok((kept, copy))
+            Ok(OnDisk { kept, copy, partial: None })
         })
         .await?
     }
@@ -322,6 +345,13 @@ impl LayerJob {
         self.blob.is_kept || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
     }
 
+    /// Whether the layer's files stay for a resumption, instead of a copy of its compressed bytes. The digest of the
+    /// archive proves them; no decoder of zstd starts in the middle of a frame.
+    fn journals(&self) -> bool {
+        let is_zstd = || self.descriptor.layer_compression().is_ok_and(|it| it == Compression::Zstd);
+        self.artifact.is_none() && !self.blob.is_kept && self.copies() && !is_zstd()
+    }
+
     fn may_copy(&self) -> bool {
         self.blob.resumption.is_allowed() && self.session.archive().is_none()
     }
@@ -361,18 +391,20 @@ impl LayerJob {
 
 impl LayerAttempt<'_> {
     /// `None`: others have the place or the memory now; bytes that were copied are on the disk.
-    async fn run(
-        mut self,
-        on_disk: Option<KeptBytes>,
-        copy: Option<BlobWriter>,
-    ) -> Result<Option<StagedLayer>, RuntimeError> {
-        let (job, memory) = (self.job, self.memory);
+    async fn run(mut self, on_disk: OnDisk) -> Result<Option<StagedLayer>, RuntimeError> {
+        let (job, memory, OnDisk { kept, copy, partial }) = (self.job, self.memory, on_disk);
         let written_bytes = &job.staging.written_bytes;
-        written_bytes.restart(0);
-        let staging = job.on_thread(|job| job.staging.store.stage()).await??;
+        self.has_journal = partial.is_some();
+        let (staging, journal, resumed) = match partial {
+            Some(PartialStaging { staging, journal, resumed }) => (staging, Some(journal), resumed),
+            None => (job.on_thread(|job| job.staging.store.stage()).await??, None, None),
+        };
+        let (skipped, unpacked) = resumed.as_ref().map_or((0, 0), |from| (from.offset(), from.checkpoint.plain));
+        written_bytes.restart(skipped, unpacked);
+        let kept_files = resumed.as_ref().map(|resumed| Arc::clone(&resumed.kept));
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
         let hash = Hash::new(job.content_digest().unwrap_or(&job.descriptor.digest).algorithm());
-        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone());
+        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone(), journal);
 
         let cancelled = Arc::new(AtomicBool::new(false));
         let cancel = CancelOnDrop(Arc::clone(&cancelled));
@@ -391,18 +423,24 @@ impl LayerAttempt<'_> {
             copy
         });
         let confinement = job.terms.confinement.clone();
+        let readable = kept_files.clone();
         let inflater = tokio::task::spawn_blocking(move || {
-            let inflated = confinement.run(None, move || inflate::inflate(compressed, &mut blocks, bounds));
+            let readable: Vec<_> = readable.iter().map(AsFd::as_fd).collect();
+            let inflated =
+                confinement.run(&readable, move || inflate::inflate(compressed, &mut blocks, bounds, resumed));
             // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
             inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
         });
         let unpacker = {
             let (job, memory) = (job.clone(), Arc::clone(memory));
-            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
+            tokio::task::spawn_blocking(move || {
+                job.unpack(staging, kept_files.as_deref(), blocks_out, (memory, cancelled))
+            })
         };
 
-        let intake = Intake::new(job.descriptor.digest.algorithm(), Some(frames), reader_wait, copy);
-        let fetched = self.fetch(on_disk, intake).await;
+        let mut intake = Intake::new(job.descriptor.digest.algorithm(), Some(frames), reader_wait, copy);
+        intake.skip(skipped);
+        let fetched = self.fetch(kept, intake).await;
         let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
         if gave_way || fetched.is_err() {
             cancel.0.store(true, Ordering::Relaxed);

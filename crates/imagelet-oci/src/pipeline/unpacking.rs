@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    os::unix::fs::PermissionsExt as _,
+    iter,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -33,17 +37,19 @@ use crate::{
 const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
-    /// Runs on a blocking thread; a confined thread reads the archive. An error removes the staging folder.
+    /// Runs on a blocking thread; a confined thread reads the archive. An error removes the staging folder, unless the
+    /// layer stays for the next pull. `kept`: the files of an earlier attempt.
     pub(super) fn unpack(
         &self,
         staging: Staging,
+        kept: Option<&OwnedFd>,
         mut reader: BlockReader,
-        memory: Arc<LayerMemory>,
-        cancelled: Arc<AtomicBool>,
+        bounds: (Arc<LayerMemory>, Arc<AtomicBool>),
     ) -> Result<StagedLayer, RuntimeError> {
-        self.staged(staging, (memory, cancelled), |root, options, list| {
+        self.staged(staging, bounds, |root, options, list| {
             let mut listed = list.map(Listing::recorder);
-            let unpacked = self.terms.confinement.run(Some(root), move || {
+            let folders: Vec<_> = iter::once(root).chain(kept.map(AsFd::as_fd)).collect();
+            let unpacked = self.terms.confinement.run(&folders, move || {
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
                 failpoint!("unpack.end");

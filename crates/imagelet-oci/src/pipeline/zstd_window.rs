@@ -17,8 +17,11 @@ use zstd::{
     zstd_safe::{DParameter, get_frame_content_size},
 };
 
-use super::frames::FrameReader;
-use crate::unpack::{LayerMemory, MemoryError, MemoryReservation};
+use super::{buffer_pool::PlainStream, frames::FrameReader};
+use crate::{
+    store::Checkpoint,
+    unpack::{LayerMemory, MemoryError, MemoryReservation},
+};
 
 /// A power of two: 128 MiB, the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
@@ -90,6 +93,13 @@ impl<'a> ZstdReader<'a> {
         self.decoder.reinit()?;
         self.owed = owed;
         Ok(true)
+    }
+}
+
+impl PlainStream for ZstdReader<'_> {
+    /// A decoder's state cannot be had.
+    fn checkpoint(&mut self) -> Option<Checkpoint> {
+        None
     }
 }
 

@@ -37,6 +37,7 @@ use super::{
     files::durable::remove_tree,
     index::Index,
     resumption::{Resumption, is_outdated},
+    unfinished::{ResumableBytes, written_at, written_bytes},
 };
 
 /// A partial blob with fewer bytes is not kept.
@@ -54,7 +55,7 @@ pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
     /// Contains the digest of the repository's name for a file of an artifact. Otherwise all repositories share the
     /// blob.
-    file_name: String,
+    pub(super) file_name: String,
 }
 
 impl PartialKey {
@@ -99,12 +100,6 @@ impl Store {
     /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
         Some(KeptBytes { is_in_copy: true, ..KeptBytes::open(&self.partial_path(key), 1..=size)? })
-    }
-
-    /// The bytes of a blob that a later pull need not fetch again.
-    pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> u64 {
-        let length = fs::metadata(self.partial_path(key)).map_or(0, |metadata| metadata.len());
-        if length > size || self.is_written(key) { 0 } else { length }
     }
 
     pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
@@ -243,9 +238,11 @@ impl Store {
     pub(super) fn partials(&self) -> Vec<Partial> {
         let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
         let partial = |entry: fs::DirEntry| {
-            let metadata = entry.metadata().ok()?;
+            let (metadata, path) = (entry.metadata().ok()?, entry.path());
             let file_name = entry.file_name().to_str()?.to_owned();
-            Some(Partial { path: entry.path(), file_name, size: metadata.len(), modified: metadata.modified().ok()? })
+            let size = if metadata.is_dir() { written_bytes(&path) } else { metadata.len() };
+            let modified = if metadata.is_dir() { written_at(&path) } else { metadata.modified().ok()? };
+            Some(Partial { path, file_name, size, is_layer: metadata.is_dir(), modified })
         };
         entries.filter_map(Result::ok).filter_map(partial).collect()
     }
@@ -263,6 +260,8 @@ pub(crate) struct Partial {
     pub(super) path: PathBuf,
     file_name: String,
     pub(super) size: u64,
+    /// A folder with the first files of a layer.
+    is_layer: bool,
     pub(super) modified: SystemTime,
 }
 
@@ -281,9 +280,13 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
-    /// At start no blob has a writer: a blob too short to resume and an unknown file are leftovers, too.
-    pub(super) fn is_leftover(&self, age_max: Duration) -> bool {
-        !self.file_name.ends_with(PARTIAL_SUFFIX) || self.size < RESUME_MIN || self.is_expired(age_max)
+    /// At start no blob has a writer: a blob too short to resume, a layer of an earlier boot and an unknown file are
+    /// leftovers, too.
+    pub(super) fn is_leftover(&self, age_max: Duration, store: &Store) -> bool {
+        !self.file_name.ends_with(PARTIAL_SUFFIX)
+            || self.size < RESUME_MIN
+            || self.is_expired(age_max)
+            || (self.is_layer && !store.is_of_this_boot(&self.path))
     }
 }
 
@@ -298,13 +301,18 @@ impl ContinuedPartials {
         Self { store: Arc::clone(store), pull }
     }
 
-    /// Adds a partial blob. Returns the bytes that the pull need not fetch: none if the blob was added before.
-    pub(crate) fn add(&self, key: &PartialKey, size: u64) -> u64 {
+    /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch: none if it was added before.
+    ///
+    /// Of an archive only a partial layer counts: the first bytes of its blob are unpacked from the first one.
+    pub(crate) fn add(&self, key: &PartialKey, size: u64, is_file: bool) -> ResumableBytes {
+        if !is_file && !self.store.partial_path(key).is_dir() {
+            return ResumableBytes::default();
+        }
         match self.store.index().unfinished.continued.entry(key.file_name.clone()) {
-            Entry::Occupied(_) => return 0,
+            Entry::Occupied(_) => return ResumableBytes::default(),
             Entry::Vacant(free) => drop(free.insert(self.pull)),
         }
-        self.store.resumable_bytes(key, size)
+        self.store.resumable(key, size)
     }
 }
 

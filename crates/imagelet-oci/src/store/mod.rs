@@ -10,7 +10,7 @@
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
 //!                            a layer with a file `damaged` counts as absent
 //!   blobs/ALGORITHM/HEX      compressed blobs of the images, if they are kept
-//!   ingest/*.partial         blobs being written, and partial blobs to resume
+//!   ingest/*.partial         blobs being written, partial blobs to resume, and folders of partial layers
 //!   mounts/KEY.json, KEY/    the mounts; links to their layers, upper and work folder
 //!   tmp/, trash/             may vanish at any time; emptied at start, except for spare layers (see `spare_layers`)
 //! ```
@@ -33,6 +33,7 @@ mod resumption;
 mod spare_layers;
 mod staging;
 mod sweep;
+mod unfinished;
 mod verify;
 
 use std::{
@@ -69,6 +70,7 @@ pub(crate) use self::{
     resumption::Resumption,
     spare_layers::{SpareWanted, StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
+    unfinished::{Checkpoint, JournalWriter, Packing, PartialStaging, Record, ResumedLayer},
     verify::Watch,
 };
 pub use self::{files::lock::command_of_owner, staging::DocumentBytes};

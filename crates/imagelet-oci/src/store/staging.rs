@@ -11,30 +11,47 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{error::RuntimeError, failpoint};
 
-use super::{Store, could_not, files::durable::remove_tree};
+use super::{Store, could_not, files::durable::remove_tree, unfinished::PartialGuard};
 
 /// A larger document is in a file until it is needed: a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
 
-/// A folder under `tmp/` that is removed on drop.
+/// A folder under `tmp/` that is removed on drop, or a partial layer that stays for the next pull.
 #[derive(Debug)]
-pub(crate) struct Staging(PathBuf);
+pub(crate) struct Staging {
+    path: PathBuf,
+    partial: Option<PartialGuard>,
+}
 
 impl Staging {
+    pub(super) fn partial(path: PathBuf, guard: PartialGuard) -> Self {
+        Self { path, partial: Some(guard) }
+    }
+
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// The layer is whole: its folder is below `tmp/`, and no partial layer any more.
+    pub(super) fn whole(mut self) -> io::Result<Self> {
+        if let Some(partial) = &self.partial {
+            self.path = partial.finish(&self.path)?;
+            self.partial = None;
+        }
+        Ok(self)
     }
 
     /// From here on the caller removes the folder.
     pub(super) fn keep(mut self) -> PathBuf {
-        std::mem::take(&mut self.0)
+        std::mem::take(&mut self.path)
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.0.as_os_str().is_empty() {
-            discard(&self.0);
+        let is_kept = self.path.as_os_str().is_empty();
+        if !is_kept && !self.partial.as_ref().is_some_and(|partial| partial.stays(&self.path)) {
+            discard(&self.path);
         }
     }
 }
@@ -45,7 +62,7 @@ impl Store {
         let folder = self.fresh_path("tmp");
         fs::create_dir(&folder).map_err(could_not("create", &folder))?;
         failpoint!("stage.made");
-        Ok(Staging(folder))
+        Ok(Staging { path: folder, partial: None })
     }
 }
 

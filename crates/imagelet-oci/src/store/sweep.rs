@@ -39,7 +39,7 @@ impl Store {
             }
         }
         self.trim_spares()?;
-        self.remove_partials(|partial| partial.is_leftover(self.resume_for))?;
+        self.remove_partials(|partial| partial.is_leftover(self.resume_for, self))?;
         failpoint!("open.tmp");
         self.discard_unneeded()?;
         // A live mount has a note. A folder without a note was being made or removed, or has lost its note.

@@ -13,6 +13,7 @@
 mod archive;
 mod budget;
 mod error;
+mod input;
 mod limits;
 mod member;
 mod name;
@@ -39,6 +40,7 @@ pub(crate) use self::{
 pub(crate) use self::{
     budget::{LayerMemory, UnpackBudget},
     error::{UnpackError, UnpackErrorKind},
+    input::{BytesOnly, KeptFile, LayerInput},
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
@@ -115,7 +117,7 @@ pub(crate) struct UnpackReport {
 /// Reads `input` up to the end blocks; bytes after them are never extracted. File data is written straight from the
 /// input's buffer, so the buffer's size (128 KiB or more) is the size of a write.
 pub(crate) fn unpack_layer<'a>(
-    input: &mut dyn BufRead,
+    input: &mut dyn LayerInput,
     root: BorrowedFd<'a>,
     options: &'a UnpackOptions,
     manifest: Option<FileManifest<'a>>,
@@ -164,12 +166,17 @@ fn write_all(
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
         writer.write(&as_written(entry)?, reader)?;
+        if writer.has_replaced() {
+            reader.replaced();
+        }
     }
 }
 
 /// Reads the headers of the next entry; the caller skips or reads its data. `None`: the end of the archive.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
-    let mut reader = Reader::new(input, UnpackLimits::default(), EntryRules::Own, MemoryReservation::on(memory));
+    let mut input = BytesOnly(input);
+    let claim = MemoryReservation::on(memory);
+    let mut reader = Reader::new(&mut input, UnpackLimits::default(), EntryRules::Own, claim);
     reader.next().map_err(|fault| fault.at(&reader.place))
 }
 

@@ -62,6 +62,11 @@ impl Layer {
         self
     }
 
+    pub(crate) fn hard_link(mut self, path: &str, target: &str) -> Self {
+        self.header(path, target, b'1', 0);
+        self
+    }
+
     /// An entry of whatever kind, without data.
     pub(crate) fn special(mut self, path: &str, kind: u8) -> Self {
         self.header(path, "", kind, 0);
@@ -101,6 +106,19 @@ impl Layer {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(&ended.tar).expect("memory takes all");
         Self { blob: encoder.finish().expect("memory takes all"), media_type: format!("{PLAIN}+gzip"), ..ended }
+    }
+
+    /// Two members, as of builders that compress in parts; the second one begins in a block of the archive.
+    pub(crate) fn gzip_in_two(self, at: usize) -> Self {
+        let ended = self.gzip();
+        let member = |bytes: &[u8]| {
+            // The fastest encoder makes one block of all.
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            encoder.write_all(bytes).expect("memory takes all");
+            encoder.finish().expect("memory takes all")
+        };
+        let (head, tail) = ended.tar.split_at(at);
+        Self { blob: [member(head), member(tail)].concat(), ..ended }
     }
 
     pub(crate) fn zstd(self) -> Self {

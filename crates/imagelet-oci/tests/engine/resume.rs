@@ -198,3 +198,146 @@ async fn a_file_of_an_admitted_pull_stays_while_it_waits_for_its_turn_and_space_
     engine.sweep(true).await.expect("space is freed");
     assert_eq!(files(), []);
 }
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that gzip packs, so that its blocks begin at any bit.
+fn text(seed: u64, length: usize) -> Vec<u8> {
+    noise(seed, length).into_iter().map(|byte| byte & 0x1f).collect()
+}
+
+/// A layer of 36 MiB, and of 24 MiB packed, with small files, links and large files.
+fn of_many_files() -> Layer {
+    // All folders have entries, so that two pulls give them the same times.
+    let folders = ["./", "small"].into_iter().fold(Layer::new(), |layer, folder| layer.special(folder, b'5'));
+    let mut layer = folders.file("first", &text(10, 3 * MIB));
+    for number in 0..200 {
+        layer = layer.file(&format!("small/{number}"), &text(100 + number, 5_000)).special(&format!("f{number}"), b'6');
+    }
+    let layer = layer.hard_link("hard", "first").link("soft", "first");
+    layer.file("large", &text(11, 24 * MIB)).file("last", &text(12, 8 * MIB))
+}
+
+/// The folder of a layer that is not whole.
+fn partial_layer(root: &Path) -> Option<std::path::PathBuf> {
+    let mut entries = std::fs::read_dir(root.join("ingest")).expect("a folder").map(|entry| entry.unwrap().path());
+    entries.find(|path| path.is_dir())
+}
+
+fn inode(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap_or_else(|_| panic!("{}", path.display())))
+}
+
+fn first_byte(range: Option<&str>) -> usize {
+    let first = range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+    first.unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_broke_off_is_continued_from_its_files_and_is_the_same() {
+    let packings: [fn(Layer) -> Layer; 2] = [Layer::plain, |layer| layer.gzip_in_two(9 * MIB + 13)];
+    for (number, packed) in packings.into_iter().enumerate() {
+        let registry = TestRegistry::start().await;
+        let layer = packed(of_many_files());
+        let folder = tempfile::tempdir().expect("a folder");
+        let (root, fresh) = (&folder.path().join("root"), &folder.path().join("fresh"));
+        registry.image("whole", "v1", std::slice::from_ref(&layer));
+        pull(&*open_as(config(fresh)).await, &registry.name("whole:v1")).await.expect("it is pulled at once");
+        let home = Path::new("layers").join(layer.diff_id().hex());
+        let list = std::fs::read(fresh.join(&home).join("files.list")).expect("a list");
+        let (mut engine, mut known, mut first_inode) = (open_as(config(root)).await, 0, 0);
+        // Among the small files, in the large one twice, and at a registry that answers nothing.
+        for (cut, reopens) in [(3 * MIB + 700_000, false), (11 * MIB, true), (11 * MIB, true), (16 * MIB + 5, false)] {
+            registry.image("a", "v1", &[layer.clone().stalling_at(cut)]);
+            registry.take_ranges();
+            let error = pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+            assert_eq!(error.kind(), RuntimeErrorKind::TimedOut, "{}", error.chain());
+            let begun = registry.take_ranges();
+            let first = first_byte(begun[0].as_deref());
+            assert!(first + MIB >= known && first <= known, "{number}: {begun:?} after {known}");
+            known = cut;
+            let partial = partial_layer(root).unwrap_or_else(|| panic!("{number}: it stays after {cut}"));
+            assert!(used(&engine).await + 2 * MIB as u64 > cut as u64, "{number}: its files are counted");
+            let files = if partial.join("kept").exists() && !partial.join("fs/first").exists() { "kept" } else { "fs" };
+            let inode = inode(&partial.join(files).join("first"));
+            assert!(first_inode == 0 || first_inode == inode, "{number}: the bytes are written once");
+            first_inode = inode;
+            if reopens {
+                drop(engine);
+                engine = open_as(config(root)).await;
+            }
+        }
+        registry.image("a", "v1", std::slice::from_ref(&layer));
+        pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{number}: {}", error.chain()));
+        let ranges = registry.take_ranges();
+        assert!(first_byte(ranges[0].as_deref()) + MIB >= known, "{number}: {ranges:?}");
+        assert_eq!(inode(&root.join(&home).join("fs/first")), first_inode, "{number}: the bytes are written once");
+        assert!(std::fs::read(root.join(&home).join("files.list")).expect("a list") == list, "{number}: it differs");
+        let names = |root: &Path| tree(&root.join(&home)).into_keys().collect::<Vec<_>>();
+        assert_eq!(names(root), names(fresh), "{number}: nothing of the unfinished layer stays");
+        assert_eq!(partial_layer(root), None);
+        let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("a report");
+        assert!(!report.images.iter().any(imagelet_core::ports::ImageCheck::is_damaged), "{number}: {report:?}");
+        engine.remove(&ImageSpec::new(registry.name("a:v1"))).await.expect("removed");
+        assert_eq!(content(root), Vec::<String>::new(), "{number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_partial_layer_makes_it_begin_anew_and_never_ends_up_in_an_image() {
+    type Spoil = fn(&Path);
+    let spoils: [(&str, Spoil); 7] = [
+        ("a byte of a file", |partial| {
+            let mut bytes = std::fs::read(partial.join("fs/first")).unwrap();
+            bytes[1000] ^= 1;
+            std::fs::write(partial.join("fs/first"), bytes).unwrap();
+        }),
+        ("a file that is gone", |partial| std::fs::remove_file(partial.join("fs/small/7")).unwrap()),
+        ("a link in place of a file", |partial| {
+            std::fs::remove_file(partial.join("fs/small/7")).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", partial.join("fs/small/7")).unwrap();
+        }),
+        ("a tree that is gone", |partial| std::fs::remove_dir_all(partial.join("fs")).unwrap()),
+        ("a torn journal", |partial| {
+            let journal = std::fs::File::options().write(true).open(partial.join("journal")).unwrap();
+            journal.set_len(journal.metadata().unwrap().len() / 2 + 3).unwrap();
+        }),
+        ("a wrong journal", |partial| {
+            let mut journal = std::fs::read(partial.join("journal")).unwrap();
+            for at in (40..journal.len()).step_by(97) {
+                journal[at] ^= 0x55;
+            }
+            std::fs::write(partial.join("journal"), journal).unwrap();
+        }),
+        ("an earlier boot", |partial| std::fs::write(partial.join("origin.json"), "{}").unwrap()),
+    ];
+    let registry = TestRegistry::start().await;
+    let layer = of_many_files().gzip_in_two(9 * MIB);
+    for (what, spoil) in spoils {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path();
+        let engine = open_as(config(root)).await;
+        registry.image("a", "v1", &[layer.clone().stalling_at(11 * MIB)]);
+        pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+        spoil(&partial_layer(root).expect("it stays"));
+        registry.image("a", "v1", std::slice::from_ref(&layer));
+        pull(&engine, &registry.name("a:v1")).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
+        let report = engine.verify(None, Arc::new(|_, _| {})).await.expect("a report");
+        assert!(!report.images.iter().any(imagelet_core::ports::ImageCheck::is_damaged), "{what}: {report:?}");
+        engine.remove(&ImageSpec::new(registry.name("a:v1"))).await.expect("removed");
+        assert_eq!(content(root), Vec::<String>::new(), "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_writes_a_path_twice_begins_anew() {
+    let registry = TestRegistry::start().await;
+    let layer = Layer::new().file("twice", &noise(1, 4 * MIB)).file("twice", &noise(2, 20 * MIB)).plain();
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(config(folder.path())).await;
+    registry.image("a", "v1", &[layer.clone().stalling_at(12 * MIB)]);
+    pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+    assert_eq!(content(folder.path()), Vec::<String>::new(), "its first file is gone");
+    registry.image("a", "v1", std::slice::from_ref(&layer));
+    pull(&engine, &registry.name("a:v1")).await.expect("it begins anew");
+}

@@ -9,14 +9,14 @@ pub(super) mod pax;
 pub(super) mod sparse;
 
 use imagelet_core::image::ByteSize;
-use std::io::{self, BufRead, ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _};
 
 use self::{
     header::{BLOCK, Header},
     pax::{Extended, Overrides, SparseRecords, Time},
     sparse::{Builder, Version},
 };
-use super::{EntryRules, MemoryReservation, UnpackLimits, error::Fault};
+use super::{EntryRules, KeptFile, LayerInput, MemoryReservation, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -72,7 +72,7 @@ pub(crate) struct TarData {
 
 /// Reads the entries in order. The data of an entry is read between two calls of [`Reader::next`].
 pub(crate) struct Reader<'a> {
-    input: &'a mut dyn BufRead,
+    input: &'a mut dyn LayerInput,
     limits: UnpackLimits,
     rules: EntryRules,
     claim: MemoryReservation,
@@ -95,7 +95,7 @@ struct Pending {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(
-        input: &'a mut dyn BufRead,
+        input: &'a mut dyn LayerInput,
         limits: UnpackLimits,
         rules: EntryRules,
         claim: MemoryReservation,
@@ -159,6 +159,21 @@ impl<'a> Reader<'a> {
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.input.consume(bytes);
         self.remaining -= bytes as u64;
+    }
+
+    /// Consumes bytes that are now at the end of the file `path`.
+    pub(crate) fn consume_content(&mut self, bytes: usize, path: &[u8]) {
+        self.input.consume_content(bytes, path);
+        self.remaining -= bytes as u64;
+    }
+
+    /// What an earlier attempt has of the current entry's data.
+    pub(crate) fn kept_file(&mut self) -> Result<Option<KeptFile>, Fault> {
+        self.input.kept_file().map_err(Fault::read)
+    }
+
+    pub(crate) fn replaced(&mut self) {
+        self.input.replaced();
     }
 
     fn entry(&mut self, header: &Header<'_>, pending: Pending) -> Result<TarEntry, Fault> {

@@ -9,7 +9,6 @@ pub(super) mod xattr;
 
 use std::{
     fs::File,
-    io::Write as _,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::FileExt as _,
@@ -34,6 +33,7 @@ use super::{
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
+    input::KeptFile,
     limits::Gauge,
     member::{self, FILE_MODE},
     name,
@@ -54,6 +54,7 @@ pub(super) struct Writer<'a> {
     process: (Uid, Gid),
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
+    has_replaced: bool,
 }
 
 struct Place {
@@ -94,6 +95,7 @@ impl<'a> Writer<'a> {
             process,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
+            has_replaced: false,
         })
     }
 
@@ -176,6 +178,11 @@ impl<'a> Writer<'a> {
         Ok(self.report)
     }
 
+    /// Whether an entry has replaced another since the last call.
+    pub(super) fn has_replaced(&mut self) -> bool {
+        std::mem::take(&mut self.has_replaced)
+    }
+
     fn parent(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
         let parent = self.tree.directory(path, Missing::Create)?;
         self.report.disk_bytes += std::mem::take(&mut self.tree.made_bytes);
@@ -187,21 +194,31 @@ impl<'a> Writer<'a> {
         let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
-        let file = File::from(self.replacing(place, "create", create)?);
+        let is_plain = entry.data.ranges.is_none() && entry.data.stored > 0;
+        let kept = if is_plain { reader.kept_file()? } else { None };
+        let kept = kept.and_then(|kept| Some((linked(place, &kept)?, kept.length.min(entry.data.stored))));
+        let is_kept = kept.is_some();
+        let (file, known) = match kept {
+            Some(kept) => kept,
+            None => (File::from(self.replacing(place, "create", create)?), 0),
+        };
+        if self.has_replaced() {
+            reader.replaced();
+        }
         self.manifest.begin(entry.data.stored);
         match &entry.data.ranges {
-            None => self.copy(&file, entry.data.stored, None, reader)?,
+            None => self.copy(&file, (0, entry.data.stored), Some((&place.path, known)), reader)?,
             Some(ranges) => {
                 rustix::fs::ftruncate(&file, entry.data.size).map_err(Fault::io("size"))?;
                 for (offset, length) in ranges {
-                    self.copy(&file, *length, Some(*offset), reader)?;
+                    self.copy(&file, (*offset, *length), None, reader)?;
                 }
             }
         }
         self.report.bytes += entry.data.size;
         self.report.disk_bytes += disk_size(entry.data.stored);
         let mode = entry.metadata.mode;
-        let is_made_so = mode & (self.options.umask | 0o7000) == 0;
+        let is_made_so = !is_kept && mode & (self.options.umask | 0o7000) == 0;
         let mode = (!is_made_so).then_some(mode);
         let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
         self.manifest.file(&place.path, &file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
@@ -228,28 +245,31 @@ impl<'a> Writer<'a> {
         Ok(left_out)
     }
 
-    /// `offset`: the position in a sparse file.
+    /// Copies data to a place in a file. `whole`: the file's path, if the data is all of it, and how many bytes the file
+    /// has already.
     fn copy(
         &mut self,
-        mut file: &File,
-        length: u64,
-        mut offset: Option<u64>,
+        file: &File,
+        (mut offset, length): (u64, u64),
+        whole: Option<(&[u8], u64)>,
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
-        let mut left = length;
-        while left > 0 {
+        let end = offset + length;
+        while offset < end {
             let chunk = reader.fill()?;
-            let chunk = &chunk[..chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX))];
+            let chunk = &chunk[..chunk.len().min(usize::try_from(end - offset).unwrap_or(usize::MAX))];
             let length = chunk.len();
-            let written = match offset {
-                None => file.write_all(chunk),
-                Some(offset) => file.write_all_at(chunk, offset),
-            };
-            written.map_err(Fault::io("write"))?;
+            let known = whole.map_or(0, |(_, known)| known.saturating_sub(offset)).min(length as u64);
+            let fresh = &chunk[usize::try_from(known).unwrap_or(length)..];
+            if !fresh.is_empty() {
+                file.write_all_at(fresh, offset + known).map_err(Fault::io("write"))?;
+            }
             self.manifest.wrote(chunk);
-            reader.consume(length);
-            left -= length as u64;
-            offset = offset.map(|offset| offset + length as u64);
+            match whole {
+                Some((path, _)) => reader.consume_content(length, path),
+                None => reader.consume(length),
+            }
+            offset += length as u64;
             self.gauge.wrote(length)?;
         }
         Ok(())
@@ -404,6 +424,7 @@ impl<'a> Writer<'a> {
     }
 
     fn replace(&mut self, place: &Place) -> Result<(), Fault> {
+        self.has_replaced = true;
         if self.options.folder.is_some() {
             return Err(Fault::refused("an earlier entry of the archive has the same name"));
         }
@@ -482,4 +503,22 @@ impl<'a> Writer<'a> {
         let directory = self.tree.real_directory(path)?;
         directory.ok_or_else(|| Fault::io("find again the directory")(Errno::NOENT))
     }
+}
+
+/// Links the file that an earlier attempt has written, so that its bytes are written once. `None`: it is written anew.
+fn linked(place: &Place, kept: &KeptFile) -> Option<File> {
+    let name = place.name.as_slice();
+    if kept.path != place.path {
+        return None;
+    }
+    rustix::fs::linkat(&kept.root, kept.path.as_slice(), &place.parent, name, AtFlags::empty()).ok()?;
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = patiently(|| rustix::fs::openat(&place.parent, name, flags, Mode::empty())).ok().map(File::from);
+    let is_long_enough = |file: &File| file.metadata().is_ok_and(|found| found.is_file() && found.len() >= kept.length);
+    let file = file.filter(is_long_enough);
+    if file.is_none() {
+        // If this fails, too, the file is replaced.
+        let _ = rustix::fs::unlinkat(&place.parent, name, AtFlags::empty());
+    }
+    file
 }
