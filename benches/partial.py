@@ -1,4 +1,4 @@
-"""The figure of partial layers: what their copy on the disk costs a pull that is not interrupted."""
+"""The figure of partial layers: what a pull that is not interrupted pays for a later resumption."""
 
 import candidates
 import pulls
@@ -6,20 +6,20 @@ from bed import rotated
 from report import median, spread, table
 
 IMAGE = "web"
-# Smaller layers are not copied.
-COPIED_BYTES = 16 << 20
+# Smaller layers begin anew.
+RESUMED_BYTES = 16 << 20
 PAIRS = 9
 WHO = ("forgetting", "daemon")
 
 
 def partial(bench):
-    """A pull of `web` whose layers are copied for a resumption, beside one with `pulls.resumeFor: 0s`."""
+    """A pull of `web` whose layers can be resumed, beside one with `pulls.resumeFor: 0s`."""
     if not all(candidates.knows(bench.program, bench.place, who) for who in WHO):
         print("note: this imagelet has no `pulls.resumeFor`: `partial` is left out")
         return
     name = bench.source.image(IMAGE)
     sizes = [layer["size"] for layer in bench.source.manifest(IMAGE)["layers"]]
-    copied = [size for size in sizes if size >= COPIED_BYTES]
+    resumed = [size for size in sizes if size >= RESUMED_BYTES]
     runs = {who: [] for who in WHO}
     # The first turn does not count.
     for number in range((bench.pairs or PAIRS) + 1):
@@ -36,7 +36,7 @@ def partial(bench):
         bench.keep("partial", who, {key: median(seconds) for key, seconds in made.items()})
     bench.keep("partial", "daemon", {f"x_{key}": value for key, value in ratio.items()})
     title = (
-        f"partial: {IMAGE}, {len(copied)} of {len(sizes)} layers copied while they arrive; {len(runs['daemon'])} in turn; "
+        f"partial: {IMAGE}, {len(resumed)} of {len(sizes)} layers with a journal; {len(runs['daemon'])} in turn; "
         f"wall x {ratio['wall']:.3f}, CPU x {ratio['cpu']:.3f}"
     )
     rows = [[who, spread(made["wall"], 3), spread(made["cpu"], 3)] for who, made in found.items()]

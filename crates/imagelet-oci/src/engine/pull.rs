@@ -158,6 +158,7 @@ impl Engine {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
+            is_largest: resolved.manifest.layers.iter().all(|other| other.size <= descriptor.size),
             claim: fetches.claim.clone(),
             staging: LayerStaging {
                 store: Arc::clone(&self.store),

@@ -57,6 +57,16 @@ pub(super) enum Fetched {
     GaveWay,
 }
 
+/// What stays of the layer for a resumption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// The copy of its compressed bytes, once there is one.
+    #[default]
+    Copy,
+    Files,
+    Nothing,
+}
+
 /// One attempt to fetch and unpack a layer.
 pub(super) struct LayerAttempt<'a> {
     pub(super) job: &'a LayerJob,
@@ -70,10 +80,7 @@ pub(super) struct LayerAttempt<'a> {
     is_opening: bool,
     /// Bytes have come that are not on the disk for a resumption.
     is_lossy: bool,
-    /// The bytes on the disk do not stay for a resumption.
-    pub(super) loses_copy: bool,
-    /// The layer's files stay for a resumption.
-    pub(super) has_journal: bool,
+    pub(super) stays: Stays,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's list.
@@ -95,21 +102,8 @@ impl<'a> LayerAttempt<'a> {
         (place, progress): (&'a Place, &'a Progress),
     ) -> Self {
         let (copying, rest, content) = (None, None, None);
-        let (is_opening, is_lossy, loses_copy, has_journal) = (false, false, false, false);
-        Self {
-            job,
-            source,
-            memory,
-            place,
-            progress,
-            copying,
-            is_opening,
-            is_lossy,
-            loses_copy,
-            has_journal,
-            rest,
-            content,
-        }
+        let (is_opening, is_lossy, stays) = (false, false, Stays::default());
+        Self { job, source, memory, place, progress, copying, is_opening, is_lossy, stays, rest, content }
     }
 }
 
@@ -123,7 +117,7 @@ impl LayerAttempt<'_> {
         let (job, pace) = (self.job, &self.place.pace);
         let blob = &job.descriptor;
         let offset = intake.skipped + on_disk.as_ref().map_or(0, |kept| kept.length);
-        let copies_late = intake.copy.is_none() && offset == 0 && !self.has_journal && job.may_copy();
+        let copies_late = intake.copy.is_none() && offset == 0 && self.stays != Stays::Files && job.may_copy();
         intake.early = copies_late.then(BytesMut::new);
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
@@ -168,8 +162,8 @@ impl LayerAttempt<'_> {
                 }
             }
             let is_copied = || intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
-            let has_copy = self.has_journal || is_copied();
-            self.is_lossy = self.loses_copy || !has_copy || stream.begins_anew();
+            let has_copy = self.stays == Stays::Files || is_copied();
+            self.is_lossy = self.stays == Stays::Nothing || !has_copy || stream.begins_anew();
             match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
                 Some(false) => {

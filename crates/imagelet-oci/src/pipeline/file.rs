@@ -6,7 +6,7 @@ use std::sync::Arc;
 use imagelet_core::error::RuntimeError;
 use twox_hash::xxhash3_128::Hasher;
 
-use super::fetch::{Fetched, Intake, LayerAttempt, copy_to};
+use super::fetch::{Fetched, Intake, LayerAttempt, Stays, copy_to};
 use crate::{
     registry::ReaderWait,
     store::{BlobWriter, KeptBytes, StagedLayer, storage_error},
@@ -26,7 +26,9 @@ impl LayerAttempt<'_> {
         let known = known.map_or(0, |kept| kept.length);
         written_bytes.restart(known, known);
         let reader_wait = ReaderWait::default();
-        self.loses_copy = !writer.is_resumable();
+        if !writer.is_resumable() {
+            self.stays = Stays::Nothing;
+        }
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));
         let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy));
         intake.content = Some(Hasher::new());

@@ -44,7 +44,7 @@ pub(crate) use self::{
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{Fetched, Intake, LayerAttempt, copy_to},
+    fetch::{Fetched, Intake, LayerAttempt, Stays, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::Checks,
@@ -69,6 +69,10 @@ const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
+
+/// The nice value of the threads of a layer that is not the largest. On two cores they would otherwise slow the largest
+/// one, which then ends alone on one core. It counts among the threads of this process's control group only.
+const OTHERS_NICE: i32 = 5;
 
 /// The most that one layer of any size may inflate to: the limit of its files.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -95,6 +99,8 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
+    /// No layer of the image is larger. Such a layer decides when the pull ends.
+    pub(crate) is_largest: bool,
     /// How an artifact's blob becomes files; `None`: the layer is an image's.
     pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
@@ -352,6 +358,10 @@ impl LayerJob {
         self.artifact.is_none() && !self.blob.is_kept && self.copies() && !is_zstd()
     }
 
+    fn priority(&self) -> ThreadPriority {
+        ThreadPriority { nice: if self.is_largest { 0 } else { OTHERS_NICE } }
+    }
+
     fn may_copy(&self) -> bool {
         self.blob.resumption.is_allowed() && self.session.archive().is_none()
     }
@@ -394,7 +404,9 @@ impl LayerAttempt<'_> {
     async fn run(mut self, on_disk: OnDisk) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, memory, OnDisk { kept, copy, partial }) = (self.job, self.memory, on_disk);
         let written_bytes = &job.staging.written_bytes;
-        self.has_journal = partial.is_some();
+        if partial.is_some() {
+            self.stays = Stays::Files;
+        }
         let (staging, journal, resumed) = match partial {
             Some(PartialStaging { staging, journal, resumed }) => (staging, Some(journal), resumed),
             None => (job.on_thread(|job| job.staging.store.stage()).await??, None, None),
@@ -417,17 +429,22 @@ impl LayerAttempt<'_> {
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
         let copy = copy.map(|writer| {
-            self.loses_copy = !writer.is_resumable();
+            if !writer.is_resumable() {
+                self.stays = Stays::Nothing;
+            }
             let (copy, copying) = copy_to(writer, written_bytes.clone(), None);
             self.copying = Some(copying);
             copy
         });
         let confinement = job.terms.confinement.clone();
         let readable = kept_files.clone();
+        let priority = job.priority();
         let inflater = tokio::task::spawn_blocking(move || {
             let readable: Vec<_> = readable.iter().map(AsFd::as_fd).collect();
-            let inflated =
-                confinement.run(&readable, move || inflate::inflate(compressed, &mut blocks, bounds, resumed));
+            let inflated = confinement.run(&readable, move || {
+                priority.apply();
+                inflate::inflate(compressed, &mut blocks, bounds, resumed)
+            });
             // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
             inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
         });
@@ -482,6 +499,21 @@ impl LayerAttempt<'_> {
         match self.rest.take() {
             Some(rest) if error.kind() == RuntimeErrorKind::Corrupt => Err(job.blame(rest, error).await),
             _ => Err(error),
+        }
+    }
+}
+
+/// The priority of a thread that works for one layer. Such a thread ends with its layer.
+#[derive(Clone, Copy)]
+struct ThreadPriority {
+    nice: i32,
+}
+
+impl ThreadPriority {
+    fn apply(self) {
+        if self.nice > 0 {
+            // On Linux it is the calling thread's. Only the order of work depends on it.
+            let _ = rustix::process::setpriority_process(None, self.nice);
         }
     }
 }

@@ -49,7 +49,9 @@ impl LayerJob {
         self.staged(staging, bounds, |root, options, list| {
             let mut listed = list.map(Listing::recorder);
             let folders: Vec<_> = iter::once(root).chain(kept.map(AsFd::as_fd)).collect();
+            let priority = self.priority();
             let unpacked = self.terms.confinement.run(&folders, move || {
+                priority.apply();
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
                 failpoint!("unpack.end");

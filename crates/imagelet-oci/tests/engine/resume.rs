@@ -13,6 +13,7 @@ use crate::{
     blobs::noise,
     content,
     fixture::{Layer, TestRegistry},
+    import::{Bed, chains_of, whole},
     open_as, pull, settled, tree,
 };
 
@@ -340,4 +341,49 @@ async fn a_layer_that_writes_a_path_twice_begins_anew() {
     assert_eq!(content(folder.path()), Vec::<String>::new(), "its first file is gone");
     registry.image("a", "v1", std::slice::from_ref(&layer));
     pull(&engine, &registry.name("a:v1")).await.expect("it begins anew");
+}
+
+/// Each path of a tree with its kind, mode, owner, links, time and content.
+fn described(root: &Path) -> Vec<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    let (mut found, mut folders) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.unwrap().path()) {
+            let metadata = std::fs::symlink_metadata(&path).expect("it is there");
+            let content = if metadata.is_file() {
+                Digest::of(&std::fs::read(&path).expect("readable")).to_string()
+            } else {
+                String::new()
+            };
+            let (name, mode, owner) = (path.strip_prefix(root).unwrap().display(), metadata.mode(), metadata.uid());
+            let (links, time) = (metadata.nlink(), metadata.mtime());
+            found.push(format!("{name} {mode:o} {owner} {links} {time} {content}"));
+            if metadata.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_gets_the_same_tree_of_a_layer_that_broke_off() {
+    let layer = of_many_files().gzip_in_two(9 * MIB);
+    let chain = chains_of(std::slice::from_ref(&layer)).remove(0);
+    let short = |engine: &mut EngineConfig| engine.registry = config(Path::new("")).registry;
+    let (fresh, bed) = (Bed::new(short).await, Bed::new(short).await);
+    fresh.registry.image("a", "v1", std::slice::from_ref(&layer));
+    whole(fresh.import("a:v1").await);
+    bed.registry.image("a", "v1", &[layer.clone().stalling_at(12 * MIB)]);
+    bed.import("a:v1").await.expect_err("it stalls");
+    let bed = bed.restarted(short).await;
+    bed.registry.image("a", "v1", std::slice::from_ref(&layer));
+    bed.registry.take_ranges();
+    whole(bed.import("a:v1").await);
+    let ranges = bed.registry.take_ranges();
+    assert!(first_byte(ranges[0].as_deref()) >= 11 * MIB, "{ranges:?}");
+    let trees = [&fresh, &bed].map(|bed| described(&bed.sink.tree(&chain).expect("the sink has it")));
+    assert_eq!(trees[0], trees[1]);
+    assert_eq!(bed.left(), Vec::<String>::new());
 }
