@@ -18,6 +18,7 @@ mod layer_sink;
 mod manifest;
 mod mount;
 mod overlay;
+mod page_cache;
 mod pipeline;
 mod registry;
 mod scarce;

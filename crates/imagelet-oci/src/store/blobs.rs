@@ -14,7 +14,6 @@ use std::{
     collections::{BTreeMap, hash_map::Entry},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
-    num::NonZeroU64,
     ops::RangeInclusive,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -25,12 +24,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use crate::page_cache;
 use imagelet_core::{
     error::RuntimeError,
     failpoint,
     image::{ByteSize, Digest},
 };
-use rustix::fs::{Advice, fadvise};
 
 use super::{
     Store, could_not,
@@ -45,9 +44,6 @@ pub(crate) const RESUME_MIN: u64 = 8 << 20;
 /// The space is measured each time after this many written bytes.
 const MEASURE_PERIOD: u64 = 16 << 20;
 const PARTIAL_SUFFIX: &str = ".partial";
-/// The kernel starts to write a blob to the disk each time after this many bytes.
-const WRITE_BACK_PERIOD: u64 = 4 << 20;
-const PAGE: u64 = 4 << 10;
 
 /// Identifies a partial download: its digest, and the repository if other repositories must not reuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -383,16 +379,9 @@ impl BlobWriter {
 
     /// Lets the kernel write a blob that stays while its next bytes arrive. So the sync at the end of the pull is short.
     fn write_back(&mut self) {
-        let end = self.length - self.length % PAGE;
-        let Some(length) = end.checked_sub(self.written_back).and_then(NonZeroU64::new) else { return };
-        if length.get() < WRITE_BACK_PERIOD || !self.is_reserved() {
-            return;
+        if let Some(file) = self.file.as_ref().filter(|_| self.is_reserved()) {
+            self.written_back = page_cache::write_back(file, self.written_back, self.length);
         }
-        if let Some(file) = &self.file {
-            // The kernel cannot drop a dirty page, and starts to write it. Only a hint: the sync reports errors.
-            let _ = fadvise(file, self.written_back, Some(length), Advice::DontNeed);
-        }
-        self.written_back = end;
     }
 
     fn give_up(&mut self) {

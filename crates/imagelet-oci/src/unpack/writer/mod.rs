@@ -38,7 +38,10 @@ use super::{
     member::{self, FILE_MODE},
     name,
 };
-use crate::scarce::patiently;
+use crate::{
+    page_cache::{self, UNCACHED_MIN},
+    scarce::patiently,
+};
 
 const DIRECTORY_OPEN: u32 = 0o700;
 /// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
@@ -254,7 +257,7 @@ impl<'a> Writer<'a> {
         whole: Option<(&[u8], u64)>,
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
-        let end = offset + length;
+        let (end, mut written_back) = (offset + length, offset);
         while offset < end {
             let chunk = reader.fill()?;
             let chunk = &chunk[..chunk.len().min(usize::try_from(end - offset).unwrap_or(usize::MAX))];
@@ -270,6 +273,9 @@ impl<'a> Writer<'a> {
                 None => reader.consume(length),
             }
             offset += length as u64;
+            if whole.is_some_and(|_| end >= UNCACHED_MIN) {
+                written_back = page_cache::write_back(file, written_back, offset);
+            }
             self.gauge.wrote(length)?;
         }
         Ok(())
