@@ -15,6 +15,14 @@ const RIGHTS: ABI = ABI::V5;
 /// Before this version, Landlock denies every link and rename between folders.
 const REFER_SINCE: i32 = 2;
 
+/// A folder that a confined thread can access.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AllowedFolder<'a> {
+    Full(BorrowedFd<'a>),
+    /// The thread can read the files, and change nothing.
+    ReadOnly(BorrowedFd<'a>),
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
     /// Confined, with this Landlock ABI version.
@@ -56,8 +64,8 @@ impl Confinement {
         }
     }
 
-    /// Runs `work` on a thread that can access only files below `folders`, or no file at all, and waits for it.
-    pub(crate) fn run<T: Send>(&self, folders: &[BorrowedFd<'_>], work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    /// Runs `work` on a thread that can access only files below these folders, or no file at all, and waits for it.
+    pub(crate) fn run<T: Send>(&self, folders: &[AllowedFolder<'_>], work: impl FnOnce() -> T + Send) -> io::Result<T> {
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("layer".into()).spawn_scoped(scope, || {
                 self.enter(folders)?;
@@ -67,7 +75,7 @@ impl Confinement {
         })
     }
 
-    fn enter(&self, folders: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn enter(&self, folders: &[AllowedFolder<'_>]) -> io::Result<()> {
         rustix::thread::set_no_new_privs(true)?;
         if matches!(self, Self::Absent(_)) {
             return Ok(());
@@ -80,11 +88,16 @@ impl Confinement {
     }
 }
 
-fn restrict(folders: &[BorrowedFd<'_>]) -> Result<RestrictionStatus, RulesetError> {
+fn restrict(folders: &[AllowedFolder<'_>]) -> Result<RestrictionStatus, RulesetError> {
     let all = AccessFs::from_all(RIGHTS);
     let mut ruleset = Ruleset::default().handle_access(all)?.handle_access(AccessNet::from_all(RIGHTS))?.create()?;
     for folder in folders {
-        ruleset = ruleset.add_rule(PathBeneath::new(folder, all))?;
+        let rights = match folder {
+            AllowedFolder::Full(_) => all,
+            AllowedFolder::ReadOnly(_) => AccessFs::ReadFile.into(),
+        };
+        let (AllowedFolder::Full(folder) | AllowedFolder::ReadOnly(folder)) = folder;
+        ruleset = ruleset.add_rule(PathBeneath::new(folder, rights))?;
     }
     ruleset.restrict_self()
 }
@@ -112,7 +125,20 @@ mod tests {
                     && fs::remove_dir_all(home.join("layer/a")).is_ok(),
             ]
         };
-        confinement.run(&[root.as_fd()], work).unwrap()
+        confinement.run(&[AllowedFolder::Full(root.as_fd())], work).unwrap()
+    }
+
+    #[test]
+    fn a_folder_for_reading_is_not_changed() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("layer")).unwrap();
+        fs::write(home.path().join("layer/file"), "1").unwrap();
+        let root = fs::File::open(home.path().join("layer")).unwrap();
+        let file = home.path().join("layer/file");
+        let work = || [fs::read(&file).is_ok(), fs::write(&file, "2").is_ok(), fs::remove_file(&file).is_ok()];
+        let confinement = Confinement::of_this_machine();
+        let tried = confinement.run(&[AllowedFolder::ReadOnly(root.as_fd())], work).unwrap();
+        assert_eq!(tried, [true, false, false]);
     }
 
     #[test]

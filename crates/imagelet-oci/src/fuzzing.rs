@@ -34,7 +34,7 @@ use crate::{
     registry::{ReaderWait, challenges, read_token, registry_hosts_of},
     signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, payload},
     unpack::{
-        BytesOnly, EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
+        EntryRules, LayerMemory, Ownership, PlainInput, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
         xattrs_at,
     },
 };
@@ -295,7 +295,7 @@ pub fn unpack(
         record(path, &postcard::to_stdvec(&entry).map_err(io::Error::other)?);
         Ok(())
     };
-    let report = unpack_layer(&mut BytesOnly(archive), root, &options, Some(&mut encoded))?;
+    let report = unpack_layer(&mut PlainInput(archive), root, &options, Some(&mut encoded))?;
     Ok(Unpacked {
         entries: report.entries,
         bytes: report.bytes,

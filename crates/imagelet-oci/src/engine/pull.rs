@@ -158,7 +158,6 @@ impl Engine {
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
-            is_largest: resolved.manifest.layers.iter().all(|other| other.size <= descriptor.size),
             claim: fetches.claim.clone(),
             staging: LayerStaging {
                 store: Arc::clone(&self.store),
@@ -182,6 +181,7 @@ impl Engine {
                 budget: Arc::clone(&self.budget),
                 confinement: self.confinement.clone(),
                 hold: self.config.hold,
+                is_largest: resolved.manifest.layers.iter().all(|other| other.size <= descriptor.size),
             },
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     admission::WrittenBytes,
     hash::Hash,
     store::{Checkpoint, JournalWriter},
-    unpack::{KeptFile, LayerInput, LayerMemory, MemoryReservation},
+    unpack::{LayerInput, LayerMemory, MemoryReservation, ReusableFile},
 };
 
 /// Large enough for cheap queue operations, small enough for the L2 cache.
@@ -27,24 +27,24 @@ const BLOCKS_QUEUED: usize = 2;
 const BLOCKS_OWN: usize = 2;
 
 enum Block {
-    Bytes(Filled),
+    Bytes(BlockBytes),
     /// If the queue closes without this mark, the stream was cut.
     End,
 }
 
 #[derive(Default)]
-struct Filled {
+struct BlockBytes {
     bytes: Vec<u8>,
     /// A position in these bytes or at their end, at which the stream can be continued.
     checkpoint: Option<Checkpoint>,
     /// From the files of an earlier attempt, whose bytes are on the disk.
     is_replayed: bool,
     /// The files whose bytes begin in it, and where.
-    kept: VecDeque<(usize, KeptFile)>,
+    files: VecDeque<(usize, ReusableFile)>,
 }
 
-/// A source of plain bytes, with the positions at which it can be continued.
-pub(crate) trait PlainStream: Read {
+/// Inflated bytes, with the positions at which the blob can be continued.
+pub(crate) trait ResumableStream: Read {
     /// The last such position before the bytes that are read next.
     fn checkpoint(&mut self) -> Option<Checkpoint>;
 }
@@ -104,7 +104,7 @@ pub(crate) struct BlockWriter {
     blocks: usize,
     total: u64,
     /// The replayed bytes that are not passed yet.
-    replayed: Filled,
+    replayed: BlockBytes,
 }
 
 /// The reader hashes with `hash`, adds consumed bytes to `written_bytes`, and notes them in the journal of a layer that
@@ -117,9 +117,9 @@ pub(crate) fn queue(
 ) -> (BlockWriter, BlockReader) {
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
-    let current = Filled::default();
+    let current = BlockBytes::default();
     let reader = BlockReader { blocks, home, hash, written_bytes, journal, current, position: 0, ended: false };
-    let (claim, replayed) = (MemoryReservation::on(memory), Filled::default());
+    let (claim, replayed) = (MemoryReservation::on(memory), BlockBytes::default());
     (BlockWriter { queue, returned, claim, blocks: 0, total: 0, replayed }, reader)
 }
 
@@ -149,7 +149,7 @@ impl BlockWriter {
     }
 
     /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
-    pub(crate) fn copy(&mut self, stream: &mut dyn PlainStream, expansion: &mut Expansion) -> io::Result<bool> {
+    pub(crate) fn copy(&mut self, stream: &mut dyn ResumableStream, expansion: &mut Expansion) -> io::Result<bool> {
         loop {
             let Some(mut bytes) = self.buffer() else { return Ok(false) };
             bytes.resize(BLOCK_SIZE, 0);
@@ -164,7 +164,7 @@ impl BlockWriter {
             }
             bytes.truncate(length);
             self.count(length, expansion)?;
-            let filled = Filled { bytes, checkpoint: stream.checkpoint(), ..Filled::default() };
+            let filled = BlockBytes { bytes, checkpoint: stream.checkpoint(), ..BlockBytes::default() };
             if length > 0 && self.queue.send(Block::Bytes(filled)).is_err() {
                 return Ok(false);
             }
@@ -175,11 +175,12 @@ impl BlockWriter {
         }
     }
 
-    /// Passes bytes that are on the disk, at last with [`Self::flush`]. `Ok(false)`: the reader was dropped.
-    pub(crate) fn replay(
+    /// Queues bytes that are on the disk already, in whole blocks; the last one needs [`Self::flush`]. `Ok(false)`: the
+    /// reader was dropped.
+    pub(crate) fn pass_replayed(
         &mut self,
         mut bytes: &[u8],
-        mut kept: Option<KeptFile>,
+        mut file: Option<ReusableFile>,
         expansion: &mut Expansion,
     ) -> io::Result<bool> {
         self.count(bytes.len(), expansion)?;
@@ -190,10 +191,10 @@ impl BlockWriter {
             if self.replayed.bytes.is_empty() {
                 let Some(mut buffer) = self.buffer() else { return Ok(false) };
                 buffer.clear();
-                self.replayed = Filled { bytes: buffer, is_replayed: true, ..Filled::default() };
+                self.replayed = BlockBytes { bytes: buffer, is_replayed: true, ..BlockBytes::default() };
             }
-            let Filled { bytes: block, kept: files, .. } = &mut self.replayed;
-            files.extend(kept.take().map(|kept| (block.len(), kept)));
+            let BlockBytes { bytes: block, files, .. } = &mut self.replayed;
+            files.extend(file.take().map(|file| (block.len(), file)));
             let (head, tail) = bytes.split_at(bytes.len().min(BLOCK_SIZE - block.len()));
             block.extend_from_slice(head);
             bytes = tail;
@@ -216,7 +217,7 @@ pub(crate) struct BlockReader {
     hash: Hash,
     written_bytes: WrittenBytes,
     journal: Option<JournalWriter>,
-    current: Filled,
+    current: BlockBytes,
     position: usize,
     ended: bool,
 }
@@ -233,7 +234,7 @@ impl BlockReader {
     }
 
     fn advance(&mut self) -> io::Result<()> {
-        let Filled { bytes: done, is_replayed, .. } = std::mem::take(&mut self.current);
+        let BlockBytes { bytes: done, is_replayed, .. } = std::mem::take(&mut self.current);
         self.position = 0;
         if !done.is_empty() {
             if !is_replayed {
@@ -246,7 +247,7 @@ impl BlockReader {
             Ok(Block::Bytes(filled)) => {
                 self.hash.update(&filled.bytes);
                 if let (Some(journal), Some(checkpoint)) = (&mut self.journal, filled.checkpoint) {
-                    journal.expect(checkpoint);
+                    journal.announce(checkpoint);
                 }
                 self.current = filled;
                 Ok(())
@@ -270,7 +271,7 @@ impl BufRead for BlockReader {
 
     fn consume(&mut self, amount: usize) {
         if let Some(journal) = &mut self.journal {
-            journal.bytes(&self.current.bytes[self.position..][..amount]);
+            journal.add_bytes(&self.current.bytes[self.position..][..amount]);
         }
         self.position += amount;
     }
@@ -279,24 +280,24 @@ impl BufRead for BlockReader {
 impl LayerInput for BlockReader {
     fn consume_content(&mut self, bytes: usize, path: &[u8]) {
         if let Some(journal) = &mut self.journal {
-            journal.content(path, bytes as u64);
+            journal.add_content(path, bytes as u64);
         }
         self.position += bytes;
     }
 
-    fn kept_file(&mut self) -> io::Result<Option<KeptFile>> {
+    fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {
         self.fill_buf()?;
-        let (position, kept) = (self.position, &mut self.current.kept);
-        while kept.front().is_some_and(|(at, _)| *at < position) {
-            kept.pop_front();
+        let (position, files) = (self.position, &mut self.current.files);
+        while files.front().is_some_and(|(at, _)| *at < position) {
+            files.pop_front();
         }
-        Ok(kept.pop_front_if(|(at, _)| *at == position).map(|(_, kept)| kept))
+        Ok(files.pop_front_if(|(at, _)| *at == position).map(|(_, file)| file))
     }
 
-    fn replaced(&mut self) {
+    fn invalidate_journal(&mut self) {
         // The bytes of the replaced file are no longer on the disk.
         if let Some(mut journal) = self.journal.take() {
-            journal.end();
+            journal.invalidate();
         }
     }
 }

@@ -4,7 +4,10 @@
 use std::{
     io::{self, Read as _},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,13 +60,14 @@ pub(super) enum Fetched {
     GaveWay,
 }
 
-/// What stays of the layer for a resumption.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stays {
+/// What a later attempt of the layer continues from.
+#[derive(Clone, Debug, Default)]
+pub(super) enum ResumeSource {
     /// The copy of its compressed bytes, once there is one.
     #[default]
-    Copy,
-    Files,
+    CompressedCopy,
+    /// Its files, once their journal has a checkpoint.
+    Files(Arc<AtomicBool>),
     Nothing,
 }
 
@@ -80,7 +84,7 @@ pub(super) struct LayerAttempt<'a> {
     is_opening: bool,
     /// Bytes have come that are not on the disk for a resumption.
     is_lossy: bool,
-    pub(super) stays: Stays,
+    pub(super) resumes_from: ResumeSource,
     /// What the inflater did not take.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's list.
@@ -102,8 +106,8 @@ impl<'a> LayerAttempt<'a> {
         (place, progress): (&'a Place, &'a Progress),
     ) -> Self {
         let (copying, rest, content) = (None, None, None);
-        let (is_opening, is_lossy, stays) = (false, false, Stays::default());
-        Self { job, source, memory, place, progress, copying, is_opening, is_lossy, stays, rest, content }
+        let (is_opening, is_lossy, resumes_from) = (false, false, ResumeSource::default());
+        Self { job, source, memory, place, progress, copying, is_opening, is_lossy, resumes_from, rest, content }
     }
 }
 
@@ -117,7 +121,10 @@ impl LayerAttempt<'_> {
         let (job, pace) = (self.job, &self.place.pace);
         let blob = &job.descriptor;
         let offset = intake.skipped + on_disk.as_ref().map_or(0, |kept| kept.length);
-        let copies_late = intake.copy.is_none() && offset == 0 && self.stays != Stays::Files && job.may_copy();
+        let copies_late = intake.copy.is_none()
+            && offset == 0
+            && !matches!(self.resumes_from, ResumeSource::Files(_))
+            && job.may_copy();
         intake.early = copies_late.then(BytesMut::new);
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
@@ -162,13 +169,17 @@ impl LayerAttempt<'_> {
                 }
             }
             let is_copied = || intake.early.is_some() || intake.copy.as_ref().is_some_and(|copy| !copy.is_closed());
-            let has_copy = self.stays == Stays::Files || is_copied();
-            self.is_lossy = self.stays == Stays::Nothing || !has_copy || stream.begins_anew();
+            let is_kept = match &self.resumes_from {
+                ResumeSource::CompressedCopy => is_copied(),
+                ResumeSource::Files(has_checkpoint) => has_checkpoint.load(Ordering::Relaxed),
+                ResumeSource::Nothing => false,
+            };
+            self.is_lossy = !is_kept || stream.begins_anew();
             match self.passed(&mut intake, bytes, true, Some(&mut stream)).await {
                 Some(true) => {}
                 Some(false) => {
-                    let rest = Rest { stream, hash: intake.hash, received: intake.received };
-                    self.rest = (intake.skipped == 0).then_some(rest);
+                    let received = intake.received;
+                    self.rest = intake.hash.map(|hash| Rest { stream, hash, received });
                     return Ok(Fetched::Unread);
                 }
                 None => return Ok(self.gave_way(intake).await),
@@ -180,9 +191,8 @@ impl LayerAttempt<'_> {
         if intake.received > intake.from_disk {
             intake.report(job, self.progress);
         }
-        // Of a resumed layer only the archive's digest is known.
-        if intake.skipped == 0 {
-            job.verify(&intake.hash)?;
+        if let Some(hash) = &intake.hash {
+            job.verify(hash)?;
         }
         self.content = intake.content.map(|content| content.finish_128());
         let is_read = match intake.frames {
@@ -352,9 +362,10 @@ pub(super) struct Intake {
     reader_wait: ReaderWait,
     /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
-    hash: Hash,
+    /// `None`: of a resumed layer only the archive's digest can be verified.
+    hash: Option<Hash>,
     pub(super) content: Option<Hasher>,
-    /// The first bytes, whose content an earlier attempt has unpacked.
+    /// The first bytes of the blob, which are not fetched: an earlier attempt has unpacked them.
     skipped: u64,
     received: u64,
     from_disk: u64,
@@ -370,15 +381,11 @@ impl Intake {
         frames: Option<mpsc::Sender<Frame>>,
         reader_wait: ReaderWait,
         copy: Option<mpsc::Sender<Bytes>>,
+        skipped: u64,
     ) -> Self {
-        let (hash, reported_at) = (Hash::new(algorithm), Instant::now());
-        let (skipped, received, from_disk, reported) = (0, 0, 0, 0);
-        let (content, early) = (None, None);
+        let (hash, reported_at) = ((skipped == 0).then(|| Hash::new(algorithm)), Instant::now());
+        let (received, from_disk, reported, content, early) = (skipped, skipped, 0, None, None);
         Self { frames, reader_wait, copy, hash, content, skipped, received, from_disk, reported, reported_at, early }
-    }
-
-    pub(super) fn skip(&mut self, bytes: u64) {
-        (self.skipped, self.received, self.from_disk) = (bytes, bytes, bytes);
     }
 
     /// Passes bytes to the inflater and, if `copies`, to the copy. `false`: the inflater or the copy stopped.
@@ -392,7 +399,9 @@ impl Intake {
             // There is no space for a resumption.
             self.copy = None;
         }
-        self.hash.update(&bytes);
+        if let Some(hash) = &mut self.hash {
+            hash.update(&bytes);
+        }
         if let Some(content) = &mut self.content {
             content.write(&bytes);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use imagelet_core::error::RuntimeError;
 use twox_hash::xxhash3_128::Hasher;
 
-use super::fetch::{Fetched, Intake, LayerAttempt, Stays, copy_to};
+use super::fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to};
 use crate::{
     registry::ReaderWait,
     store::{BlobWriter, KeptBytes, StagedLayer, storage_error},
@@ -27,10 +27,10 @@ impl LayerAttempt<'_> {
         written_bytes.restart(known, known);
         let reader_wait = ReaderWait::default();
         if !writer.is_resumable() {
-            self.stays = Stays::Nothing;
+            self.resumes_from = ResumeSource::Nothing;
         }
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));
-        let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy));
+        let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy), 0);
         intake.content = Some(Hasher::new());
         let fetched = self.fetch(on_disk, intake).await;
         let written = copying.await?;

@@ -1,15 +1,15 @@
 //! Inflates gzip streams, which can be continued at the start of a block.
 //!
-//! A deflate block may start at any bit. The decoder does not tell at which, but the bytes after the checkpoint are
-//! known: of the eight decoders that start at each bit, one makes them. A decoder starts at a bit by a prefix of empty
-//! blocks with as many bits.
+//! A deflate block may start at any bit of a byte, and the decoder does not report which. A resumption therefore tries
+//! the eight bits in turn, and takes the first decoder that reproduces the known bytes after the checkpoint. A decoder
+//! reaches its bit by a prefix of empty blocks, whose length in bits is the same modulo eight.
 
 use std::io::{self, BufRead, Read};
 
 use zlib_rs::{Inflate, InflateFlush, Status};
 
-use super::{buffer_pool::PlainStream, frames::FrameReader};
-use crate::store::{Checkpoint, Packing};
+use super::{buffer_pool::ResumableStream, frames::FrameReader};
+use crate::store::{Checkpoint, StreamFormat};
 
 /// 15 bits, and 16 for a gzip header and trailer that the decoder checks.
 const GZIP_WINDOW_BITS: u8 = 15 + 16;
@@ -20,8 +20,8 @@ pub(crate) const WINDOW: usize = 32 << 10;
 const TRAILER: usize = 8;
 /// Compressed bytes from one checkpoint to the next.
 const CHECKPOINT_PERIOD: u64 = 128 << 10;
-/// Compressed bytes that are enough to tell the bit.
-const TRIAL: usize = 16 << 10;
+/// Compressed bytes that are enough to find the bit.
+const TRIAL_BYTES: usize = 16 << 10;
 
 /// The members of a gzip stream, one after the other.
 pub(crate) struct GzipReader<'a> {
@@ -43,7 +43,7 @@ enum Member {
 /// The newest position at which a stream can be continued.
 #[derive(Default)]
 struct Checkpoints {
-    /// A block ended here. If it was the last, no block follows.
+    /// A block ended here. It becomes a checkpoint when the next block has output: the last block has no successor.
     candidate: Option<Checkpoint>,
     newest: Option<Checkpoint>,
     last: u64,
@@ -61,11 +61,12 @@ impl<'a> GzipReader<'a> {
         checkpoint: Checkpoint,
         (window, known): (&[u8], &[u8]),
     ) -> io::Result<Self> {
-        let head = source.peek(TRIAL)?;
+        let head = source.peek(TRIAL_BYTES)?;
         let (&shared, rest) = head.split_first().ok_or(io::ErrorKind::UnexpectedEof)?;
-        let starts = |used: &u8| makes(started(*used, shared, window), rest, known);
+        let starts = |used: &u8| reproduces(decoder_at_bit(*used, shared, window), rest, known);
         let used = (0..8).find(starts).ok_or_else(|| invalid("no bit of a block's start continues its bytes"))?;
-        let inflate = started(used, shared, window).ok_or_else(|| invalid("a block's start cannot be continued"))?;
+        let inflate =
+            decoder_at_bit(used, shared, window).ok_or_else(|| invalid("a block's start cannot be continued"))?;
         source.consume(1);
         let Checkpoint { packed, plain, .. } = checkpoint;
         let checkpoints = Checkpoints { last: packed, ..Checkpoints::default() };
@@ -101,7 +102,7 @@ impl<'a> GzipReader<'a> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         } else if is_due && self.is_due() && taken < available && made < out.len() {
             let (packed, plain) = (self.packed, self.plain);
-            self.checkpoints.candidate = Some(Checkpoint { packed, plain, packing: Packing::Gzip });
+            self.checkpoints.candidate = Some(Checkpoint { packed, plain, format: StreamFormat::Gzip });
         }
         Ok((made > 0).then_some(made))
     }
@@ -131,7 +132,7 @@ impl Read for GzipReader<'_> {
     }
 }
 
-impl PlainStream for GzipReader<'_> {
+impl ResumableStream for GzipReader<'_> {
     fn checkpoint(&mut self) -> Option<Checkpoint> {
         self.checkpoints.newest.take()
     }
@@ -148,41 +149,41 @@ impl Checkpoints {
 }
 
 /// Bytes that are not compressed.
-pub(crate) struct PlainReader<'a> {
+pub(crate) struct UncompressedReader<'a> {
     source: &'a mut FrameReader,
     position: u64,
     last: u64,
     newest: Option<Checkpoint>,
 }
 
-impl<'a> PlainReader<'a> {
+impl<'a> UncompressedReader<'a> {
     pub(crate) fn new(source: &'a mut FrameReader, position: u64) -> Self {
         Self { source, position, last: position, newest: None }
     }
 }
 
-impl Read for PlainReader<'_> {
+impl Read for UncompressedReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(out)?;
         self.position += read as u64;
         if self.position - self.last >= CHECKPOINT_PERIOD {
             self.last = self.position;
             let (packed, plain) = (self.position, self.position);
-            self.newest = Some(Checkpoint { packed, plain, packing: Packing::Plain });
+            self.newest = Some(Checkpoint { packed, plain, format: StreamFormat::Plain });
         }
         Ok(read)
     }
 }
 
-impl PlainStream for PlainReader<'_> {
+impl ResumableStream for UncompressedReader<'_> {
     fn checkpoint(&mut self) -> Option<Checkpoint> {
         self.newest.take()
     }
 }
 
-/// A decoder that has taken all of `shared`, whose first `used` bits are before the checkpoint.
-fn started(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
-    let mut prefix = prefix(used);
+/// A decoder at a checkpoint inside the byte `shared`, whose first `used` bits come before it.
+fn decoder_at_bit(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
+    let mut prefix = empty_blocks(used);
     if used > 0 {
         let before = (1_u8 << used) - 1;
         let last = prefix.last_mut()?;
@@ -196,21 +197,21 @@ fn started(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
 }
 
 /// Deflate blocks that are not the last, with `used` bits more than whole bytes.
-fn prefix(used: u8) -> Vec<u8> {
+fn empty_blocks(used: u8) -> Vec<u8> {
     /// A block of the fixed code without content: the header 0, 1, 0 and the end 0000000.
     const EMPTY: &str = "0100000000";
     /// The same with the byte 144, whose code has nine bits: an odd number of bits.
-    const ODD: &str = "0101100100000000000";
+    const NINE_BITS: &str = "0101100100000000000";
     let is_odd = used % 2 == 1;
     // Ten bits are two more than a byte, 19 are three more.
     let rest = if is_odd { (used + 8 - 3) % 8 } else { used };
-    let bits = [if is_odd { ODD } else { "" }, &EMPTY.repeat(usize::from(rest / 2))].concat();
+    let bits = [if is_odd { NINE_BITS } else { "" }, &EMPTY.repeat(usize::from(rest / 2))].concat();
     let byte = |bits: &[u8]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit == b'1'));
     bits.as_bytes().chunks(8).map(byte).collect()
 }
 
-/// Whether a decoder makes the known bytes, as far as the compressed ones are here.
-fn makes(inflate: Option<Inflate>, packed: &[u8], known: &[u8]) -> bool {
+/// Whether the decoder's output equals the known bytes, as far as the compressed bytes reach.
+fn reproduces(inflate: Option<Inflate>, packed: &[u8], known: &[u8]) -> bool {
     let Some(mut inflate) = inflate else { return false };
     let (mut made, start) = (vec![0; known.len()], inflate.total_out());
     let inflated = inflate.decompress(packed, &mut made, InflateFlush::NoFlush);
@@ -333,7 +334,7 @@ mod tests {
     fn empty_blocks_move_a_stream_by_each_number_of_bits() {
         for used in 0..8 {
             let mut inflate = Inflate::new(false, RAW_WINDOW_BITS);
-            let prefix = prefix(used);
+            let prefix = empty_blocks(used);
             // The rest of the last byte and the next one: an empty block that is the last, 1, 1, 0 and 0000000.
             let mut bytes = [&prefix[..], &[0; 3]].concat();
             let start = if used == 0 { prefix.len() * 8 } else { prefix.len() * 8 - 8 + usize::from(used) };

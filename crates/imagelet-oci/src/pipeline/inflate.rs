@@ -10,12 +10,12 @@ use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 use super::{
     buffer_pool::{BlockWriter, Expansion},
     frames::FrameReader,
-    gzip::{GzipReader, PlainReader},
+    gzip::{GzipReader, UncompressedReader},
     replay::replay,
     zstd_window::{ZstdReader, is_zstd},
 };
 use crate::{
-    store::{Packing, ResumedLayer},
+    store::{ResumedLayer, StreamFormat},
     unpack::LayerMemory,
 };
 
@@ -41,13 +41,13 @@ pub(crate) fn inflate(
     let Bounds { mut expansion, memory, cancelled } = bounds;
     let moved = match (resumed, source.peek(MAGIC_LENGTH)) {
         (_, Err(error)) => Err(error),
-        (Some(resumed), Ok(_)) => continued(&mut source, blocks, &mut expansion, resumed),
+        (Some(resumed), Ok(_)) => resume_stream(&mut source, blocks, &mut expansion, resumed),
         (None, Ok(head)) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut GzipReader::new(&mut source), &mut expansion)
         }
         (None, Ok(head)) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
             .and_then(|mut decoder| blocks.copy(&mut decoder, &mut expansion)),
-        (None, Ok(_)) => blocks.copy(&mut PlainReader::new(&mut source, 0), &mut expansion),
+        (None, Ok(_)) => blocks.copy(&mut UncompressedReader::new(&mut source, 0), &mut expansion),
     };
     let ended = match moved {
         Ok(is_read) => Ok(is_read),
@@ -61,20 +61,20 @@ pub(crate) fn inflate(
 }
 
 /// Passes what an earlier attempt has unpacked, then the rest of the stream.
-fn continued(
+fn resume_stream(
     source: &mut FrameReader,
     blocks: &mut BlockWriter,
     expansion: &mut Expansion,
     mut resumed: ResumedLayer,
 ) -> io::Result<bool> {
-    let Some(seam) = replay(&mut resumed, blocks, expansion)? else { return Ok(false) };
+    let Some(around) = replay(&mut resumed, blocks, expansion)? else { return Ok(false) };
     let checkpoint = resumed.checkpoint;
-    match checkpoint.packing {
-        Packing::Gzip => {
-            let mut stream = GzipReader::resume(source, checkpoint, (&seam.window, &seam.known))?;
+    match checkpoint.format {
+        StreamFormat::Gzip => {
+            let mut stream = GzipReader::resume(source, checkpoint, (&around.before, &around.after))?;
             blocks.copy(&mut stream, expansion)
         }
-        Packing::Plain => blocks.copy(&mut PlainReader::new(source, checkpoint.packed), expansion),
+        StreamFormat::Plain => blocks.copy(&mut UncompressedReader::new(source, checkpoint.packed), expansion),
     }
 }
 

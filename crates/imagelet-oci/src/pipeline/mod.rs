@@ -4,7 +4,7 @@
 //! Three stages run in parallel. The caller's task fetches and hashes compressed bytes. A blocking thread inflates them
 //! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
 //! does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads treat
-//! that as a failure, stop, and remove the staging folder.
+//! that as a failure, stop, and remove the staging folder, or leave it as a partial layer.
 
 pub(crate) mod buffer_pool;
 mod fetch;
@@ -19,7 +19,7 @@ mod unpacking;
 mod zstd_window;
 
 use std::{
-    os::fd::AsFd,
+    os::fd::AsFd as _,
     path::PathBuf,
     pin::pin,
     sync::{
@@ -44,35 +44,35 @@ pub(crate) use self::{
 };
 use self::{
     buffer_pool::Expansion,
-    fetch::{Fetched, Intake, LayerAttempt, Stays, copy_to},
+    fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::Checks,
 };
 use crate::{
     admission::WrittenBytes,
-    confine::Confinement,
+    confine::{AllowedFolder, Confinement},
     hash::Hash,
     manifest::{BlobLayout, Compression, Descriptor},
     registry::{PullSession, ReaderWait},
     store::{
-        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, PartialStaging, Resumption, StagedBlob, StagedLayer,
+        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, PartialLayer, Resumption, StagedBlob, StagedLayer,
         Store, SyncView, storage_error,
     },
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// Layers of at least this size stay for a resumption: their files with a journal, or a copy of their compressed bytes.
-const COPIED_MIN: u64 = 16 << 20;
+/// A smaller layer is fetched again as quickly, so nothing of it stays for a resumption unless it is slow.
+const RESUMABLE_LAYER_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
-/// The nice value of the threads of a layer that is not the largest. On two cores they would otherwise slow the largest
-/// one, which then ends alone on one core. It counts among the threads of this process's control group only.
-const OTHERS_NICE: i32 = 5;
+/// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends; on two
+/// cores the others would slow it. The value has no effect on other control groups.
+const SMALLER_LAYER_NICE: i32 = 5;
 
 /// The most that one layer of any size may inflate to: the limit of its files.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -99,8 +99,6 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// No layer of the image is larger. Such a layer decides when the pull ends.
-    pub(crate) is_largest: bool,
     /// How an artifact's blob becomes files; `None`: the layer is an image's.
     pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
@@ -141,28 +139,33 @@ pub(crate) struct UnpackTerms {
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
     pub(crate) hold: HoldPolicy,
+    /// No layer of the image is larger. Such a layer decides when the pull ends.
+    pub(crate) is_largest: bool,
 }
 
-/// How an attempt uses the compressed bytes on the disk.
+/// How an attempt uses what the disk has of the layer.
 #[derive(Clone, Copy)]
 struct DiskUse {
-    /// Reads the bytes that are on the disk.
+    /// Continues what is on the disk; otherwise the attempt starts at the first byte.
     reads: bool,
-    /// Writes the other bytes to the disk, for a resumption.
+    /// Copies compressed bytes to the disk, for a resumption.
     copies: bool,
 }
 
-/// What the disk has of a layer, and where an attempt puts the rest.
-#[derive(Default)]
-struct OnDisk {
-    kept: Option<KeptBytes>,
-    copy: Option<BlobWriter>,
-    partial: Option<PartialStaging>,
+/// How an attempt starts.
+enum AttemptStart {
+    /// It unpacks into a folder that stays, perhaps one with files of an earlier attempt.
+    Files(PartialLayer),
+    /// It reads what the disk has of the blob, and copies the rest.
+    Bytes { kept: Option<KeptBytes>, copy: Option<BlobWriter> },
 }
 
-impl OnDisk {
+impl AttemptStart {
     fn has_bytes(&self) -> bool {
-        self.kept.is_some() || self.partial.as_ref().is_some_and(|partial| partial.resumed.is_some())
+        match self {
+            Self::Files(partial) => partial.resumed.is_some(),
+            Self::Bytes { kept, .. } => kept.is_some(),
+        }
     }
 }
 
@@ -175,21 +178,21 @@ impl LayerJob {
         let mut disk = DiskUse { reads: true, copies: true };
         let mut memory = self.memory(place);
         loop {
-            let on_disk = self.on_disk(disk).await?;
-            let was_on_disk = on_disk.has_bytes();
+            let start = self.start(disk).await?;
+            let was_on_disk = start.has_bytes();
             let attempt = LayerAttempt::new(self, &source, &memory, (place, progress));
-            let attempted = match (&self.artifact, on_disk) {
-                (Some(BlobLayout::File(path)), OnDisk { kept, copy: Some(writer), .. }) => {
+            let attempted = match (&self.artifact, start) {
+                (Some(BlobLayout::File(path)), AttemptStart::Bytes { kept, copy: Some(writer) }) => {
                     attempt.run_file(path, kept, writer).await
                 }
-                (_, on_disk) => attempt.run(on_disk).await,
+                (_, start) => attempt.run(start).await,
             };
             let error = match attempted {
                 Err(error) => error,
                 Ok(None) => {
                     drop(memory);
                     place.pace.set_left(self.descriptor.size);
-                    // The bytes on the disk are now this layer's copy.
+                    // The next attempt continues what this one left on the disk.
                     disk.reads = true;
                     place.again(&self.descriptor, progress).await?;
                     memory = self.memory(place);
@@ -231,7 +234,8 @@ impl LayerJob {
                 RuntimeErrorKind::DiskFull => {
                     let freed = self.on_thread(|job| {
                         let store = &job.staging.store;
-                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX, &[])? + store.revoke_partials()?)
+                        let own = std::slice::from_ref(&job.blob.key);
+                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX, own)? + store.revoke_partials()?)
                     });
                     let freed = freed.await??;
                     if freed == 0 || self.blob.is_kept || !std::mem::replace(&mut disk.copies, false) {
@@ -265,8 +269,8 @@ impl LayerJob {
         }
     }
 
-    async fn on_disk(&self, disk: DiskUse) -> Result<OnDisk, RuntimeError> {
-        if self.copies() {
+    async fn start(&self, disk: DiskUse) -> Result<AttemptStart, RuntimeError> {
+        if self.is_resumable() {
             self.writer_ended().await;
         }
         self.on_thread(move |job| {
@@ -290,24 +294,25 @@ impl LayerJob {
             if let Some(BlobLayout::File(_)) = job.artifact {
                 let start = |known| store.write_blob(&job.blob.key, known, (job.keeps(), &job.blob.resumption));
                 if let Some(written) = start(known.unwrap_or(0))? {
-                    return Ok(OnDisk { kept, copy: Some(written), partial: None });
+                    return Ok(AttemptStart::Bytes { kept, copy: Some(written) });
                 }
                 let kept = kept.filter(|kept| !kept.is_in_copy);
                 let copy = match start(0)? {
                     None => store.write_blob_again(&job.blob.key, job.keeps())?,
                     written => written,
                 };
-                return Ok(OnDisk { kept, copy, partial: None });
+                return Ok(AttemptStart::Bytes { kept, copy });
             }
-            if kept.is_none() && disk.copies && job.journals() {
-                let CompressedCopy { key, resumption, .. } = &job.blob;
-                if let Some(partial) = store.stage_partial(key, job.staging.end, resumption)? {
-                    return Ok(OnDisk { partial: Some(partial), ..OnDisk::default() });
+            if kept.is_none() && job.stays_by_files() {
+                let (CompressedCopy { key, resumption, .. }, LayerStaging { end, view, .. }) =
+                    (&job.blob, &job.staging);
+                if let Some(partial) = store.stage_partial((key, *size), (*end, view), (resumption, disk.reads))? {
+                    return Ok(AttemptStart::Files(partial));
                 }
             }
-            let copies = (job.copies() || known.is_some()) && (disk.copies || job.blob.is_kept);
+            let copies = (job.is_resumable() || known.is_some()) && (disk.copies || job.blob.is_kept);
             let copy = if copies && !store.has_blob(digest) { job.copy(known.unwrap_or(0))? } else { None };
-            Ok(OnDisk { kept, copy, partial: None })
+            Ok(AttemptStart::Bytes { kept, copy })
         })
         .await?
     }
@@ -321,14 +326,14 @@ impl LayerJob {
         }
     }
 
-    /// Removes the unfinished file of a layer that no pull fetches any more.
+    /// Removes the unfinished file or folder of a layer that no pull fetches any more.
     async fn discard_partial(&self) -> Result<(), RuntimeError> {
         self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await
     }
 
-    /// Another pull has brought the layer: removes what this pull has of an artifact's file.
+    /// Another pull has brought the layer: removes what this pull has of it.
     pub(crate) async fn give_up(&self) -> Result<(), RuntimeError> {
-        if self.file_path().is_none() {
+        if self.file_path().is_none() && !self.stays_by_files() {
             return Ok(());
         }
         self.writer_ended().await;
@@ -346,20 +351,18 @@ impl LayerJob {
         BlobPurpose::Keep(self.terms.limits.free_bytes_floor)
     }
 
-    /// Whether the compressed bytes are copied to the disk. A small layer is fetched again as quickly.
-    fn copies(&self) -> bool {
-        self.blob.is_kept || (self.may_copy() && self.descriptor.size >= COPIED_MIN)
+    /// Whether the layer's files or its compressed bytes stay on the disk.
+    fn is_resumable(&self) -> bool {
+        self.blob.is_kept || (self.may_copy() && self.descriptor.size >= RESUMABLE_LAYER_MIN)
     }
 
-    /// Whether the layer's files stay for a resumption, instead of a copy of its compressed bytes. The digest of the
-    /// archive proves them; no decoder of zstd starts in the middle of a frame.
-    fn journals(&self) -> bool {
+    /// Whether the unpacked files stay for a resumption, in place of compressed bytes. zstd is excluded: its decoder cannot
+    /// start inside a frame. So are layers of a user that is not root: the archive's modes may prevent the next pull from
+    /// reading the files.
+    fn stays_by_files(&self) -> bool {
         let is_zstd = || self.descriptor.layer_compression().is_ok_and(|it| it == Compression::Zstd);
-        self.artifact.is_none() && !self.blob.is_kept && self.copies() && !is_zstd()
-    }
-
-    fn priority(&self) -> ThreadPriority {
-        ThreadPriority { nice: if self.is_largest { 0 } else { OTHERS_NICE } }
+        let is_root = rustix::process::geteuid().is_root();
+        is_root && self.artifact.is_none() && !self.blob.is_kept && self.is_resumable() && !is_zstd()
     }
 
     fn may_copy(&self) -> bool {
@@ -400,20 +403,27 @@ impl LayerJob {
 }
 
 impl LayerAttempt<'_> {
-    /// `None`: others have the place or the memory now; bytes that were copied are on the disk.
-    async fn run(mut self, on_disk: OnDisk) -> Result<Option<StagedLayer>, RuntimeError> {
-        let (job, memory, OnDisk { kept, copy, partial }) = (self.job, self.memory, on_disk);
-        let written_bytes = &job.staging.written_bytes;
-        if partial.is_some() {
-            self.stays = Stays::Files;
+    /// `None`: the layer gave way to others. What stays for a resumption is on the disk.
+    async fn run(mut self, start: AttemptStart) -> Result<Option<StagedLayer>, RuntimeError> {
+        let (job, memory, written_bytes) = (self.job, self.memory, &self.job.staging.written_bytes);
+        let (mut staging, mut journal, mut resumed, mut kept, mut copy) = (None, None, None, None, None);
+        match start {
+            AttemptStart::Files(partial) => {
+                self.resumes_from = ResumeSource::Files(partial.journal.has_checkpoint());
+                (staging, journal, resumed) = (Some(partial.staging), Some(partial.journal), partial.resumed);
+            }
+            AttemptStart::Bytes { kept: bytes, copy: writer } => (kept, copy) = (bytes, writer),
         }
-        let (staging, journal, resumed) = match partial {
-            Some(PartialStaging { staging, journal, resumed }) => (staging, Some(journal), resumed),
-            None => (job.on_thread(|job| job.staging.store.stage()).await??, None, None),
+        let staging = match staging {
+            Some(staging) => staging,
+            None => job.on_thread(|job| job.staging.store.stage()).await??,
         };
         let (skipped, unpacked) = resumed.as_ref().map_or((0, 0), |from| (from.offset(), from.checkpoint.plain));
+        if skipped > 0 {
+            tracing::debug!(blob = %job.descriptor.digest, offset = skipped, "resuming a partial layer from its files");
+        }
         written_bytes.restart(skipped, unpacked);
-        let kept_files = resumed.as_ref().map(|resumed| Arc::clone(&resumed.kept));
+        let previous = resumed.as_ref().map(|resumed| Arc::clone(&resumed.previous));
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
         let hash = Hash::new(job.content_digest().unwrap_or(&job.descriptor.digest).algorithm());
         let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone(), journal);
@@ -430,19 +440,21 @@ impl LayerAttempt<'_> {
         let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
         let copy = copy.map(|writer| {
             if !writer.is_resumable() {
-                self.stays = Stays::Nothing;
+                self.resumes_from = ResumeSource::Nothing;
             }
             let (copy, copying) = copy_to(writer, written_bytes.clone(), None);
             self.copying = Some(copying);
             copy
         });
         let confinement = job.terms.confinement.clone();
-        let readable = kept_files.clone();
-        let priority = job.priority();
+        let readable = previous.clone();
+        let is_largest = job.terms.is_largest;
         let inflater = tokio::task::spawn_blocking(move || {
-            let readable: Vec<_> = readable.iter().map(AsFd::as_fd).collect();
+            let readable: Vec<_> = readable.iter().map(|folder| AllowedFolder::ReadOnly(folder.as_fd())).collect();
             let inflated = confinement.run(&readable, move || {
-                priority.apply();
+                if !is_largest {
+                    lower_priority();
+                }
                 inflate::inflate(compressed, &mut blocks, bounds, resumed)
             });
             // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
@@ -451,12 +463,11 @@ impl LayerAttempt<'_> {
         let unpacker = {
             let (job, memory) = (job.clone(), Arc::clone(memory));
             tokio::task::spawn_blocking(move || {
-                job.unpack(staging, kept_files.as_deref(), blocks_out, (memory, cancelled))
+                job.unpack(staging, previous.as_deref(), blocks_out, (memory, cancelled))
             })
         };
 
-        let mut intake = Intake::new(job.descriptor.digest.algorithm(), Some(frames), reader_wait, copy);
-        intake.skip(skipped);
+        let intake = Intake::new(job.descriptor.digest.algorithm(), Some(frames), reader_wait, copy, skipped);
         let fetched = self.fetch(kept, intake).await;
         let mut gave_way = matches!(fetched, Ok(Fetched::GaveWay));
         if gave_way || fetched.is_err() {
@@ -503,19 +514,10 @@ impl LayerAttempt<'_> {
     }
 }
 
-/// The priority of a thread that works for one layer. Such a thread ends with its layer.
-#[derive(Clone, Copy)]
-struct ThreadPriority {
-    nice: i32,
-}
-
-impl ThreadPriority {
-    fn apply(self) {
-        if self.nice > 0 {
-            // On Linux it is the calling thread's. Only the order of work depends on it.
-            let _ = rustix::process::setpriority_process(None, self.nice);
-        }
-    }
+/// Lowers the priority of the calling thread, which ends with its layer.
+fn lower_priority() {
+    // On Linux this call changes the calling thread only. A failure changes only the order of work.
+    let _ = rustix::process::setpriority_process(None, SMALLER_LAYER_NICE);
 }
 
 fn unconfined(error: std::io::Error) -> RuntimeError {

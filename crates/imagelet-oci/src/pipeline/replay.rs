@@ -1,4 +1,4 @@
-//! Makes the first bytes of an archive again, from the journal and the files of an earlier attempt.
+//! Reproduces the first bytes of an archive from the journal and the files of an earlier attempt.
 
 use std::{
     fs::File,
@@ -6,35 +6,36 @@ use std::{
     sync::Arc,
 };
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 
 use super::{
     buffer_pool::{BLOCK_SIZE, BlockWriter, Expansion},
     gzip::WINDOW,
 };
 use crate::{
-    store::{Packing, Record, ResumedLayer},
-    unpack::KeptFile,
+    store::{Checkpoint, JournalRecord, ResumedLayer, StreamFormat},
+    unpack::ReusableFile,
 };
 
-/// Bytes after a checkpoint of a gzip stream that are enough to tell its bit.
-const KNOWN: usize = 4 << 10;
+/// Bytes after a checkpoint of a gzip stream that are enough to find its bit.
+const KNOWN_BYTES: usize = 4 << 10;
 
-/// The plain bytes around a checkpoint: those that the stream may refer to, and the first ones after it.
+/// The inflated bytes around a checkpoint: those that the stream may refer to, and the first ones after it.
 #[derive(Default)]
-pub(super) struct Seam {
-    pub(super) window: Vec<u8>,
-    pub(super) known: Vec<u8>,
+pub(super) struct CheckpointBytes {
+    pub(super) before: Vec<u8>,
+    pub(super) after: Vec<u8>,
 }
 
-struct Replaying<'a> {
+struct ReplayState<'a> {
     resumed: &'a mut ResumedLayer,
     blocks: &'a mut BlockWriter,
     expansion: &'a mut Expansion,
     position: u64,
     /// The file whose bytes are next.
     open: Option<(Vec<u8>, File)>,
-    seam: Seam,
+    buffer: Vec<u8>,
+    around: CheckpointBytes,
 }
 
 /// Passes all bytes before the checkpoint. `None`: the reader was dropped.
@@ -42,79 +43,92 @@ pub(super) fn replay(
     resumed: &mut ResumedLayer,
     blocks: &mut BlockWriter,
     expansion: &mut Expansion,
-) -> io::Result<Option<Seam>> {
+) -> io::Result<Option<CheckpointBytes>> {
     let end = resumed.checkpoint.plain;
-    let known = if resumed.checkpoint.packing == Packing::Gzip { KNOWN } else { 0 };
-    let mut replaying = Replaying { resumed, blocks, expansion, position: 0, open: None, seam: Seam::default() };
-    while replaying.position < end || replaying.seam.known.len() < known {
-        let Some(records) = replaying.resumed.replay.next()? else { break };
+    let (around, buffer) = (CheckpointBytes::default(), Vec::new());
+    let mut state = ReplayState { resumed, blocks, expansion, position: 0, open: None, buffer, around };
+    while !state.is_over() {
+        let Some(records) = state.resumed.journal.next()? else { break };
         for record in records {
-            if !replaying.record(record)? {
+            if !state.record(record)? {
                 return Ok(None);
             }
         }
     }
-    let Replaying { blocks, position, mut seam, .. } = replaying;
+    let ReplayState { blocks, position, mut around, .. } = state;
     if position < end {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    seam.window.drain(..seam.window.len().saturating_sub(WINDOW));
-    seam.known.truncate(KNOWN);
-    Ok(blocks.flush().then_some(seam))
+    around.before.drain(..around.before.len().saturating_sub(WINDOW));
+    around.after.truncate(KNOWN_BYTES);
+    Ok(blocks.flush().then_some(around))
 }
 
-impl Replaying<'_> {
-    fn record(&mut self, record: Record) -> io::Result<bool> {
+impl ReplayState<'_> {
+    fn is_over(&self) -> bool {
+        let Checkpoint { plain, format, .. } = self.resumed.checkpoint;
+        let is_known = format == StreamFormat::Plain || self.around.after.len() >= KNOWN_BYTES;
+        self.position >= plain && is_known
+    }
+
+    fn record(&mut self, record: JournalRecord) -> io::Result<bool> {
         match record {
-            Record::Bytes(bytes) => self.pass(&bytes, None),
-            Record::Content { path, length } => self.content(path, length),
+            JournalRecord::Bytes(bytes) => self.pass(&bytes, None),
+            JournalRecord::Content { path, length } => self.content(path, length),
         }
     }
 
     fn content(&mut self, path: Vec<u8>, length: u64) -> io::Result<bool> {
-        let (mut file, mut kept) = match self.open.take() {
+        let (mut file, mut reusable) = match self.open.take() {
             Some((same, file)) if same == path => (file, None),
             _ => {
                 let file = self.open(&path)?;
                 let left = self.resumed.checkpoint.plain.saturating_sub(self.position);
                 let length = file.metadata()?.len().min(left);
-                let root = Arc::clone(&self.resumed.kept);
-                (file, Some(KeptFile { root, path: path.clone(), length }))
+                let root = Arc::clone(&self.resumed.previous);
+                (file, Some(ReusableFile { root, path: path.clone(), length }))
             }
         };
-        let (mut buffer, mut left) = (vec![0; BLOCK_SIZE], length);
-        while left > 0 {
+        let (mut buffer, mut left) = (std::mem::take(&mut self.buffer), length);
+        buffer.resize(BLOCK_SIZE, 0);
+        while left > 0 && !self.is_over() {
             let piece = &mut buffer[..usize::try_from(left).unwrap_or(BLOCK_SIZE).min(BLOCK_SIZE)];
             file.read_exact(piece)?;
-            if !self.pass(piece, kept.take())? {
+            if !self.pass(piece, reusable.take())? {
                 return Ok(false);
             }
             left -= piece.len() as u64;
         }
+        self.buffer = buffer;
         self.open = Some((path, file));
         Ok(true)
     }
 
     fn open(&self, path: &[u8]) -> io::Result<File> {
+        // A device that replaced a file at the last moment must not be opened.
+        let stat = rustix::fs::statat(&self.resumed.previous, path, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok(rustix::fs::openat2(&self.resumed.kept, path, flags, Mode::empty(), how)?.into())
+        Ok(rustix::fs::openat2(&self.resumed.previous, path, flags, Mode::empty(), how)?.into())
     }
 
-    fn pass(&mut self, bytes: &[u8], kept: Option<KeptFile>) -> io::Result<bool> {
+    fn pass(&mut self, bytes: &[u8], reusable: Option<ReusableFile>) -> io::Result<bool> {
         let end = self.resumed.checkpoint.plain;
         let before = usize::try_from(end - self.position.min(end)).unwrap_or(usize::MAX).min(bytes.len());
         let (before, after) = bytes.split_at(before);
         self.position += before.len() as u64;
-        if self.seam.known.len() < KNOWN {
-            self.seam.known.extend_from_slice(after);
+        if self.around.after.len() < KNOWN_BYTES {
+            self.around.after.extend_from_slice(after);
         }
         if before.is_empty() {
             return Ok(true);
         }
         if end - self.position < WINDOW as u64 {
-            self.seam.window.extend_from_slice(before);
+            self.around.before.extend_from_slice(before);
         }
-        self.blocks.replay(before, kept, self.expansion)
+        self.blocks.pass_replayed(before, reusable, self.expansion)
     }
 }

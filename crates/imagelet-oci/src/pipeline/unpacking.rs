@@ -20,8 +20,9 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use super::{LayerJob, buffer_pool::BlockReader, unconfined};
+use super::{LayerJob, buffer_pool::BlockReader, lower_priority, unconfined};
 use crate::{
+    confine::AllowedFolder,
     manifest::BlobLayout,
     store::{
         ContentProof, DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, PROOF, StagedLayer, Staging,
@@ -38,20 +39,22 @@ const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
     /// Runs on a blocking thread; a confined thread reads the archive. An error removes the staging folder, unless the
-    /// layer stays for the next pull. `kept`: the files of an earlier attempt.
+    /// layer stays for the next pull. `previous`: the files of an earlier attempt.
     pub(super) fn unpack(
         &self,
         staging: Staging,
-        kept: Option<&OwnedFd>,
+        previous: Option<&OwnedFd>,
         mut reader: BlockReader,
         bounds: (Arc<LayerMemory>, Arc<AtomicBool>),
     ) -> Result<StagedLayer, RuntimeError> {
         self.staged(staging, bounds, |root, options, list| {
             let mut listed = list.map(Listing::recorder);
-            let folders: Vec<_> = iter::once(root).chain(kept.map(AsFd::as_fd)).collect();
-            let priority = self.priority();
+            let folders: Vec<_> = iter::once(root).chain(previous.map(AsFd::as_fd)).map(AllowedFolder::Full).collect();
+            let is_largest = self.terms.is_largest;
             let unpacked = self.terms.confinement.run(&folders, move || {
-                priority.apply();
+                if !is_largest {
+                    lower_priority();
+                }
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
                 failpoint!("unpack.end");

@@ -17,7 +17,7 @@ use zstd::{
     zstd_safe::{DParameter, get_frame_content_size},
 };
 
-use super::{buffer_pool::PlainStream, frames::FrameReader};
+use super::{buffer_pool::ResumableStream, frames::FrameReader};
 use crate::{
     store::Checkpoint,
     unpack::{LayerMemory, MemoryError, MemoryReservation},
@@ -96,8 +96,8 @@ impl<'a> ZstdReader<'a> {
     }
 }
 
-impl PlainStream for ZstdReader<'_> {
-    /// A decoder's state cannot be had.
+impl ResumableStream for ZstdReader<'_> {
+    /// The decoder does not export its state, so its stream has no checkpoint.
     fn checkpoint(&mut self) -> Option<Checkpoint> {
         None
     }

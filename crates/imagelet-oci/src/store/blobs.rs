@@ -1,5 +1,5 @@
-//! Blobs as they come: whole blobs if the configuration keeps them, the first bytes of others for a pull that continues,
-//! and the files of artifacts until they are whole.
+//! Blobs on the disk: whole blobs if the configuration keeps them, the first bytes of blobs whose layer cannot continue
+//! from its files (zstd, small layers), and the files of artifacts until they are whole.
 //!
 //! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull
 //! that continues hashes all bytes again, and so finds bytes that a power cut removed or changed. A partial blob of at
@@ -36,31 +36,13 @@ use super::{
     files::durable::remove_tree,
     index::Index,
     resumption::{Resumption, is_outdated},
-    unfinished::{ResumableBytes, written_at, written_bytes},
+    unfinished::{PARTIAL_SUFFIX, PartialKey, ResumableBytes, partial_layer_modified, partial_layer_size},
 };
 
 /// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
 /// The space is measured each time after this many written bytes.
 const MEASURE_PERIOD: u64 = 16 << 20;
-const PARTIAL_SUFFIX: &str = ".partial";
-
-/// Identifies a partial download: its digest, and the repository if other repositories must not reuse it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PartialKey {
-    pub(crate) digest: Digest,
-    /// Contains the digest of the repository's name for a file of an artifact. Otherwise all repositories share the
-    /// blob.
-    pub(super) file_name: String,
-}
-
-impl PartialKey {
-    pub(crate) fn new(digest: &Digest, repository: Option<&str>) -> Self {
-        let repository = repository.map(|repository| format!("-{}", Digest::of(repository.as_bytes()).hex()));
-        let (algorithm, hex, repository) = (digest.algorithm().name(), digest.hex(), repository.unwrap_or_default());
-        Self { digest: digest.clone(), file_name: format!("{algorithm}-{hex}{repository}{PARTIAL_SUFFIX}") }
-    }
-}
 
 /// Why a blob is written.
 #[derive(Clone)]
@@ -118,14 +100,25 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// Removes a partial blob that has no writer, unless a pull other than `pull` continues it.
+    /// Removes a partial blob or layer that has no writer, unless a pull other than `pull` continues it.
     pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
-        let is_others = self.index().unfinished.continued.get(&key.file_name).is_some_and(|other| *other != pull);
-        if !is_others
-            && !self.is_written(key)
-            && let Err(error) = remove_tree(&self.partial_path(key))
-        {
-            tracing::warn!(digest = %key.digest, %error, "could not remove a partial blob");
+        let path = self.partial_path(key);
+        let is_layer = path.is_dir();
+        let removed = {
+            // Until the name is gone, no other pull may begin to write.
+            let index = self.index();
+            let unfinished = &index.unfinished;
+            let is_others = unfinished.continued.get(&key.file_name).is_some_and(|other| *other != pull);
+            if is_others || unfinished.written.contains_key(&key.file_name) {
+                return;
+            }
+            if is_layer { self.move_to_trash(&path) } else { remove_tree(&path).map_err(could_not("remove", &path)) }
+        };
+        if let Err(error) = removed {
+            tracing::warn!(digest = %key.digest, error = error.chain(), "could not remove unfinished content of a pull");
+        }
+        if is_layer {
+            self.try_empty_trash();
         }
     }
 
@@ -177,6 +170,10 @@ impl Store {
             is_wanted: false,
             length_min: RESUME_MIN,
         };
+        if writer.path.is_dir() {
+            // The files of the layer, from an attempt without `store.keepBlobs`.
+            remove_tree(&writer.path).map_err(could_not("remove", &writer.path))?;
+        }
         let mut options = OpenOptions::new();
         let opened = options.append(true).create(true).mode(0o600).open(&writer.path).and_then(|file| {
             let length = file.metadata()?.len();
@@ -236,8 +233,8 @@ impl Store {
         let partial = |entry: fs::DirEntry| {
             let (metadata, path) = (entry.metadata().ok()?, entry.path());
             let file_name = entry.file_name().to_str()?.to_owned();
-            let size = if metadata.is_dir() { written_bytes(&path) } else { metadata.len() };
-            let modified = if metadata.is_dir() { written_at(&path) } else { metadata.modified().ok()? };
+            let size = if metadata.is_dir() { partial_layer_size(&path) } else { metadata.len() };
+            let modified = if metadata.is_dir() { partial_layer_modified(&path) } else { metadata.modified().ok()? };
             Some(Partial { path, file_name, size, is_layer: metadata.is_dir(), modified })
         };
         entries.filter_map(Result::ok).filter_map(partial).collect()
@@ -299,7 +296,7 @@ impl ContinuedPartials {
 
     /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch: none if it was added before.
     ///
-    /// Of an archive only a partial layer counts: the first bytes of its blob are unpacked from the first one.
+    /// A partial blob of an archive does not count: the archive is unpacked from its first byte.
     pub(crate) fn add(&self, key: &PartialKey, size: u64, is_file: bool) -> ResumableBytes {
         if !is_file && !self.store.partial_path(key).is_dir() {
             return ResumableBytes::default();
@@ -308,7 +305,7 @@ impl ContinuedPartials {
             Entry::Occupied(_) => return ResumableBytes::default(),
             Entry::Vacant(free) => drop(free.insert(self.pull)),
         }
-        self.store.resumable(key, size)
+        self.store.resumable_bytes(key, size)
     }
 }
 

@@ -54,7 +54,7 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
-    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes, PartialKey, StagedBlob},
+    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes, StagedBlob},
     commit::NewImage,
     file_manifest::{ContentProof, FileManifestWriter, LIST, PROOF},
     files::{
@@ -70,7 +70,7 @@ pub(crate) use self::{
     resumption::Resumption,
     spare_layers::{SpareWanted, StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
-    unfinished::{Checkpoint, JournalWriter, Packing, PartialStaging, Record, ResumedLayer},
+    unfinished::{Checkpoint, JournalRecord, JournalWriter, PartialKey, PartialLayer, ResumedLayer, StreamFormat},
     verify::Watch,
 };
 pub use self::{files::lock::command_of_owner, staging::DocumentBytes};

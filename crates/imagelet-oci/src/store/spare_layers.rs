@@ -63,7 +63,7 @@ impl StagedLayer {
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
-        let staging = staging.whole().map_err(not_recorded(&record))?;
+        let staging = staging.into_complete().map_err(not_recorded(&record))?;
         let failed = not_recorded(&record);
         let record = if record.end == LayerEnd::Sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record

@@ -1,4 +1,4 @@
-//! Staging folders below `tmp/`, which are removed on drop, and the large documents of pulls in them.
+//! Staging folders: below `tmp/`, removed on drop, or partial layers in `ingest/`; and the large documents of pulls.
 
 use std::{
     fs::{self, File},
@@ -11,20 +11,57 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{error::RuntimeError, failpoint};
 
-use super::{Store, could_not, files::durable::remove_tree, unfinished::PartialGuard};
+use super::{Store, could_not, files::durable::remove_tree, resumption::Resumption};
 
 /// A larger document is in a file until it is needed: a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
+
+/// What the folder of a partial layer has beside the layer. Without its journal it is no partial layer.
+pub(super) const JOURNAL: &str = "journal";
+pub(super) const CONDITIONS: &str = "resume.json";
+pub(super) const PREVIOUS: &str = "previous";
+
+/// Marks a partial layer as being written, until its drop.
+#[derive(Debug)]
+pub(super) struct PartialLayerGuard {
+    pub(super) store: Arc<Store>,
+    pub(super) file_name: String,
+    pub(super) resumption: Resumption,
+}
+
+impl PartialLayerGuard {
+    /// Whether the folder stays after a drop.
+    fn stays(&self, folder: &Path) -> bool {
+        self.resumption.is_allowed() && fs::metadata(folder.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0)
+    }
+
+    /// Moves the complete layer out of the folder of unfinished content.
+    fn finish(&self, folder: &Path) -> io::Result<PathBuf> {
+        for part in [JOURNAL, CONDITIONS, PREVIOUS] {
+            remove_tree(&folder.join(part))?;
+        }
+        let whole = self.store.fresh_path("tmp");
+        fs::rename(folder, &whole)?;
+        failpoint!("layer.whole");
+        Ok(whole)
+    }
+}
+
+impl Drop for PartialLayerGuard {
+    fn drop(&mut self) {
+        self.store.index().unfinished.written.remove(&self.file_name);
+    }
+}
 
 /// A folder under `tmp/` that is removed on drop, or a partial layer that stays for the next pull.
 #[derive(Debug)]
 pub(crate) struct Staging {
     path: PathBuf,
-    partial: Option<PartialGuard>,
+    partial: Option<PartialLayerGuard>,
 }
 
 impl Staging {
-    pub(super) fn partial(path: PathBuf, guard: PartialGuard) -> Self {
+    pub(super) fn of_partial_layer(path: PathBuf, guard: PartialLayerGuard) -> Self {
         Self { path, partial: Some(guard) }
     }
 
@@ -33,7 +70,7 @@ impl Staging {
     }
 
     /// The layer is whole: its folder is below `tmp/`, and no partial layer any more.
-    pub(super) fn whole(mut self) -> io::Result<Self> {
+    pub(super) fn into_complete(mut self) -> io::Result<Self> {
         if let Some(partial) = &self.partial {
             self.path = partial.finish(&self.path)?;
             self.partial = None;

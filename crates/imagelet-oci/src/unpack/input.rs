@@ -13,31 +13,31 @@ pub(crate) trait LayerInput: BufRead {
     fn consume_content(&mut self, bytes: usize, path: &[u8]);
 
     /// A file whose first bytes are the next bytes of the input. Asked before the first byte of a file's content.
-    fn kept_file(&mut self) -> io::Result<Option<KeptFile>>;
+    fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>>;
 
-    /// A path that was written is replaced.
-    fn replaced(&mut self);
+    /// An earlier entry's file is replaced, so the journal no longer matches the files.
+    fn invalidate_journal(&mut self);
 }
 
-/// A file of an earlier attempt, and how many of its bytes are known.
+/// A file of an earlier attempt, and how many of its first bytes are known.
 #[derive(Clone, Debug)]
-pub(crate) struct KeptFile {
+pub(crate) struct ReusableFile {
     /// The folder of the earlier attempt's files.
     pub(crate) root: Arc<OwnedFd>,
     pub(crate) path: Vec<u8>,
     pub(crate) length: u64,
 }
 
-/// The bytes alone.
-pub(crate) struct BytesOnly<'a>(pub(crate) &'a mut dyn BufRead);
+/// An archive without an earlier attempt.
+pub(crate) struct PlainInput<'a>(pub(crate) &'a mut dyn BufRead);
 
-impl Read for BytesOnly<'_> {
+impl Read for PlainInput<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.0.read(out)
     }
 }
 
-impl BufRead for BytesOnly<'_> {
+impl BufRead for PlainInput<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.0.fill_buf()
     }
@@ -47,14 +47,14 @@ impl BufRead for BytesOnly<'_> {
     }
 }
 
-impl LayerInput for BytesOnly<'_> {
+impl LayerInput for PlainInput<'_> {
     fn consume_content(&mut self, bytes: usize, _path: &[u8]) {
         self.consume(bytes);
     }
 
-    fn kept_file(&mut self) -> io::Result<Option<KeptFile>> {
+    fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {
         Ok(None)
     }
 
-    fn replaced(&mut self) {}
+    fn invalidate_journal(&mut self) {}
 }

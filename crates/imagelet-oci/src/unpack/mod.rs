@@ -40,7 +40,7 @@ pub(crate) use self::{
 pub(crate) use self::{
     budget::{LayerMemory, UnpackBudget},
     error::{UnpackError, UnpackErrorKind},
-    input::{BytesOnly, KeptFile, LayerInput},
+    input::{LayerInput, PlainInput, ReusableFile},
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
@@ -166,15 +166,15 @@ fn write_all(
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
         writer.write(&as_written(entry)?, reader)?;
-        if writer.has_replaced() {
-            reader.replaced();
+        if writer.take_replaced() {
+            reader.invalidate_journal();
         }
     }
 }
 
 /// Reads the headers of the next entry; the caller skips or reads its data. `None`: the end of the archive.
 pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
-    let mut input = BytesOnly(input);
+    let mut input = PlainInput(input);
     let claim = MemoryReservation::on(memory);
     let mut reader = Reader::new(&mut input, UnpackLimits::default(), EntryRules::Own, claim);
     reader.next().map_err(|fault| fault.at(&reader.place))

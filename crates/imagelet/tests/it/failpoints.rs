@@ -18,6 +18,7 @@ use rustix::process::Signal;
 
 use crate::{
     fake_registry::FakeRegistry,
+    images::{Compression, Layer, noise},
     program::{Daemon, program, with_store, write_store_config},
     soundness::{Sample, assert_clean, assert_sound, is_on_record, reopen, small_layer},
     testbed::{require_root, scratch, wait_until},
@@ -35,6 +36,7 @@ struct Bed {
     kept: Sample,
     fresh: Sample,
     artifact: Sample,
+    large: Sample,
     kept_again: String,
     template: tempfile::TempDir,
     /// The program where anybody may run it.
@@ -49,13 +51,15 @@ impl Bed {
         let fresh = Sample::put(&registry, "fresh:v1", vec![shared, small_layer("fresh", 40_000)]);
         let files: [(&str, &[u8]); 2] = [("weights.bin", &[7; 10_000]), ("conf/tokens", b"a b")];
         let artifact = Sample::put_artifact(&registry, "model:v1", &files);
+        let noisy = noise("large", 17 << 20);
+        let large = Sample::put(&registry, "large:v1", vec![Layer::new(Compression::None).file("large", noisy, 0o600)]);
         let kept_again = kept.put_again(&registry, "other/kept:v2");
         let template = scratch();
         with_store(&template.path().join("store"), ["pull", &kept.name]).ok();
         let program = template.path().join("imagelet");
         fs::copy(env!("CARGO_BIN_EXE_imagelet"), &program).unwrap();
         fs::set_permissions(template.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        Self { registry, kept, fresh, artifact, kept_again, template, program }
+        Self { registry, kept, fresh, artifact, large, kept_again, template, program }
     }
 }
 
@@ -156,15 +160,16 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
+/// A pull that dies at a step.
+fn cut_off(run: &Run<'_>, step: &str, image: &Sample) {
+    let mut command = program();
+    command.env("IMAGELET_FAILPOINT", step).arg("--store").arg(run.store()).args(["pull", &image.name]);
+    assert_aborted(command.stderr(Stdio::null()), step);
+}
+
 /// A pull that died with everything in place but its name.
 fn cut_off_pull(run: &Run<'_>) {
-    let mut command = program();
-    command
-        .env("IMAGELET_FAILPOINT", "commit.images")
-        .arg("--store")
-        .arg(run.store())
-        .args(["pull", &run.bed.fresh.name]);
-    assert_aborted(command.stderr(Stdio::null()), "the pull that leaves everything");
+    cut_off(run, "commit.images", &run.bed.fresh);
     fs::create_dir_all(run.store().join("tmp/1-1/fs/some")).unwrap();
 }
 
@@ -187,6 +192,9 @@ const SCENARIOS: &[Scenario] = &[
     }),
     Scenario::new("a second pull", Begins::WithKept, |run| words(&["pull", &run.bed.fresh.name])),
     Scenario::new("the pull of an artifact", Begins::WithKept, |run| words(&["pull", &run.bed.artifact.name])),
+    Scenario::new("the rest of a layer", Begins::WithKept, |run| words(&["pull", &run.bed.large.name])).after(|run| {
+        cut_off(run, "unpack.end", &run.bed.large);
+    }),
     Scenario::new("a second name", Begins::WithKept, |run| words(&["pull", &run.bed.kept_again])),
     Scenario::new("a removal", Begins::WithKept, |run| words(&["rm", &run.bed.kept.name])).taking(),
     Scenario::new("the end of a name", Begins::WithKept, |run| words(&["untag", &run.bed.kept.name])).taking(),
@@ -237,7 +245,7 @@ fn crash(bed: &Bed, scenario: &Scenario, armed: &str) {
         // Root goes on with a store whose files are a user's: owners differ, so that only a new pull can be compared.
         return assert_heals_rootless(&run, scenario, &what);
     }
-    let (store, known) = (run.store(), [&bed.kept, &bed.fresh, &bed.artifact]);
+    let (store, known) = (run.store(), [&bed.kept, &bed.fresh, &bed.artifact, &bed.large]);
     let listed = reopen(&store, &what);
     let kept: &[&Sample] = if scenario.begins == Begins::WithKept && !scenario.takes { &[&bed.kept] } else { &[] };
     assert_sound(&store, &listed, &known, kept, &what);
@@ -260,8 +268,11 @@ fn shown(target: &Path) -> tree::Tree {
 
 /// The same pulls give the exact images, and removals leave nothing.
 fn assert_heals(store: &Path, bed: &Bed, what: &str) {
-    let samples = [&bed.kept, &bed.fresh, &bed.artifact];
-    let (names, ids) = (samples.map(|sample| &*sample.name), samples.map(Sample::id));
+    let has_partial = fs::read_dir(store.join("ingest")).is_ok_and(|mut entries| entries.next().is_some());
+    let large = has_partial.then_some(&bed.large);
+    let samples: Vec<&Sample> = [&bed.kept, &bed.fresh, &bed.artifact].into_iter().chain(large).collect();
+    let names: Vec<&str> = samples.iter().map(|sample| &*sample.name).collect();
+    let ids: Vec<&str> = samples.iter().map(|sample| sample.id()).collect();
     let pulled = with_store(store, [&["pull"], &names[..]].concat()).ok();
     assert_eq!(pulled.lines().collect::<Vec<_>>(), ids, "{what}");
     let listed = reopen(store, what);

@@ -3,7 +3,7 @@
 use imagelet_core::error::RuntimeErrorKind;
 
 use super::*;
-use crate::store::StoreOptions;
+use crate::store::{Checkpoint, LayerEnd, StoreOptions, StreamFormat};
 
 static PIECE: [u8; 1 << 20] = [7; 1 << 20];
 
@@ -109,4 +109,32 @@ fn a_file_name_says_which_pulls_may_continue_it() {
     let keys = [None, Some("registry.example/a"), Some("registry.example/b")];
     let keys = keys.map(|repository| PartialKey::new(&digest, repository));
     assert!(keys.iter().all(|key| keys.iter().filter(|other| other.file_name == key.file_name).count() == 1));
+}
+
+#[test]
+fn a_wrong_partial_layer_is_not_continued_though_another_pull_counts_on_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&folder.path().join("store"), StoreOptions::for_tests()).unwrap());
+    let (view, allowed) = (store.sync_view().unwrap(), Resumption::new(true));
+    let stage = |reads| store.stage_partial((&key(), 1 << 30), (LayerEnd::Store, &view), (&allowed, reads)).unwrap();
+    let mut partial = stage(true).expect("no other writer");
+    assert!(stage(true).is_none(), "one writer");
+    std::fs::create_dir(partial.staging.path().join("fs")).unwrap();
+    let checkpoint = |at| Checkpoint { packed: at, plain: at, format: StreamFormat::Plain };
+    partial.journal.announce(checkpoint(PIECE.len() as u64));
+    partial.journal.add_bytes(&PIECE);
+    partial.journal.announce(checkpoint(2 * PIECE.len() as u64));
+    assert!(partial.journal.has_checkpoint().load(Ordering::Relaxed));
+    drop(partial);
+    assert_eq!(store.partial_bytes(), PIECE.len() as u64);
+    let continued = ContinuedPartials::new(&store, 1);
+    assert_eq!(continued.add(&key(), 1 << 30, false).packed, PIECE.len() as u64);
+    assert_eq!(stage(true).and_then(|partial| partial.resumed).map(|from| from.offset()), Some(PIECE.len() as u64));
+    store.discard_partial(&key(), 2);
+    assert!(store.partial_bytes() > 0, "another pull counts on it");
+    assert!(stage(false).expect("no other writer").resumed.is_none());
+    drop(continued);
+    // A configuration that keeps blobs writes a file in its place.
+    drop(stage(true));
+    assert!(store.write_blob(&key(), 0, (BlobPurpose::Keep(0), &allowed)).unwrap().is_some());
 }

@@ -52,11 +52,14 @@ pub(crate) struct Index {
 #[derive(Default)]
 pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
-    /// The partial blobs that have a writer, by file name. `Some`: the writer stops when its flag is set.
+    /// The partial blobs and layers that have a writer, by file name. `Some`: a blob only for a resumption, whose writer
+    /// stops when the flag is set.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
-    /// The partial blobs that an admitted pull counts on, by file name, with the pull's number.
+    /// The partial blobs and layers that an admitted pull counts on, by file name, with the pull's number.
     pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
+    /// The views that receive the write errors of partial layers, by file name.
+    pub(crate) partial_views: HashMap<String, Arc<SyncView>>,
 }
 
 #[derive(Clone, Debug)]

@@ -1,10 +1,15 @@
 //! Layers that a pull has begun to unpack, and that the next pull continues.
 
 mod journal;
+mod partial_key;
 mod partial_layer;
 
-pub(super) use self::partial_layer::{PartialGuard, written_at, written_bytes};
 pub(crate) use self::{
-    journal::{Checkpoint, JournalWriter, Packing, Record},
-    partial_layer::{PartialStaging, ResumableBytes, ResumedLayer},
+    journal::{Checkpoint, JournalRecord, JournalWriter, StreamFormat},
+    partial_key::PartialKey,
+    partial_layer::{PartialLayer, ResumableBytes, ResumedLayer},
+};
+pub(super) use self::{
+    partial_key::PARTIAL_SUFFIX,
+    partial_layer::{partial_layer_modified, partial_layer_size},
 };

@@ -1,13 +1,20 @@
-//! The folder of a layer that is being unpacked: `ingest/KEY.partial/` with the journal and the files in `fs/`.
+//! The folder of a layer that is being unpacked, and that a later attempt can continue:
 //!
-//! A pull that continues the layer moves `fs/` to `kept/` and makes a new `fs/`, in which it links the files of `kept/`
-//! as it reads the journal. So both a crash and a refusal leave a folder that the next pull can continue, or remove. Only
-//! the boot that wrote the folder uses it: nothing in it is synced. The whole layer leaves the folder for `tmp/`.
+//! ```text
+//! ingest/KEY.partial/
+//!   journal       how to make the archive's first bytes from the files (see `journal`)
+//!   resume.json   boot, destination and attempt: which attempt may continue the folder
+//!   fs/           the files of this attempt
+//!   previous/     the files of the attempt before; this attempt links them into fs/
+//! ```
+//!
+//! Nothing in it is synced, so only the boot that wrote it uses it. A crash at any moment leaves a folder that the next
+//! attempt continues or removes. The folder of a refused layer is removed; that of a complete layer moves to `tmp/`.
 
 use std::{
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::SystemTime,
 };
@@ -19,28 +26,31 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::journal::{Checkpoint, Extent, JournalWriter, Packing, Replay};
+use super::{
+    journal::{Checkpoint, JournalReader, JournalSummary, JournalWriter, StreamFormat},
+    partial_key::PartialKey,
+};
 use crate::store::{
-    LayerEnd, PartialKey, Resumption, Staging, Store, could_not, files::durable::remove_tree, index::load::read_json,
+    LayerEnd, Resumption, Store, SyncView, could_not,
+    files::durable::remove_tree,
+    index::load::read_json,
     record::checksum,
+    staging::{CONDITIONS, JOURNAL, PREVIOUS, PartialLayerGuard, Staging},
 };
 
-const JOURNAL: &str = "journal";
-const ORIGIN: &str = "origin.json";
 const TREE: &str = "fs";
-const KEPT: &str = "kept";
 
-/// Which pulls may continue the layer.
+/// Which attempts may continue the layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Origin {
+struct ResumeConditions {
     boot: String,
     end: LayerEnd,
-    /// The number of pulls that have continued the layer.
-    run: u32,
+    /// How many attempts have continued the layer.
+    attempt: u32,
 }
 
 /// A layer that is unpacked so that it stays for the next pull.
-pub(crate) struct PartialStaging {
+pub(crate) struct PartialLayer {
     pub(crate) staging: Staging,
     pub(crate) journal: JournalWriter,
     pub(crate) resumed: Option<ResumedLayer>,
@@ -48,51 +58,19 @@ pub(crate) struct PartialStaging {
 
 /// What an earlier pull has left of a layer.
 pub(crate) struct ResumedLayer {
-    pub(crate) replay: Replay,
-    pub(crate) kept: Arc<OwnedFd>,
+    pub(crate) journal: JournalReader,
+    /// The folder of its files.
+    pub(crate) previous: Arc<OwnedFd>,
     pub(crate) checkpoint: Checkpoint,
 }
 
 impl ResumedLayer {
     /// The first byte of the blob that is fetched: a byte may have bits on both sides of the checkpoint.
     pub(crate) fn offset(&self) -> u64 {
-        match self.checkpoint.packing {
-            Packing::Gzip => self.checkpoint.packed.saturating_sub(1),
-            Packing::Plain => self.checkpoint.packed,
+        match self.checkpoint.format {
+            StreamFormat::Gzip => self.checkpoint.packed.saturating_sub(1),
+            StreamFormat::Plain => self.checkpoint.packed,
         }
-    }
-}
-
-/// Marks a folder as being written. A drop of the staging folder leaves it for the next pull, if that is allowed.
-#[derive(Debug)]
-pub(in crate::store) struct PartialGuard {
-    store: Arc<Store>,
-    key: PartialKey,
-    resumption: Resumption,
-}
-
-impl PartialGuard {
-    /// Whether the folder stays after a drop.
-    pub(in crate::store) fn stays(&self, folder: &Path) -> bool {
-        self.resumption.is_allowed() && fs::metadata(folder.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0)
-    }
-
-    /// Moves the whole layer out of the folder of unfinished content.
-    pub(in crate::store) fn finish(&self, folder: &Path) -> io::Result<PathBuf> {
-        // Without its journal the folder is no partial layer.
-        for part in [JOURNAL, ORIGIN, KEPT] {
-            remove_tree(&folder.join(part))?;
-        }
-        let whole = self.store.fresh_path("tmp");
-        fs::rename(folder, &whole)?;
-        failpoint!("layer.whole");
-        Ok(whole)
-    }
-}
-
-impl Drop for PartialGuard {
-    fn drop(&mut self) {
-        self.store.index().unfinished.written.remove(&self.key.file_name);
     }
 }
 
@@ -104,51 +82,63 @@ pub(crate) struct ResumableBytes {
 }
 
 impl Store {
-    /// Starts or continues a layer whose folder stays for the next pull. `None`: another pull writes it, or the store has
-    /// the first bytes of its blob.
+    /// Starts a layer whose folder stays for the next pull, or continues it if `reads`. `None`: another pull writes it,
+    /// or the store has the first bytes of its blob. `view` was opened before the pull's first write.
     pub(crate) fn stage_partial(
         self: &Arc<Self>,
-        key: &PartialKey,
-        end: LayerEnd,
-        resumption: &Resumption,
-    ) -> Result<Option<PartialStaging>, RuntimeError> {
+        (key, size): (&PartialKey, u64),
+        (end, view): (LayerEnd, &Arc<SyncView>),
+        (resumption, reads): (&Resumption, bool),
+    ) -> Result<Option<PartialLayer>, RuntimeError> {
         self.check_writable()?;
-        let (Some(boot), folder) = (self.boot.clone(), self.partial_path(key)) else { return Ok(None) };
+        let (Some(boot), folder, file_name) = (self.boot.clone(), self.partial_path(key), key.file_name.clone()) else {
+            return Ok(None);
+        };
         if folder.is_file() {
             return Ok(None);
         }
-        {
+        let earlier = {
             let mut index = self.index();
-            if index.unfinished.written.contains_key(&key.file_name) {
+            if index.unfinished.written.contains_key(&file_name) {
                 return Ok(None);
             }
-            index.unfinished.written.insert(key.file_name.clone(), None);
-        }
-        let guard = PartialGuard { store: Arc::clone(self), key: key.clone(), resumption: resumption.clone() };
-        let origin = Origin { boot, end, run: 0 };
-        let begun = match resumed(&folder, &origin) {
+            index.unfinished.written.insert(file_name.clone(), None);
+            index.unfinished.partial_views.retain(|name, _| self.root().join("ingest").join(name).is_dir());
+            index.unfinished.partial_views.insert(file_name.clone(), Arc::clone(view))
+        };
+        let guard = PartialLayerGuard { store: Arc::clone(self), file_name, resumption: resumption.clone() };
+        let conditions = ResumeConditions { boot, end, attempt: 0 };
+        // After a restart, the view of the store's start.
+        let earlier = earlier.or_else(|| self.views().first().cloned());
+        let found = if reads { resume(&folder, &conditions, size) } else { Ok(None) };
+        let found = found.and_then(|found| match (&found, earlier) {
+            // The page cache has bytes of a failed write-back as if they were on the disk. Only this view reports that.
+            (Some(_), Some(earlier)) => earlier.sync().map(|()| found),
+            _ => Ok(None),
+        });
+        let begun = match found {
             Ok(Some((journal, resumed))) => Ok((journal, Some(resumed))),
             found => {
                 if let Err(error) = found {
-                    tracing::warn!(path = %folder.display(), %error, "a partial layer cannot be continued; it is fetched again");
+                    tracing::warn!(path = %folder.display(), %error, "could not continue a partial layer; it is fetched again");
                 }
-                remove_tree(&folder).and_then(|()| begun(&folder, &origin)).map(|journal| (journal, None))
+                remove_tree(&folder).and_then(|()| begin(&folder, &conditions)).map(|journal| (journal, None))
             }
         };
         let (journal, resumed) = begun.map_err(could_not("create", &folder))?;
         failpoint!("partial.begun");
-        Ok(Some(PartialStaging { staging: Staging::partial(folder, guard), journal, resumed }))
+        Ok(Some(PartialLayer { staging: Staging::of_partial_layer(folder, guard), journal, resumed }))
     }
 
-    /// The bytes of a partial blob or layer that a pull need not fetch again. It has none while it has a writer.
-    pub(crate) fn resumable(&self, key: &PartialKey, size: u64) -> ResumableBytes {
+    /// The bytes of a partial blob or layer that a pull need not fetch again; none while it has a writer.
+    pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
         let path = self.partial_path(key);
         if self.is_written(key) {
             return ResumableBytes::default();
         }
         if path.is_dir() {
-            let last = extent(&path).unwrap_or_default().last.map(|(checkpoint, _)| checkpoint);
-            let last = last.filter(|last| last.packed <= size);
+            let last = summary(&path).unwrap_or_default().last.map(|(checkpoint, _)| checkpoint);
+            let last = last.filter(|last| last.packed < size);
             return last.map_or_else(ResumableBytes::default, |last| ResumableBytes {
                 packed: last.packed,
                 written: last.plain,
@@ -161,65 +151,66 @@ impl Store {
 
     /// Whether a partial layer is of this boot.
     pub(in crate::store) fn is_of_this_boot(&self, folder: &Path) -> bool {
-        read_json::<Origin>(&folder.join(ORIGIN)).is_ok_and(|origin| self.boot.as_ref() == Some(&origin.boot))
+        read_json::<ResumeConditions>(&folder.join(CONDITIONS))
+            .is_ok_and(|conditions| self.boot.as_ref() == Some(&conditions.boot))
     }
 }
 
 /// The bytes of a partial layer's files, roughly.
-pub(in crate::store) fn written_bytes(folder: &Path) -> u64 {
-    extent(folder).map_or(0, |extent| extent.plain)
+pub(in crate::store) fn partial_layer_size(folder: &Path) -> u64 {
+    summary(folder).map_or(0, |summary| summary.plain)
 }
 
 /// When a pull last added to a partial layer. One without a journal is old.
-pub(in crate::store) fn written_at(folder: &Path) -> SystemTime {
+pub(in crate::store) fn partial_layer_modified(folder: &Path) -> SystemTime {
     let journal = fs::metadata(folder.join(JOURNAL));
     journal.and_then(|journal| journal.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-fn extent(folder: &Path) -> io::Result<Extent> {
-    Extent::of(&File::open(folder.join(JOURNAL))?)
+fn summary(folder: &Path) -> io::Result<JournalSummary> {
+    JournalSummary::of(&File::open(folder.join(JOURNAL))?)
 }
 
-fn begun(folder: &Path, origin: &Origin) -> io::Result<JournalWriter> {
+fn begin(folder: &Path, conditions: &ResumeConditions) -> io::Result<JournalWriter> {
     fs::create_dir(folder)?;
-    write_origin(folder, origin)?;
-    JournalWriter::create(&folder.join(JOURNAL), origin.run)
+    write_conditions(folder, conditions)?;
+    JournalWriter::create(&folder.join(JOURNAL), conditions.attempt)
 }
 
-fn write_origin(folder: &Path, origin: &Origin) -> io::Result<()> {
-    let path = folder.join(ORIGIN);
-    replace_file_unsynced(&path, &path.with_extension("new"), &checksum::seal(origin))
+fn write_conditions(folder: &Path, conditions: &ResumeConditions) -> io::Result<()> {
+    let path = folder.join(CONDITIONS);
+    replace_file_unsynced(&path, &path.with_extension("new"), &checksum::seal(conditions))
 }
 
-/// `None`: there is nothing that a pull to this end can continue.
-fn resumed(folder: &Path, wanted: &Origin) -> io::Result<Option<(JournalWriter, ResumedLayer)>> {
-    let Ok(origin) = read_json::<Origin>(&folder.join(ORIGIN)) else { return Ok(None) };
-    let extent = extent(folder)?;
-    let Some(last) = extent.last.filter(|_| (&origin.boot, origin.end) == (&wanted.boot, wanted.end)) else {
-        return Ok(None);
-    };
-    let (tree, kept, journal) = (folder.join(TREE), folder.join(KEPT), folder.join(JOURNAL));
-    if kept.is_dir() {
-        // The new tree has all files of the kept one if the run that made it has added to the journal.
-        let outdated = if extent.run == origin.run && tree.is_dir() { &kept } else { &tree };
-        remove_tree(outdated)?;
+/// `None`: there is nothing that an attempt for this end, of a blob of this size, can continue.
+fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Option<(JournalWriter, ResumedLayer)>> {
+    let Ok(found) = read_json::<ResumeConditions>(&folder.join(CONDITIONS)) else { return Ok(None) };
+    let summary = summary(folder)?;
+    let is_wanted = (&found.boot, found.end) == (&wanted.boot, wanted.end);
+    let Some(last) = summary.last.filter(|(last, _)| is_wanted && last.packed < size) else { return Ok(None) };
+    let (tree, previous, journal) = (folder.join(TREE), folder.join(PREVIOUS), folder.join(JOURNAL));
+    if previous.is_dir() {
+        // An attempt that has added to the journal has linked all of the previous files.
+        let is_complete = summary.attempt == found.attempt && tree.is_dir();
+        remove_tree(if is_complete { &previous } else { &tree })?;
     }
-    let run = origin.run + 1;
-    let known = [JOURNAL, ORIGIN, TREE, KEPT];
+    let known = [JOURNAL, CONDITIONS, TREE, PREVIOUS];
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if !known.iter().any(|known| entry.file_name() == *known) {
             remove_tree(&entry.path())?;
         }
     }
-    // Before the rename: from here on, a tree without an addition of this run is incomplete.
-    write_origin(folder, &Origin { run, ..origin })?;
-    if !kept.is_dir() {
-        fs::rename(&tree, &kept)?;
+    let attempt = found.attempt + 1;
+    // Before the rename: from here on, a tree without an addition of this attempt is incomplete.
+    write_conditions(folder, &ResumeConditions { attempt, ..found })?;
+    if !previous.is_dir() {
+        fs::rename(&tree, &previous)?;
     }
-    failpoint!("partial.kept");
-    let writer = JournalWriter::resume(&journal, run, last)?;
-    let kept = rustix::fs::open(&kept, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let replay = Replay::new(File::open(&journal)?);
-    Ok(Some((writer, ResumedLayer { replay, kept: Arc::new(kept), checkpoint: last.0 })))
+    failpoint!("partial.previous");
+    let writer = JournalWriter::resume(&journal, attempt, last)?;
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let previous = Arc::new(rustix::fs::open(&previous, flags, Mode::empty())?);
+    let journal = JournalReader::new(File::open(&journal)?);
+    Ok(Some((writer, ResumedLayer { journal, previous, checkpoint: last.0 })))
 }

@@ -16,7 +16,7 @@ use self::{
     pax::{Extended, Overrides, SparseRecords, Time},
     sparse::{Builder, Version},
 };
-use super::{EntryRules, KeptFile, LayerInput, MemoryReservation, UnpackLimits, error::Fault};
+use super::{EntryRules, LayerInput, MemoryReservation, ReusableFile, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -168,12 +168,12 @@ impl<'a> Reader<'a> {
     }
 
     /// What an earlier attempt has of the current entry's data.
-    pub(crate) fn kept_file(&mut self) -> Result<Option<KeptFile>, Fault> {
-        self.input.kept_file().map_err(Fault::read)
+    pub(crate) fn reusable_file(&mut self) -> Result<Option<ReusableFile>, Fault> {
+        self.input.reusable_file().map_err(Fault::read)
     }
 
-    pub(crate) fn replaced(&mut self) {
-        self.input.replaced();
+    pub(crate) fn invalidate_journal(&mut self) {
+        self.input.invalidate_journal();
     }
 
     fn entry(&mut self, header: &Header<'_>, pending: Pending) -> Result<TarEntry, Fault> {

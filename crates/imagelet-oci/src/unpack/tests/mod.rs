@@ -22,7 +22,7 @@ use std::{
 };
 
 use super::{
-    BytesOnly, EntryRules, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
+    EntryRules, LayerMemory, Ownership, PlainInput, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
     UnpackReport, unpack_layer,
 };
 
@@ -74,7 +74,7 @@ impl Site {
     fn unpack_from(&self, input: &mut dyn std::io::BufRead) -> Result<UnpackReport, UnpackError> {
         let before = snapshot(&self.home.path().join("host"));
         let root = File::open(self.layer()).unwrap();
-        let result = unpack_layer(&mut BytesOnly(input), root.as_fd(), &self.options, None);
+        let result = unpack_layer(&mut PlainInput(input), root.as_fd(), &self.options, None);
         assert_eq!(snapshot(&self.home.path().join("host")), before, "the host was touched");
         assert_eq!(fs::read_dir(self.home.path()).unwrap().count(), 2, "something lies beside the layer");
         result

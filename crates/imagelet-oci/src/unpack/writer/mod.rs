@@ -8,7 +8,7 @@ pub(super) mod whiteout;
 pub(super) mod xattr;
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::FileExt as _,
@@ -33,7 +33,7 @@ use super::{
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
-    input::KeptFile,
+    input::ReusableFile,
     limits::Gauge,
     member::{self, FILE_MODE},
     name,
@@ -57,7 +57,7 @@ pub(super) struct Writer<'a> {
     process: (Uid, Gid),
     report: UnpackReport,
     manifest: ManifestWriter<'a>,
-    has_replaced: bool,
+    take_replaced: bool,
 }
 
 struct Place {
@@ -98,7 +98,7 @@ impl<'a> Writer<'a> {
             process,
             report: UnpackReport::default(),
             manifest: ManifestWriter::new(listing, root)?,
-            has_replaced: false,
+            take_replaced: false,
         })
     }
 
@@ -182,8 +182,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Whether an entry has replaced another since the last call.
-    pub(super) fn has_replaced(&mut self) -> bool {
-        std::mem::take(&mut self.has_replaced)
+    pub(super) fn take_replaced(&mut self) -> bool {
+        std::mem::take(&mut self.take_replaced)
     }
 
     fn parent(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
@@ -198,15 +198,15 @@ impl<'a> Writer<'a> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
         let is_plain = entry.data.ranges.is_none() && entry.data.stored > 0;
-        let kept = if is_plain { reader.kept_file()? } else { None };
-        let kept = kept.and_then(|kept| Some((linked(place, &kept)?, kept.length.min(entry.data.stored))));
-        let is_kept = kept.is_some();
-        let (file, known) = match kept {
-            Some(kept) => kept,
+        let reusable = if is_plain { reader.reusable_file()? } else { None };
+        let reused = reusable.and_then(|found| Some((link_reusable(place, &found, entry.data.stored)?, found.length)));
+        let is_reused = reused.is_some();
+        let (file, known) = match reused {
+            Some(reused) => reused,
             None => (File::from(self.replacing(place, "create", create)?), 0),
         };
-        if self.has_replaced() {
-            reader.replaced();
+        if self.take_replaced() {
+            reader.invalidate_journal();
         }
         self.manifest.begin(entry.data.stored);
         match &entry.data.ranges {
@@ -221,7 +221,10 @@ impl<'a> Writer<'a> {
         self.report.bytes += entry.data.size;
         self.report.disk_bytes += disk_size(entry.data.stored);
         let mode = entry.metadata.mode;
-        let is_made_so = !is_kept && mode & (self.options.umask | 0o7000) == 0;
+        let is_made_so = !is_reused && mode & (self.options.umask | 0o7000) == 0;
+        if is_reused {
+            self.clear_metadata(&file, &entry.metadata)?;
+        }
         let mode = (!is_made_so).then_some(mode);
         let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
         self.manifest.file(&place.path, &file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
@@ -246,6 +249,14 @@ impl<'a> Writer<'a> {
         let left_out = xattr::set(&file, xattrs, self.options)?;
         rustix::fs::futimens(&file, &self.times(metadata)).map_err(Fault::io("set the times of"))?;
         Ok(left_out)
+    }
+
+    /// Removes what entries after this one may have set on a file in an earlier attempt, which verified none of them. A
+    /// change of the owner, even to the same one, clears capabilities.
+    fn clear_metadata(&self, file: &File, metadata: &TarMetadata) -> Result<(), Fault> {
+        let (uid, gid) = self.owner(metadata).unwrap_or(self.process);
+        rustix::fs::fchown(file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
+        xattr::clear(file)
     }
 
     /// Copies data to a place in a file. `whole`: the file's path, if the data is all of it, and how many bytes the file
@@ -430,7 +441,7 @@ impl<'a> Writer<'a> {
     }
 
     fn replace(&mut self, place: &Place) -> Result<(), Fault> {
-        self.has_replaced = true;
+        self.take_replaced = true;
         if self.options.folder.is_some() {
             return Err(Fault::refused("an earlier entry of the archive has the same name"));
         }
@@ -512,16 +523,20 @@ impl<'a> Writer<'a> {
 }
 
 /// Links the file that an earlier attempt has written, so that its bytes are written once. `None`: it is written anew.
-fn linked(place: &Place, kept: &KeptFile) -> Option<File> {
+/// A file with more bytes than the entry is not the entry's.
+fn link_reusable(place: &Place, found: &ReusableFile, stored: u64) -> Option<File> {
     let name = place.name.as_slice();
-    if kept.path != place.path {
+    if found.path != place.path {
         return None;
     }
-    rustix::fs::linkat(&kept.root, kept.path.as_slice(), &place.parent, name, AtFlags::empty()).ok()?;
-    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = patiently(|| rustix::fs::openat(&place.parent, name, flags, Mode::empty())).ok().map(File::from);
-    let is_long_enough = |file: &File| file.metadata().is_ok_and(|found| found.is_file() && found.len() >= kept.length);
-    let file = file.filter(is_long_enough);
+    rustix::fs::linkat(&found.root, found.path.as_slice(), &place.parent, name, AtFlags::empty()).ok()?;
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let is_file = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let open = || rustix::fs::openat(&place.parent, name, flags, Mode::empty());
+    let stat = look(place.parent.as_fd(), name).ok().flatten().filter(is_file);
+    let file = stat.and_then(|_| patiently(open).ok()).map(File::from);
+    let is_entrys = |metadata: Metadata| metadata.is_file() && (found.length..=stored).contains(&metadata.len());
+    let file = file.filter(|file| file.metadata().is_ok_and(is_entrys));
     if file.is_none() {
         // If this fails, too, the file is replaced.
         let _ = rustix::fs::unlinkat(&place.parent, name, AtFlags::empty());

@@ -1,6 +1,6 @@
 //! Extended attributes: which of them a layer may set, and how.
 
-use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
+use rustix::{buffer::spare_capacity, fd::AsFd, fs::XattrFlags, io::Errno};
 
 use crate::unpack::{
     EntryRules, Ownership, UnpackOptions,
@@ -47,6 +47,22 @@ pub(crate) fn set(
         }
     }
     Ok(left_out)
+}
+
+/// Removes all attributes of a file that a layer may have set.
+pub(crate) fn clear(file: impl AsFd) -> Result<(), Fault> {
+    let mut names = Vec::with_capacity(NAMES_MAX);
+    match rustix::fs::flistxattr(&file, spare_capacity(&mut names)) {
+        Ok(_) | Err(Errno::NOTSUP) => {}
+        Err(errno) => return Err(Fault::io("list the extended attributes of")(errno)),
+    }
+    // The host labels files by other `security.*` attributes.
+    let is_layers =
+        |name: &&[u8]| !name.is_empty() && (!name.starts_with(b"security.") || *name == b"security.capability");
+    for name in names.split(|&byte| byte == 0).filter(is_layers) {
+        rustix::fs::fremovexattr(&file, name).map_err(Fault::io("remove an extended attribute of"))?;
+    }
+    Ok(())
 }
 
 fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
