@@ -38,10 +38,7 @@ use super::{
     member::{self, FILE_MODE},
     name,
 };
-use crate::{
-    page_cache::{self, UNCACHED_MIN},
-    scarce::patiently,
-};
+use crate::{page_cache, scarce::patiently};
 
 const DIRECTORY_OPEN: u32 = 0o700;
 /// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
@@ -268,7 +265,7 @@ impl<'a> Writer<'a> {
         whole: Option<(&[u8], u64)>,
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
-        let (end, mut written_back) = (offset + length, offset);
+        let (end, mut dropped) = (offset + length, offset);
         while offset < end {
             let chunk = reader.fill()?;
             let chunk = &chunk[..chunk.len().min(usize::try_from(end - offset).unwrap_or(usize::MAX))];
@@ -284,9 +281,7 @@ impl<'a> Writer<'a> {
                 None => reader.consume(length),
             }
             offset += length as u64;
-            if whole.is_some_and(|_| end >= UNCACHED_MIN) {
-                written_back = page_cache::write_back(file, written_back, offset);
-            }
+            dropped = page_cache::drop_written(file, dropped, offset);
             self.gauge.wrote(length)?;
         }
         Ok(())
