@@ -19,7 +19,7 @@ const REFER_SINCE: i32 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AllowedFolder<'a> {
     Full(BorrowedFd<'a>),
-    /// The thread can read the files, and change nothing.
+    /// The thread can open files for reading only. Landlock has no right for metadata: the unpacker sets it anew.
     ReadOnly(BorrowedFd<'a>),
 }
 

@@ -72,6 +72,7 @@ mod tests {
             assert_eq!(due(written_back, length), range, "{written_back} of {length}");
         }
     }
+
     #[test]
     fn of_a_file_the_newest_bytes_stay_and_earlier_ones_go_in_pieces() {
         const MIB: u64 = 1 << 20;

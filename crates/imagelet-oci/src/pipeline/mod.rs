@@ -242,7 +242,7 @@ impl LayerJob {
                         self.discard_partial().await?;
                         return Err(error);
                     }
-                    tracing::info!(layer = %self.descriptor.digest, freed, "the disk was full of unfinished pulls; fetching it again");
+                    tracing::info!(layer = %self.descriptor.digest, freed, "the disk was full of unfinished pulls; trying again");
                 }
                 _ => return Err(error),
             }
