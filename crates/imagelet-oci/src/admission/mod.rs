@@ -72,6 +72,14 @@ impl Amount {
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
     }
 
+    /// The space for a running pull that writes on although hardly anything was expected any more, as a layer does whose
+    /// end expands more than its beginning: at most half of what is free.
+    #[must_use]
+    pub(crate) fn or_more(self, space: &Space) -> Self {
+        let more = (space.usable() / 2).clamp(PART_MIN, STEP_MIN);
+        Self { bytes: self.bytes.max(more), ..self }
+    }
+
     /// For an amount of missing space: whether even the minimum is missing. If only the estimate is missing, the pull
     /// is not rejected.
     pub(crate) fn is_refusal(&self) -> bool {

@@ -10,6 +10,7 @@ use std::{
 
 use imagelet_core::{hold::HoldMeter, image::Digest};
 use tokio::{
+    runtime::Handle,
     sync::{Notify, futures::Notified, watch},
     time::Instant,
 };
@@ -235,9 +236,13 @@ impl PullSpace {
         Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
     }
 
+    fn is_enough(&self) -> bool {
+        self.meter.bytes() < self.grant.borrow().asks_at
+    }
+
     /// Waits if the pull has written all that it may.
     async fn wait(&self) {
-        if self.meter.bytes() < self.grant.borrow().asks_at {
+        if self.is_enough() {
             return;
         }
         self.wanted.notify_one();
@@ -246,7 +251,7 @@ impl PullSpace {
     }
 }
 
-/// A pull's share of the reservations, released on drop.
+/// A pull's share of the reservations, released on drop. Threads that still write go on then: the floors bound them.
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
@@ -282,6 +287,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        self.space.grant.send_replace(Grant::of(0, u64::MAX));
         if !self.layers.is_empty() {
             self.reservations.lock().pulls.remove(&self.number);
             self.reservations.returned.notify_waiters();
@@ -314,6 +320,15 @@ impl WrittenBytes {
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;
+        }
+    }
+
+    /// The same, for a thread that writes what has arrived: it may be many times larger.
+    pub(crate) fn blocking_space(&self, runtime: &Handle) {
+        if let Some(space) = &self.space
+            && !space.is_enough()
+        {
+            runtime.block_on(space.wait());
         }
     }
 
@@ -469,7 +484,11 @@ mod tests {
         stopped.await;
         let running = reservations.open().running(pull.number()).expect("it runs").demand;
         assert_eq!((running.layers, running.compressed, running.amount.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
-        drop(bytes);
+        bytes.add(9 * MIB);
+        let mut stopped = Box::pin(bytes.space());
+        assert!(stopped.as_mut().now_or_never().is_none(), "all is written again");
+        drop(pull);
+        stopped.now_or_never().expect("nothing waits for a pull that is over");
         assert!(WrittenBytes::default().space().now_or_never().is_some(), "without a reservation nothing waits");
     }
 

@@ -273,3 +273,18 @@ fn an_artifact_of_12_gb_is_taken_with_13_gb_free_and_refused_with_11() {
         }
     }
 }
+
+#[test]
+fn a_running_pull_that_writes_on_gets_half_of_what_is_free_in_bounds() {
+    let expected = |bytes| Amount { bytes, ..Amount::default() };
+    for (bytes, free, wanted) in [
+        (0, 0, PART_MIN),
+        (0, 10 + 2 * PART_MIN, PART_MIN),
+        (0, 10 + (20 << 20), 10 << 20),
+        (0, 100 << 30, STEP_MIN),
+        (STEP_MIN + 1, 100 << 30, STEP_MIN + 1),
+    ] {
+        let more = expected(bytes).or_more(&space(free, None));
+        assert_eq!((more.bytes, more.is_refusal()), (wanted, false), "{bytes} of {free}");
+    }
+}

@@ -263,7 +263,7 @@ fn reserve(
     fit: Fit,
 ) -> Result<Result<Admitted, NoSpace>, RuntimeError> {
     let page = reservations.open();
-    let (RunningPull { tenant, demand, step }, absent, continued) = match of {
+    let (RunningPull { tenant, mut demand, mut step }, absent, continued) = match of {
         SpaceFor::Layers(wanted, pull, tenant) => {
             let (mut seen, continued) = (HashSet::new(), ContinuedPartials::new(store, *pull));
             let absent: Vec<(&Wanted, LayerBytes, Amount)> = wanted
@@ -291,9 +291,8 @@ fn reserve(
             (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, Some(continued))
         }
         SpaceFor::Rest(pull) => match page.running(*pull) {
-            Some(running) if running.demand.amount.bytes > 0 => (running, Vec::new(), None),
+            Some(running) if running.demand.layers > 0 => (running, Vec::new(), None),
             _ => {
-                // The pull expects no more bytes. If it writes more anyway, the floors bound it.
                 page.grant(*pull, u64::MAX);
                 return Ok(Ok(None));
             }
@@ -308,6 +307,9 @@ fn reserve(
     let others = seen.others(free.share_max());
     let beside = |own: Amount| Space { reserved: own.plus(others), others, pulls: seen.pulls, ..free };
     let now = beside(seen.steps);
+    if running.is_some() {
+        (demand.amount, step) = (demand.amount.or_more(&now), step.or_more(&now));
+    }
     // An admitted pull does not wait for the reservations of later pulls.
     let space = if running.is_some() { now } else { beside(seen.rests) };
     let granted = match grant(config.admission, fit, (&demand, &space), (step, &now)) {

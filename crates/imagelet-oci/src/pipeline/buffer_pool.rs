@@ -11,6 +11,7 @@ use std::{
 };
 
 use imagelet_core::image::{ByteSize, Digest};
+use tokio::runtime::Handle;
 
 use crate::{
     admission::WrittenBytes,
@@ -118,7 +119,9 @@ pub(crate) fn queue(
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
     let current = BlockBytes::default();
-    let reader = BlockReader { blocks, home, hash, written_bytes, journal, current, position: 0, ended: false };
+    let runtime = Handle::try_current().ok();
+    let reader =
+        BlockReader { blocks, home, hash, written_bytes, runtime, journal, current, position: 0, ended: false };
     let (claim, replayed) = (MemoryReservation::on(memory), BlockBytes::default());
     (BlockWriter { queue, returned, claim, blocks: 0, total: 0, replayed }, reader)
 }
@@ -216,6 +219,8 @@ pub(crate) struct BlockReader {
     home: Sender<Vec<u8>>,
     hash: Hash,
     written_bytes: WrittenBytes,
+    /// Waits for space; `None` outside of a pull.
+    runtime: Option<Handle>,
     journal: Option<JournalWriter>,
     current: BlockBytes,
     position: usize,
@@ -239,6 +244,9 @@ impl BlockReader {
         if !done.is_empty() {
             if !is_replayed {
                 self.written_bytes.add(done.len() as u64);
+                if let Some(runtime) = &self.runtime {
+                    self.written_bytes.blocking_space(runtime);
+                }
             }
             // Fails if the inflater has finished; then the buffer is freed.
             let _ = self.home.send(done);

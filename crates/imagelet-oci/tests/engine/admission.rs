@@ -367,3 +367,19 @@ async fn for_a_pull_that_turns_out_not_to_fit_nothing_is_removed_and_for_one_tha
     pull(&engine, &registry.name("fits:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(cached.left(), 2, "{:?}", cached.asked());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_removed_for_a_layer_whose_end_expands_far_more_than_its_beginning() {
+    let registry = TestRegistry::start().await;
+    let text: Vec<u8> = b"weights and biases ".iter().copied().cycle().take(45 << 20).collect();
+    let content = [noise(3, 70 << 20), text].concat();
+    registry.image("uneven", "v1", &[Layer::new().file("a", &content).gzip()]);
+    let disk = Disk::new(256);
+    let engine = open_as(disk.config()).await;
+    let cached = Cached::new(&disk, 3, 50 * MIB);
+    engine.ask_for_room(Arc::clone(&cached) as Arc<dyn MakeRoom>);
+    // 90 MiB are free, and the ratio of the first 70 says that it fits.
+    let pulled = pull(&engine, &registry.name("uneven:v1")).await;
+    pulled.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(cached.left(), 2, "{:?}", cached.asked());
+}
