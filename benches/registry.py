@@ -156,10 +156,9 @@ class Handler(socketserver.StreamRequestHandler):
         return True
 
     def blob(self, method, hexadecimal, wanted):
-        file = self.server.find(f"blobs/sha256/{hexadecimal}")
-        if file is None:
+        size = self.server.size(hexadecimal)
+        if size is None:
             return self.whole(method, "404 Not Found", b"")
-        size = file.stat().st_size
         start, end, status, more = 0, size, "200 OK", ""
         if wanted and self.server.ranges and (found := RANGE.fullmatch(wanted)):
             start = int(found[1])
@@ -173,11 +172,15 @@ class Handler(socketserver.StreamRequestHandler):
         )
         self.connection.sendall(head.encode())
         if method == "GET":
-            with file.open("rb") as source:
-                self.send(source, start, end)
+            self.send(hexadecimal, start, end)
         return True
 
-    def send(self, source, start, end):
+    def send(self, hexadecimal, start, end):
+        """The bytes of a span of a blob."""
+        with self.server.blob(hexadecimal).open("rb") as source:
+            self.send_file(source, start, end)
+
+    def send_file(self, source, start, end):
         rate, line, begun, sent = self.server.rate, self.server.line, time.monotonic(), 0
         while start < end:
             wanted = min(SLOW_PIECE if rate or line else PIECE, end - start)
@@ -217,6 +220,14 @@ class Server(socketserver.ThreadingTCPServer):
         """A client that does not like the certificate says so itself."""
         if not isinstance(sys.exception(), (ConnectionError, ssl.SSLError)):
             super().handle_error(request, client_address)
+
+    def blob(self, hexadecimal):
+        return self.find(f"blobs/sha256/{hexadecimal}")
+
+    def size(self, hexadecimal):
+        """The size of a blob, or nothing where there is none."""
+        file = self.blob(hexadecimal)
+        return file and file.stat().st_size
 
     def find(self, path):
         if ".." in path.split("/"):

@@ -38,18 +38,18 @@ class Program:
         """Runs a command on the store itself."""
         return self.execute("--store", str(self.store), *arguments)
 
-    def client(self, *arguments):
+    def client(self, *arguments, seconds=COMMAND_SECONDS):
         """Runs a command that asks the daemon."""
-        return self.execute("--endpoint", f"unix://{self.socket}", *arguments)
+        return self.execute("--endpoint", f"unix://{self.socket}", *arguments, seconds=seconds)
 
-    def execute(self, *arguments):
+    def execute(self, *arguments, seconds=COMMAND_SECONDS):
         command = [*self.injection, str(self.binary), *map(str, arguments)]
         try:
             done = subprocess.run(
-                command, env=self.environment, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS
+                command, env=self.environment, capture_output=True, text=True, check=False, timeout=seconds
             )
         except subprocess.TimeoutExpired:
-            return Outcome("none", "", f"no end after {COMMAND_SECONDS} s")
+            return Outcome("none", "", f"no end after {seconds} s")
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def killed(self, seconds, *arguments):

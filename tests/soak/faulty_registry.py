@@ -30,18 +30,18 @@ class Handler(registry.Handler):
                 time.sleep(STALL_SECONDS)
         return super().serve(method, path, headers)
 
-    def send(self, source, start, end):
+    def send(self, hexadecimal, start, end):
         if self.server.fault() == "reset":
-            super().send(source, start, min(end, start + RESET_AFTER))
+            super().send(hexadecimal, start, min(end, start + RESET_AFTER))
             raise ConnectionResetError
-        super().send(source, start, end)
+        super().send(hexadecimal, start, end)
 
 
 class FaultyRegistry(registry.Server):
     """Serves a folder; `faults` counts what it did on purpose."""
 
-    def __init__(self, folder, seed):
-        super().__init__(registry.read_arguments([str(folder)]))
+    def __init__(self, folder, seed, port=0):
+        super().__init__(registry.read_arguments([str(folder), "--port", str(port)]))
         self.RequestHandlerClass = Handler
         self.chance, self.turn = random.Random(seed), threading.Lock()
         self.faults = {"reset": 0, "error": 0, "stall": 0}

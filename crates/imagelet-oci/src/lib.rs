@@ -15,6 +15,7 @@ mod image_archive;
 #[doc(hidden)]
 pub mod layer_folders;
 mod layer_sink;
+mod machine;
 mod manifest;
 mod mount;
 mod overlay;
@@ -35,6 +36,7 @@ pub use engine::{Engine, EngineConfig, EngineImporter, StorePlace, check_signatu
 pub use layer_sink::{
     ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, LayerSink, StagedTree, Taken,
 };
+pub use machine::{FetchSizes, Machine};
 pub use pipeline::LayerLimits;
 pub use registry::{
     Bandwidth, ImageDocument, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules,

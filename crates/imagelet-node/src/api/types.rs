@@ -336,6 +336,8 @@ api_documents! {
         backend: String,
         /// Sandbox of the threads that unpack layers; absent for a runtime's images.
         unpacking: Option<String>,
+        /// How much of a pull runs at once, and the machine that it follows from. Does not apply to a runtime's own pulls.
+        sizes: String,
         /// How pulls enter the runtime; absent for an embedded store, and in a command.
         runtime_import: Option<ImportStatus>,
         /// `daemon` or `command`.

@@ -3,7 +3,7 @@
 use std::{ffi::OsStr, path::PathBuf};
 
 use imagelet_core::credentials::{Secret, Variables};
-use imagelet_oci::ProxyConfig;
+use imagelet_oci::{Machine, ProxyConfig};
 
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
@@ -31,6 +31,8 @@ pub struct Environment {
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     pub proxies: ProxyConfig,
     pub log: Option<String>,
+    /// Absent: the documented defaults hold on any machine.
+    pub machine: Option<Machine>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +90,7 @@ impl Environment {
             ),
             proxies: proxies(variable),
             log: variable("IMAGELET_LOG"),
+            machine: Some(Machine::here()),
         }
     }
 

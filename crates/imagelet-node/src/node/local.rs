@@ -33,6 +33,8 @@ pub struct NodeStatus {
     pub imports: Option<Arc<ImportingImages>>,
     /// The sandbox of the threads that unpack layers; `None` for a runtime.
     pub unpacking: Option<String>,
+    /// How much of a pull runs at once.
+    pub sizes: String,
     pub started_at: SystemTime,
 }
 

@@ -63,6 +63,7 @@ impl Command for StatusRequest {
             version: env!("CARGO_PKG_VERSION").into(),
             backend: place.backend.clone(),
             unpacking: node.status.unpacking.clone(),
+            sizes: node.status.sizes.clone(),
             process: if place.is_daemon { "daemon" } else { "command" }.into(),
             pid: std::process::id(),
             started_at: moment(node.status.started_at),

@@ -72,6 +72,7 @@ pub struct StoreAccess {
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     declare_metrics(&metrics);
+    let sizes = settings.images.backend.engine().sizes();
     let backend = match &settings.images.backend {
         Backend::Embedded(store) => open_store(store, &settings, role, wanted).await?,
         Backend::Cri(runtime) => open_runtime(runtime, &settings, role, &metrics).await?,
@@ -122,6 +123,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
         agent,
         imports: imports.map(|(images, _)| images),
         unpacking: engine.map(|engine| engine.confinement().to_string()),
+        sizes,
         started_at: SystemTime::now(),
     };
     Ok(Arc::new(LocalNode { pulls: Pulls { images, manager, tracer, providers }, collection, status }))

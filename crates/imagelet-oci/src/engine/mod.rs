@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     hold::HoldPolicy,
-    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference, ReferenceError, shown_name},
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference, ReferenceError, counted, shown_name},
     ports::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
@@ -42,6 +42,7 @@ use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_
 use crate::{
     admission::{Admission, Reservations},
     confine::Confinement,
+    machine::Machine,
     mount::{self, MountUses},
     pipeline::{LayerLimits, PullSlots},
     registry::{Registry, RegistryConfig},
@@ -103,12 +104,18 @@ impl EngineConfig {
                 entries_max: 2_000_000,
                 free_bytes_floor: 16 << 20,
                 free_inodes_floor: 1_000,
-                layers_in_flight: 4,
+                layers_in_flight: Machine::here().layers_in_flight(),
                 memory: UNPACK_MEMORY_DEFAULT,
             },
             hold: HoldPolicy::default(),
             admission: Admission::default(),
         }
+    }
+
+    /// How much of a pull runs at once, and the machine that it follows from.
+    pub fn sizes(&self) -> String {
+        let layers = counted(self.limits.layers_in_flight as u64, "layer");
+        format!("{layers} of an image at once, {} ({})", self.registry.sizes, Machine::here())
     }
 }
 

@@ -29,20 +29,20 @@ use std::{
 };
 
 use http::HeaderValue;
-use imagelet_core::{
-    error::{RuntimeError, RuntimeErrorKind},
-    lock::locked,
-};
+use imagelet_core::{error::RuntimeError, lock::locked};
 use tokio::sync::Semaphore;
 
 use self::{
-    blob::parallel::{EXTRA_CONNECTIONS_MAX, READ_AHEAD_MAX},
     connection::{Clients, HostSlots, Proxies, Transport},
     health::HostsHealth,
     rate_limit::RateLimits,
 };
 
-use crate::{scarce::DescriptorShare, store::Store};
+use crate::{
+    machine::{FetchSizes, Machine},
+    scarce::DescriptorShare,
+    store::Store,
+};
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
@@ -62,6 +62,8 @@ pub(crate) use resolve::Resolved;
 
 /// Enough for all layers that are fetched from one registry at once, and for the additional connections of all blobs.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
+
+const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 
 /// A document counts only when all its bytes have arrived, so that a slow registry uses nothing of this limit.
 const PARSED_BYTES_MAX: usize = 32 << 20;
@@ -83,7 +85,7 @@ pub struct RegistryConfig {
     pub bandwidth: Bandwidth,
     /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
     pub health_file: Option<PathBuf>,
-    pub user_agent: String,
+    pub sizes: FetchSizes,
     /// The policy file (containers-policy.json) for images of registries. `None`: no signature is checked.
     pub signature_policy: Option<PathBuf>,
 }
@@ -97,7 +99,7 @@ impl Default for RegistryConfig {
             connections_per_host: CONNECTIONS_PER_HOST,
             bandwidth: Bandwidth::default(),
             health_file: None,
-            user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
+            sizes: FetchSizes::beside(Machine::here().layers_in_flight()),
             signature_policy: None,
         }
     }
@@ -163,10 +165,6 @@ struct Shared {
 
 impl Registry {
     pub(crate) fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
-        let user_agent = HeaderValue::try_from(&config.user_agent).map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
-                .caused_by(error)
-        })?;
         let share = DescriptorShare::default();
         let connections_per_host = share.of(config.connections_per_host.get());
         let transport = Transport {
@@ -177,14 +175,14 @@ impl Registry {
             plain_warned: Mutex::default(),
             header_timeout: config.timeouts.header,
             progress_timeout: config.timeouts.progress,
-            user_agent,
+            user_agent: HeaderValue::from_static(USER_AGENT),
         };
         let shared = Shared {
             transport,
             health: Arc::new(HostsHealth::load(config.health_file.clone())),
             rate_limits: RateLimits::default(),
-            read_ahead: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
-            extra_connections: Arc::new(Semaphore::new(share.of(EXTRA_CONNECTIONS_MAX))),
+            read_ahead: Arc::new(Semaphore::new(config.sizes.read_ahead)),
+            extra_connections: Arc::new(Semaphore::new(share.of(config.sizes.extra_connections))),
             documents: OnceLock::new(),
             parsing: Semaphore::new(PARSED_BYTES_MAX),
             config,

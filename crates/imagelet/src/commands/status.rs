@@ -18,7 +18,7 @@ use crate::output::{Format, Table, print};
 pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;
     Ok(print(format, &status, |out| {
-        overview(&status).write(out)?;
+        overview(&status, is_verbose).write(out)?;
         let import = status.runtime_import.as_ref().filter(|_| is_verbose);
         if let Some(import) = import {
             writeln!(out)?;
@@ -65,7 +65,7 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
     })?)
 }
 
-fn overview(status: &Status) -> Table {
+fn overview(status: &Status, is_verbose: bool) -> Table {
     let since = status.started_at.as_deref().unwrap_or("-");
     let slow = match status.pull_rate_min {
         0 => "keep what others wait for".to_owned(),
@@ -81,6 +81,7 @@ fn overview(status: &Status) -> Table {
         ("Process:", Some(format!("{} (pid {}, since {since})", status.process, status.pid))),
         ("Pulls:", status.runtime_import.as_ref().map(import_summary)),
         ("Unpacking:", status.unpacking.clone()),
+        ("Sizes:", is_verbose.then(|| status.sizes.clone())),
         ("Slow pulls:", Some(slow)),
         ("Images:", Some(if status.images_unknown { "unknown".to_owned() } else { images })),
         (

@@ -31,11 +31,6 @@ use super::{
 };
 use crate::registry::{connection::Urgency, locked};
 
-/// Bytes that all blobs together may read ahead.
-pub(crate) const READ_AHEAD_MAX: usize = 12 << 20;
-/// Maximum number of connections of all blobs together, without the first connection of each blob.
-pub(crate) const EXTRA_CONNECTIONS_MAX: usize = 12;
-
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReaderWait(Arc<AtomicU64>);
 

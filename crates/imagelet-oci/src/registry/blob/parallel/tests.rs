@@ -154,15 +154,16 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     let held = stream.meter.received.load(Ordering::SeqCst) - read as u64;
     // One piece per connection may be in memory while it waits for its permit.
-    let bound = (READ_AHEAD_MAX + 8 * 512 * 1024) as u64;
+    let sizes = RegistryConfig::default().sizes;
+    let bound = (sizes.read_ahead + 8 * 512 * 1024) as u64;
     assert!((1 << 20..=bound).contains(&held), "{held}");
-    assert!(registry.shared.read_ahead.available_permits() < READ_AHEAD_MAX);
+    assert!(registry.shared.read_ahead.available_permits() < sizes.read_ahead);
     drop(stream);
     assert!(is_idle(&fake).await, "nothing is left running");
     let shared = &registry.shared;
     assert_eq!(
         (shared.read_ahead.available_permits(), shared.extra_connections.available_permits()),
-        (READ_AHEAD_MAX, EXTRA_CONNECTIONS_MAX),
+        (sizes.read_ahead, sizes.extra_connections),
         "all room is given back"
     );
 }
