@@ -26,6 +26,9 @@ use crate::{
 
 /// How long a pull that may not fit waits for other pulls.
 const WAIT_MAX: Duration = Duration::from_mins(1);
+/// A pull that broke off within this time is probably requested again, as all pulls are when the daemon starts again.
+/// Unused images are removed before what it has received.
+const RECENT: Duration = Duration::from_mins(10);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// Maximum number of space requests while each frees space: removed images may share layers with the remaining images.
 const ROOM_ROUNDS_MAX: usize = 3;
@@ -106,7 +109,7 @@ impl Engine {
                 Ok(admitted) => return Ok(admitted),
                 Err(no_space) => no_space,
             };
-            if self.free_unfinished(of, &now).await? > 0 {
+            if self.free_unfinished(of, &now, Some(RECENT)).await? > 0 {
                 continue;
             }
             let ((whole, least), (step, _)) = (self.in_bytes(&missing), self.in_bytes(&now));
@@ -124,6 +127,9 @@ impl Engine {
                 if is_helped {
                     continue;
                 }
+            }
+            if self.free_unfinished(of, &now, None).await? > 0 {
+                continue;
             }
             let is_new = matches!(of, SpaceFor::Layers(..));
             if let SpaceFor::Layers(wanted, ..) = of
@@ -168,15 +174,20 @@ impl Engine {
                 }
             }
             let unfinished = ByteSize(self.store.unfinished_bytes());
-            if least <= removable + unfinished && self.free_unfinished(of, &missing).await? > 0 {
+            if least <= removable + unfinished && self.free_unfinished(of, &missing, None).await? > 0 {
                 continue;
             }
             return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
         }
     }
 
-    /// Removes content of other unfinished pulls until the missing space is free.
-    async fn free_unfinished(&self, of: &SpaceFor, missing: &Amount) -> Result<u64, RuntimeError> {
+    /// Removes content of other unfinished pulls until the missing space is free, but none that is `recent`.
+    async fn free_unfinished(
+        &self,
+        of: &SpaceFor,
+        missing: &Amount,
+        recent: Option<Duration>,
+    ) -> Result<u64, RuntimeError> {
         let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
         if short == 0 {
             return Ok(0);
@@ -185,8 +196,8 @@ impl Engine {
             SpaceFor::Layers(wanted, ..) => wanted.iter().filter_map(|layer| layer.partial.clone()).collect(),
             SpaceFor::Rest(_) => Vec::new(),
         };
-        self.on_disk(move |store| match store.free_unfinished(short, &kept)? {
-            freed if freed >= short => Ok(freed),
+        self.on_disk(move |store| match store.free_unfinished(short, &kept, recent)? {
+            freed if freed >= short || recent.is_some() => Ok(freed),
             freed => Ok(freed + store.revoke_partials()?),
         })
         .await

@@ -367,7 +367,7 @@ impl LocalStore for Engine {
             mount::sweep(store)?;
             store.sweep()?;
             if unfinished {
-                store.free_unfinished(u64::MAX, &[])?;
+                store.free_unfinished(u64::MAX, &[], None)?;
             }
             Ok(())
         })

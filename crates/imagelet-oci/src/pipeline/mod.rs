@@ -235,7 +235,7 @@ impl LayerJob {
                     let freed = self.on_thread(|job| {
                         let store = &job.staging.store;
                         let own = std::slice::from_ref(&job.blob.key);
-                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX, own)? + store.revoke_partials()?)
+                        Ok::<_, RuntimeError>(store.free_unfinished(u64::MAX, own, None)? + store.revoke_partials()?)
                     });
                     let freed = freed.await??;
                     if freed == 0 || self.blob.is_kept || !std::mem::replace(&mut disk.copies, false) {

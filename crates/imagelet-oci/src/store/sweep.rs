@@ -4,6 +4,7 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
@@ -12,6 +13,7 @@ use super::{
     PartialKey, Store, could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
+    resumption::is_outdated,
 };
 use crate::overlay::OverlayFolder;
 
@@ -111,9 +113,15 @@ impl Store {
     }
 
     /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. The blobs
-    /// with the keys `kept` stay. Returns the freed bytes.
-    pub(crate) fn free_unfinished(&self, wanted: u64, kept: &[PartialKey]) -> Result<u64, RuntimeError> {
+    /// with the keys `kept` stay, and what changed within the time `recent`. Returns the freed bytes.
+    pub(crate) fn free_unfinished(
+        &self,
+        wanted: u64,
+        kept: &[PartialKey],
+        recent: Option<Duration>,
+    ) -> Result<u64, RuntimeError> {
         self.check_writable()?;
+        let now = SystemTime::now();
         let mut index = self.index();
         let spare = |spare: &Spare| {
             (spare.since, spare.record.disk_bytes, spare.folder.clone(), Some(spare.record.diff_id.clone()))
@@ -122,6 +130,7 @@ impl Store {
         let partials =
             self.partials().into_iter().filter(|partial| !partial.is_used(&index) && !partial.is_any_of(kept));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
+        unfinished.retain(|(since, ..)| recent.is_none_or(|recent| is_outdated(*since, recent, now)));
         unfinished.sort_by_key(|(since, ..)| *since);
         let (mut freed, mut failed) = (0, Ok(()));
         for (_, bytes, path, spare) in unfinished {
@@ -212,7 +221,7 @@ mod tests {
                 fs::File::open(&path).unwrap().set_modified(ago(minutes)).unwrap();
                 path
             });
-            store.free_unfinished(wanted, &[]).unwrap();
+            store.free_unfinished(wanted, &[], None).unwrap();
             let [young, old, middle] = partials.map(|path| path.exists());
             assert_eq!([young, middle, old], [left > 0, left > 1, left > 2], "{wanted}");
         }

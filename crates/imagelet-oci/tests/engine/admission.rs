@@ -383,3 +383,30 @@ async fn images_are_removed_for_a_layer_whose_end_expands_far_more_than_its_begi
     pulled.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(cached.left(), 2, "{:?}", cached.asked());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_has_just_broken_off_stays_while_unused_images_can_be_removed() {
+    let registry = TestRegistry::start().await;
+    let layer = |byte, mib: usize| Layer::new().file("a", &vec![byte; mib << 20]).plain();
+    registry.image("broken", "v1", &[layer(1, 40).stalling_at(30 << 20)]);
+    registry.image("other", "v1", &[layer(2, 80)]);
+    registry.image("larger", "v1", &[layer(3, 110)]);
+    let disk = Disk::new(256);
+    let mut config = disk.config();
+    config.registry.timeouts.silence_max = Some(Duration::from_secs(1));
+    let engine = open_as(config).await;
+    let cached = Cached::new(&disk, 3, 50 * MIB);
+    engine.ask_for_room(Arc::clone(&cached) as Arc<dyn MakeRoom>);
+    pull(&engine, &registry.name("broken:v1")).await.expect_err("it stalls");
+    let partials = || fs::read_dir(disk.config().place.root.join("ingest")).expect("a folder").count();
+    assert_eq!(partials(), 1);
+    // 60 MiB are free.
+    pull(&engine, &registry.name("other:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((partials(), cached.left()), (1, 2), "{:?}", cached.asked());
+    // Without a collector the space has to come from it.
+    fs::remove_dir_all(&cached.folder).and_then(|()| fs::create_dir(&cached.folder)).expect("removed");
+    let filler = fs::File::create(disk.mountpoint.join("filler")).expect("a file");
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, 35 * MIB).expect("there is space");
+    pull(&engine, &registry.name("larger:v1")).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(partials(), 0);
+}

@@ -26,7 +26,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     BlobSource, BlobStream,
     overtake::{Lead, Race},
-    range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
+    range_concurrency::{PART, Pace, RANGED_MIN, TransferSample},
     straggler::WindowMeter,
 };
 use crate::registry::{connection::Urgency, locked};
@@ -93,7 +93,9 @@ impl BlobSource {
         let size = self.size();
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
+        let asked = Instant::now();
         head.ready().await?;
+        pace.answer = asked.elapsed();
         Ok(RangedStream {
             source: self.clone(),
             reader_wait: reader_wait.clone(),
@@ -205,7 +207,7 @@ impl RangedStream {
             reading += 1;
         }
         let left = self.head.end - self.head.reached;
-        if self.ahead.is_empty() && self.turned.is_none() && left <= LEAD && self.planned < size {
+        if self.ahead.is_empty() && self.turned.is_none() && left <= self.pace.lead() && self.planned < size {
             self.begin(None);
         }
     }

@@ -12,8 +12,9 @@ const RANGE_GROWTH: u64 = 4;
 /// The longest range of a single connection: a host that becomes slow is used until its range ends.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
-/// The next range is requested when this many bytes of the current range are left, to hide the round trip.
-pub(crate) const LEAD: u64 = 2 << 20;
+/// The next range is requested when at least this many bytes of the current range are left, to hide the round trip.
+const LEAD_MIN: u64 = 2 << 20;
+const LEAD_MAX: u64 = RANGE_MAX / 2;
 const CONNECTIONS_MAX: usize = 8;
 
 const WINDOW: Duration = Duration::from_millis(50);
@@ -40,6 +41,10 @@ pub(crate) struct TransferSample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
+    /// Time from the first request to its answer, with the time to connect.
+    pub(crate) answer: Duration,
+    /// Bytes a second of the last window.
+    rate: f64,
     range: u64,
     mark: Option<TransferSample>,
     /// The rate before the newest connection, while that connection is on trial.
@@ -53,6 +58,8 @@ impl Pace {
     pub(crate) fn new() -> Self {
         Self {
             connections: 1,
+            answer: Duration::ZERO,
+            rate: 0.0,
             range: RANGE_FIRST,
             mark: None,
             on_trial: None,
@@ -71,6 +78,11 @@ impl Pace {
         range
     }
 
+    /// The rest of a range at which the next one is requested: as many bytes as arrive until its answer.
+    pub(crate) fn lead(&self) -> u64 {
+        ((self.rate * self.answer.as_secs_f64()) as u64).clamp(LEAD_MIN, LEAD_MAX)
+    }
+
     pub(crate) fn observe(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
             // The trial of a connection starts with its first byte; the time to open it is not measured.
@@ -83,6 +95,7 @@ impl Pace {
         }
         self.mark = Some(seen);
         let rate = bytes as f64 / took.as_secs_f64();
+        self.rate = rate;
         let share = seen.reader_wait.saturating_sub(mark.reader_wait).as_secs_f64() / took.as_secs_f64();
         self.decide(rate, share, &seen);
     }
@@ -207,5 +220,20 @@ mod tests {
         assert_eq!(pace.next_range(), PART);
         pace.connections = 1;
         assert_eq!(pace.next_range(), RANGE_FIRST, "trust begins anew");
+    }
+
+    #[test]
+    fn the_next_range_is_requested_a_round_trip_before_the_end() {
+        for (megabytes, answer, wanted) in
+            [(1, 0, LEAD_MIN), (10, 1, LEAD_MIN), (10, 40, 4 << 20), (100, 200, LEAD_MAX)]
+        {
+            let mut pace = Pace { answer: Duration::from_millis(answer), ..Pace::new() };
+            for (second, received) in [(0, 0), (1, megabytes << 20)] {
+                let at = Duration::from_millis(100 * second);
+                let nothing = Duration::ZERO;
+                pace.observe(TransferSample { at, received, reader_wait: nothing, answered: 0, has_room: true });
+            }
+            assert_eq!(pace.lead() >> 20, wanted >> 20, "{megabytes} MiB in 100 ms, {answer} ms");
+        }
     }
 }

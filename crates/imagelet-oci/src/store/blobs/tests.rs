@@ -33,17 +33,17 @@ fn the_first_bytes_stay_unless_they_are_refused_revoked_or_in_the_way() {
     assert_eq!(store.remove_partials(|_| true).unwrap(), 0, "it is being written");
     drop(writer);
     assert_eq!(store.open_partial(&key(), 20 << 20).map(|kept| kept.length), Some(9 << 20));
-    assert_eq!(store.free_unfinished(1, &[key()]).unwrap(), 0, "the pull that asks continues it");
+    assert_eq!(store.free_unfinished(1, &[key()], None).unwrap(), 0, "the pull that asks continues it");
     let continued = ContinuedPartials::new(&store, 1);
     assert_eq!(continued.add(&key(), 20 << 20, false).packed, 0, "an archive's layer is unpacked from its first byte");
     let added = [0; 2].map(|_| continued.add(&key(), 20 << 20, true).written);
     assert_eq!(added, [9 << 20, 0]);
     assert_eq!(ContinuedPartials::new(&store, 2).add(&key(), 20 << 20, true).packed, 0, "one pull counts on it");
     store.discard_partial(&key(), 2);
-    assert_eq!(store.free_unfinished(u64::MAX, &[]).unwrap(), 0, "an admitted pull continues it");
+    assert_eq!(store.free_unfinished(u64::MAX, &[], None).unwrap(), 0, "an admitted pull continues it");
     assert_eq!(store.remove_partials(|_| true).unwrap(), 0);
     drop(continued);
-    assert_eq!(store.free_unfinished(1, &[]).unwrap(), 9 << 20);
+    assert_eq!(store.free_unfinished(1, &[], None).unwrap(), 9 << 20);
     assert_eq!(store.partial_bytes(), 0);
 
     drop(written(&store, &allowed, |_| false));
