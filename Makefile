@@ -78,7 +78,7 @@ BASELINE ?=
 # The targets of `make dist`; this machine's with musl and with glibc where empty.
 DIST_TARGETS ?=
 
-.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak package-test release-check ci deb dist dist-check publish-check chart-check semver-check fuzz bench
+.PHONY: help parts fmt lint doc book deny test powercut powercut-proof soak soak-large package-test release-check ci deb dist dist-check publish-check chart-check semver-check fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -156,6 +156,15 @@ soak: ## Runs daemons for MINUTES amid pods, kills, a full disk, clock steps and
 	fi
 	python3 tests/soak/selfcheck.py
 	python3 tests/soak/soak.py "$$program" --minutes $(MINUTES) --seed "$(SEED)" --report target/soak.html
+
+soak-large: ## Pulls images of 12 GB amid resets, kills and a disk with room for three, on the disk of /var/tmp; root, 60 GB, an hour.
+	@$(call install_parts,$(SOAK_PARTS))
+	program="$(IMAGELET)"
+	if [ -z "$$program" ]; then
+	  $(CARGO) build --locked --profile dist --package imagelet
+	  program="$(TARGET_DIRECTORY)/dist/imagelet"
+	fi
+	python3 tests/soak/large.py "$$program" --seed "$(SEED)"
 
 release-check: parts ## Builds a release, looks for the steps of crash tests in it, and takes some figures once; root.
 	@$(call install_parts,igzip:isal)

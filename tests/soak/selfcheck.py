@@ -1,13 +1,27 @@
 #!/usr/bin/env python3
-"""Checks the judgements of the soak: a leak is found, and noise is not."""
+"""Checks the judgements of the soak (a leak is found, and noise is not), and the layers that are made while they are sent."""
 
+import gzip
 import random
 
+import made_image
 import measures
 
 
 def series(values):
     return [(number * 10.0, {name: value for name in measures.FLAT}) for number, value in enumerate(values)]
+
+
+def check_made_layer(chance):
+    layer = made_image.Layer("selfcheck", 9 << 20)
+    whole = b"".join(layer.read(0, layer.size))
+    assert (len(whole), made_image.digest(whole)) == (layer.size, layer.digest)
+    # Its checksum, too.
+    assert made_image.digest(gzip.decompress(whole)) == layer.diff_id
+    for _ in range(50):
+        start, end = sorted(chance.sample(range(layer.size + 1), 2))
+        assert b"".join(layer.read(start, end)) == whole[start:end], f"{start} to {end}"
+    assert made_image.Layer("selfcheck", 9 << 20).digest == layer.digest != made_image.Layer("other", 9 << 20).digest
 
 
 def main():
@@ -27,6 +41,7 @@ def main():
         found = set(measures.growing(series(values)))
         assert found == expected, f"{name}: {found}"
     assert measures.growing(series(noisy)).keys() <= {"descriptors", "threads", "rest"}, "memory may be noisy"
+    check_made_layer(chance)
     print("the judgements of the soak hold")
 
 

@@ -1,4 +1,4 @@
-//! A short soak: `tests/soak/soak.py` with its own checks, for half a minute, over the program of these tests.
+//! Short soaks over the program of these tests: `tests/soak/soak.py` for half a minute, and `large.py` with images of 100 MB.
 
 use std::process::Command;
 
@@ -37,4 +37,16 @@ fn amid_random_operations_storms_and_faults_every_invariant_holds() {
     for operation in OPERATIONS {
         assert!(succeeded.contains(&format!("'{operation}': ")), "{operation}: {}", outcome.stdout);
     }
+}
+
+#[test]
+fn large_images_come_whole_amid_resets_kills_and_a_disk_that_has_room_for_three() {
+    require_root("a file system and namespaces of its own");
+    let mut soak = Command::new("python3");
+    soak.arg(repository().join("tests/soak/large.py")).arg(program().get_program());
+    // The syncs of a busy machine are no subject of a test.
+    soak.args(["--images", "2", "--gigabytes", "0.1", "--alone", "1", "--slower-max", "1000"]);
+    let outcome = run(&mut soak);
+    assert_eq!(outcome.code, 0, "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stdout.contains("fetched again: "), "{}", outcome.stdout);
 }
