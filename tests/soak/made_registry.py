@@ -68,7 +68,7 @@ class MadeRegistry:
                 continue  # It has ended by itself.
         self.before, self.faults_before = self.sent(), self.faults()
         self.server.count.reset()
-        self.server.faults.clear()
+        self.server.faults.update(dict.fromkeys(self.server.faults, 0))
         time.sleep(seconds)
         self.restarts += 1
         self.begin(port)

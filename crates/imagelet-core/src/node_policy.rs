@@ -75,7 +75,7 @@ pub struct InventoryRules {
     pub remembers_absent_images: bool,
     /// Lists are read as streams, if the runtime supports streams.
     pub streams_lists: bool,
-    /// Collections pin the sandbox images that the configuration names.
+    /// Images of sandboxes are pinned, and those of running sandboxes are in use. Off: neither.
     pub pins_sandbox_images: bool,
 }
 

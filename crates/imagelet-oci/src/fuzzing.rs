@@ -21,7 +21,7 @@ use imagelet_core::{
 use tokio::sync::mpsc;
 
 use crate::{
-    admission::WrittenBytes,
+    admission::{WriteGate, WrittenBytes},
     engine::choose_archived,
     hash::Hash,
     image_archive::{ArchiveFiles, ImageArchive, references},
@@ -233,7 +233,7 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     }
     let source = FrameReader::new(frames, ReaderWait::default(), WrittenBytes::default());
     let memory = LayerMemory::of_its_own(MEMORY);
-    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WrittenBytes::default(), None);
+    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WriteGate::default(), None);
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {

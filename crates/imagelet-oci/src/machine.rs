@@ -15,7 +15,7 @@ const LAYERS_MAX: usize = 16;
 /// A layer on its way needs a quarter of this; the rest is for the bytes read ahead and the files of the page cache.
 const MEMORY_PER_LAYER: u64 = 32 << 20;
 const CONNECTIONS_PER_LAYER: usize = 3;
-/// Beside the first connections of the layers, a host takes so many by default.
+/// With the first connections of the layers, about as many as one host gets by default.
 const CONNECTIONS_MAX: usize = 24;
 const READ_AHEAD_PER_CONNECTION: usize = 1 << 20;
 
@@ -37,9 +37,9 @@ pub struct FetchSizes {
 }
 
 impl FetchSizes {
-    /// The sizes beside so many layers of an image at once.
-    pub fn beside(layers_in_flight: usize) -> Self {
-        let extra_connections = (CONNECTIONS_PER_LAYER * layers_in_flight.max(1)).min(CONNECTIONS_MAX);
+    /// The sizes for as many layers as the machine has on their way by default.
+    pub fn of(machine: Machine) -> Self {
+        let extra_connections = (CONNECTIONS_PER_LAYER * machine.layers_in_flight()).min(CONNECTIONS_MAX);
         Self { extra_connections, read_ahead: extra_connections * READ_AHEAD_PER_CONNECTION }
     }
 }
@@ -117,8 +117,9 @@ mod tests {
             ("scarce memory", 8, 96 << 20, (3, 9, 9 << 20)),
             ("next to no memory", 8, 1 << 20, (1, 3, 3 << 20)),
         ] {
-            let layers = Machine { cores, memory }.layers_in_flight();
-            let fetch = FetchSizes::beside(layers);
+            let machine = Machine { cores, memory };
+            let layers = machine.layers_in_flight();
+            let fetch = FetchSizes::of(machine);
             assert_eq!((layers, fetch.extra_connections, fetch.read_ahead), wanted, "{what}");
         }
     }

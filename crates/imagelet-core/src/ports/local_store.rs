@@ -16,6 +16,16 @@ use crate::{
     image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},
 };
 
+/// What a sweep does with the remains of interrupted pulls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullRemains {
+    /// Removes those that are outdated.
+    Keep,
+    /// Removes all but those of the last minutes, whose pulls are probably requested again.
+    KeepYoung,
+    Remove,
+}
+
 /// Operations that only an embedded store has. Reached through [`super::ImageService::local`].
 #[async_trait]
 pub trait LocalStore: Send + Sync + fmt::Debug {
@@ -45,8 +55,8 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Removes content without a name. `unfinished`: also removes the remains of interrupted pulls.
-    async fn sweep(&self, _unfinished: bool) -> Result<(), RuntimeError> {
+    /// Removes content without a name.
+    async fn sweep(&self, _remains: PullRemains) -> Result<(), RuntimeError> {
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService, Listing
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use local_store::{
     ArchivePlace, Credentials, ExportRequest, ExportedImage, ImportOutcome, ImportRequest, LocalStore, MountOptions,
-    MountedImage, PullEstimate, VerifyProgress,
+    MountedImage, PullEstimate, PullRemains, VerifyProgress,
 };
 pub use manager::{Pod, RuntimeManager};
 pub use presence::{ImageBacking, UsableImages};

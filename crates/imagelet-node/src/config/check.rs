@@ -19,8 +19,8 @@ use imagelet_core::{
     trusted_files,
 };
 use imagelet_oci::{
-    Bandwidth, EngineConfig, FetchSizes, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
-    RegistryTimeouts, UNPACK_MEMORY_MIN,
+    Bandwidth, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig, RegistryTimeouts,
+    UNPACK_MEMORY_MIN,
 };
 use imagelet_runtime::{ImportMode, cri::Endpoint};
 
@@ -326,7 +326,6 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
         signature_policy,
         proxies: ProxyConfig { rules: proxy_rules(&own.registry.proxies, found), ..environment.proxies.clone() },
         connections_per_host: connections.unwrap_or(NonZeroUsize::MIN),
-        sizes: FetchSizes::beside(usize::try_from(own.store.layers_in_flight).unwrap_or(1)),
         bandwidth: Bandwidth::new(NonZeroU64::new(limit)),
         timeouts: RegistryTimeouts { header: header_timeout, silence_max, retry_budget, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()

@@ -351,7 +351,7 @@ sections! {
     StoreKeys {
         /// Directory of the embedded store and of the node's state, changed by one process at a time.
         directory: PathBuf,
-        /// At most this many layers of one image are fetched and unpacked at once, 1 to 64. By default one for each core, at least 4, at most 16, and fewer with less than 128Mi of memory; connections and bytes read ahead follow from it. See `imagelet status -v`.
+        /// At most this many layers of one image are fetched and unpacked at once, 1 to 64. By default one for each core, at least 4 and at most 16, but no more than one for each 32Mi of memory; `imagelet status -v` shows it.
         layers_in_flight: i32 = 4,
         /// `commit`: a pull returns when every file of the image is on the disk. `background`: it returns earlier and syncs afterwards; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
         durability: Durability = Durability::Commit,

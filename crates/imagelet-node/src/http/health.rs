@@ -12,7 +12,7 @@ use crate::node::{Images, LocalNode};
 const CHECK_MAX: Duration = Duration::from_secs(5);
 /// Limit of missed passes over the images. Beyond it, the inventory is reported as outdated.
 const PASSES_MISSED_MAX: u32 = 3;
-/// The smallest unit that a disk allocates; a write of this size fails on a full disk.
+/// One block of the usual size. Its write fails if the file system is full.
 const BLOCK: [u8; 4096] = [0; 4096];
 
 /// A named check: `Ok` with a detail, usually empty, or `Err` with the reason.

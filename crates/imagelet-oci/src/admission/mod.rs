@@ -9,9 +9,10 @@ mod tests;
 
 pub(crate) use self::{
     refusal_message::refusal,
-    reservations::{Reservation, Reservations, RunningPull, WrittenBytes},
+    reservations::{Reservation, Reservations, RunningPull, WriteGate, WrittenBytes},
 };
 
+use self::reservations::GRANT_MIN;
 use crate::manifest::Compression;
 
 /// A pull reserves space in steps: its writes of the next minute, and at least 64 MiB.
@@ -19,7 +20,7 @@ const STEP_SECONDS: u64 = 60;
 const STEP_MIN: u64 = 64 << 20;
 /// After this many compressed bytes, the layer's own ratio replaces the estimate.
 const MEASURED_MIN: u64 = 4 << 20;
-/// The least free space that is shared with a pull. It is more than the bytes that wait in queues to be written.
+/// The least free space that is shared with a pull: more than the bytes that wait in the queues of a layer.
 const PART_MIN: u64 = 4 << 20;
 
 /// The condition on which a pull is rejected for lack of space.
@@ -70,14 +71,6 @@ impl Amount {
     pub(crate) fn step(self, rate: u64) -> Self {
         let bytes = rate.saturating_mul(STEP_SECONDS).max(STEP_MIN);
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
-    }
-
-    /// The space for a running pull that writes on although hardly anything was expected any more, as a layer does whose
-    /// end expands more than its beginning: at most half of what is free.
-    #[must_use]
-    pub(crate) fn or_more(self, space: &Space) -> Self {
-        let more = (space.usable() / 2).clamp(PART_MIN, STEP_MIN);
-        Self { bytes: self.bytes.max(more), ..self }
     }
 
     /// For an amount of missing space: whether even the minimum is missing. If only the estimate is missing, the pull
@@ -270,6 +263,17 @@ pub(crate) fn grant(
             Err((missing.unwrap_or(now), now))
         }
     }
+}
+
+/// What a running pull may write beyond its fitting estimate, as a layer does whose end expands more than its beginning:
+/// half of what is free, up to a step. If hardly anything is free and the pull waits, the space that is missing for a
+/// part: never a reason to reject the pull, which may be at its end.
+pub(crate) fn more(granted: u64, is_used_up: bool, now: &Space) -> Result<u64, Amount> {
+    let usable = now.usable();
+    if usable < PART_MIN && (is_used_up || usable < 2 * GRANT_MIN) {
+        return Err(Amount { bytes: PART_MIN - usable, ..Amount::default() });
+    }
+    Ok(granted.max((usable / 2).min(STEP_MIN)))
 }
 
 /// Whether the pull waits until other pulls end: without their estimates, this pull would fit. It waits for pulls of

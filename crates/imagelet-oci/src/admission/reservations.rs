@@ -2,24 +2,28 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use imagelet_core::{hold::HoldMeter, image::Digest};
 use tokio::{
     runtime::Handle,
     sync::{Notify, futures::Notified, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use super::{Amount, Demand, LayerBytes, rest};
 use crate::tenant::Tenant;
 
 /// The least that a pull may write before it requests more space.
-const GRANT_MIN: u64 = 1 << 20;
+pub(super) const GRANT_MIN: u64 = 1 << 20;
+/// How often a waiting thread checks whether its layer is cancelled.
+const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 /// The running pulls of all tenants.
 #[derive(Default)]
@@ -166,6 +170,11 @@ impl OpenReservations<'_> {
         self.table.pulls.values().any(|pull| pull.layers.contains_key(layer))
     }
 
+    /// Whether a running pull waits for space.
+    pub(crate) fn is_used_up(&self, number: u64) -> bool {
+        self.table.pulls.get(&number).is_some_and(|pull| pull.space.is_used_up())
+    }
+
     pub(crate) fn running(&self, number: u64) -> Option<RunningPull> {
         let PullRest { pull, rest, step, .. } = self.table.rests().into_iter().find(|of| of.number == number)?;
         let layers = || pull.layers.values().filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed));
@@ -236,8 +245,13 @@ impl PullSpace {
         Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
     }
 
+    /// Whether no more space need be requested yet.
     fn is_enough(&self) -> bool {
         self.meter.bytes() < self.grant.borrow().asks_at
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.meter.bytes() >= self.grant.borrow().ends_at
     }
 
     /// Waits if the pull has written all that it may.
@@ -245,9 +259,15 @@ impl PullSpace {
         if self.is_enough() {
             return;
         }
-        self.wanted.notify_one();
         let mut grant = self.grant.subscribe();
-        grant.wait_for(|grant| self.meter.bytes() < grant.ends_at).await.expect("the space has the sender");
+        // Other threads may have used up a grant before this one sees it: it asks again.
+        let may_write = |grant: &Grant| {
+            if self.meter.bytes() >= grant.asks_at {
+                self.wanted.notify_one();
+            }
+            self.meter.bytes() < grant.ends_at
+        };
+        grant.wait_for(may_write).await.expect("the space has the sender");
     }
 }
 
@@ -267,7 +287,13 @@ impl Reservation {
 
     /// Waits until the pull requests more space.
     pub(crate) async fn asks(&self) {
-        self.space.wanted.notified().await;
+        loop {
+            self.space.wanted.notified().await;
+            // Each of its threads asks, and one grant is for all.
+            if !self.space.is_enough() {
+                return;
+            }
+        }
     }
 
     pub(crate) fn written_bytes(&self, layer: &Digest) -> WrittenBytes {
@@ -287,11 +313,41 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.space.grant.send_replace(Grant::of(0, u64::MAX));
         if !self.layers.is_empty() {
             self.reservations.lock().pulls.remove(&self.number);
             self.reservations.returned.notify_waiters();
         }
+        // After the removal: no other grant follows.
+        self.space.grant.send_replace(Grant::of(0, u64::MAX));
+    }
+}
+
+/// Counts the bytes that a thread writes for a layer, and makes it wait for the space of the next ones. The bytes of a frame
+/// that has arrived may be a thousand times as many.
+#[derive(Default)]
+pub(crate) struct WriteGate {
+    written: WrittenBytes,
+    cancelled: Arc<AtomicBool>,
+    /// On which the thread waits; `None`: it does not.
+    runtime: Option<Handle>,
+}
+
+impl WriteGate {
+    pub(crate) fn new(written: WrittenBytes, cancelled: Arc<AtomicBool>) -> Self {
+        Self { written, cancelled, runtime: Handle::try_current().ok() }
+    }
+
+    /// Waits if the pull has written all that it may. Ends early when the layer is cancelled.
+    pub(crate) fn add(&self, bytes: u64) {
+        self.written.add(bytes);
+        let (Some(space), Some(runtime)) = (&self.written.space, &self.runtime) else { return };
+        if space.is_enough() {
+            return;
+        }
+        runtime.block_on(async {
+            let mut wait = pin!(space.wait());
+            while timeout(CANCEL_POLL, &mut wait).await.is_err() && !self.cancelled.load(Ordering::Relaxed) {}
+        });
     }
 }
 
@@ -320,15 +376,6 @@ impl WrittenBytes {
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;
-        }
-    }
-
-    /// The same, for a thread that writes what has arrived: it may be many times larger.
-    pub(crate) fn blocking_space(&self, runtime: &Handle) {
-        if let Some(space) = &self.space
-            && !space.is_enough()
-        {
-            runtime.block_on(space.wait());
         }
     }
 

@@ -275,16 +275,20 @@ fn an_artifact_of_12_gb_is_taken_with_13_gb_free_and_refused_with_11() {
 }
 
 #[test]
-fn a_running_pull_that_writes_on_gets_half_of_what_is_free_in_bounds() {
-    let expected = |bytes| Amount { bytes, ..Amount::default() };
-    for (bytes, free, wanted) in [
-        (0, 0, PART_MIN),
-        (0, 10 + 2 * PART_MIN, PART_MIN),
-        (0, 10 + (20 << 20), 10 << 20),
-        (0, 100 << 30, STEP_MIN),
-        (STEP_MIN + 1, 100 << 30, STEP_MIN + 1),
+fn a_running_pull_that_writes_on_gets_half_of_what_is_free_and_asks_for_room_at_the_end_of_it() {
+    const MIB: u64 = 1 << 20;
+    for (granted, free, is_used_up, wanted) in [
+        (0, 100 << 30, true, Ok(STEP_MIN)),
+        (STEP_MIN + 1, 100 << 30, false, Ok(STEP_MIN + 1)),
+        (0, 20 * MIB, true, Ok(10 * MIB)),
+        (0, PART_MIN, true, Ok(2 * MIB)),
+        (MIB, PART_MIN - 2, false, Ok(2 * MIB - 1)),
+        (MIB, PART_MIN - 1, true, Err(1)),
+        (MIB, 2 * MIB - 1, false, Err(2 * MIB + 1)),
+        (0, 0, true, Err(PART_MIN)),
     ] {
-        let more = expected(bytes).or_more(&space(free, None));
-        assert_eq!((more.bytes, more.is_refusal()), (wanted, false), "{bytes} of {free}");
+        let found = more(granted, is_used_up, &space(10 + free, None));
+        let found = found.map_err(|missing| (missing.bytes, missing.is_refusal()));
+        assert_eq!(found, wanted.map_err(|bytes| (bytes, false)), "{granted}, {free} free, {is_used_up}");
     }
 }

@@ -1,6 +1,5 @@
 //! The engine: its parts, and the services that it implements for its store.
 
-mod admit;
 mod archive;
 mod artifact;
 mod confirm;
@@ -11,6 +10,7 @@ mod layer_single_flight;
 mod pull;
 mod sharing;
 mod sources;
+mod space;
 mod trust;
 mod verify;
 
@@ -32,13 +32,15 @@ use imagelet_core::{
     ports::{
         ContainerService, Credentials, ExportRequest, ExportedImage, FilesystemUsage, Freed, ImageDetails,
         ImageFilesystems, ImageService, ImportOutcome, ImportRequest, LayerGraph, LayerState, Listing, LocalStore,
-        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRequest, RegistryHost,
-        StoreMeasure, VerifyProgress, VerifyReport,
+        MakeRoom, MountOptions, MountedImage, Progress, PullEstimate, PullEvent, PullRemains, PullRequest,
+        RegistryHost, StoreMeasure, VerifyProgress, VerifyReport,
     },
 };
 use tokio::time::Instant;
 
-use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight};
+use self::{
+    estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSingleFlight, space::YOUNG,
+};
 use crate::{
     admission::{Admission, Reservations},
     confine::Confinement,
@@ -115,7 +117,7 @@ impl EngineConfig {
     /// How much of a pull runs at once, and the machine that it follows from.
     pub fn sizes(&self) -> String {
         let layers = counted(self.limits.layers_in_flight as u64, "layer");
-        format!("{layers} of an image at once, {} ({})", self.registry.sizes, Machine::here())
+        format!("{layers} of an image at once, {} ({})", self.registry.fetch_sizes, Machine::here())
     }
 }
 
@@ -165,7 +167,7 @@ impl Engine {
     ) -> Result<Arc<Self>, RuntimeError> {
         let store = Arc::new(open_store(&config, tell).await?);
         let health_file = (!store.is_read_only()).then(|| config.place.root.join(HEALTH_FILE));
-        let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() })?;
+        let registry = Registry::new(RegistryConfig { health_file, ..config.registry.clone() });
         if !store.is_read_only() {
             registry.keep_documents_in(&store);
         }
@@ -362,14 +364,16 @@ impl LocalStore for Engine {
         self.store.resolve_damaged(image)
     }
 
-    async fn sweep(&self, unfinished: bool) -> Result<(), RuntimeError> {
+    async fn sweep(&self, remains: PullRemains) -> Result<(), RuntimeError> {
         self.on_disk(move |store| {
             mount::sweep(store)?;
             store.sweep()?;
-            if unfinished {
-                store.free_unfinished(u64::MAX, &[], None)?;
-            }
-            Ok(())
+            let spared = match remains {
+                PullRemains::Keep => return Ok(()),
+                PullRemains::KeepYoung => Some(YOUNG),
+                PullRemains::Remove => None,
+            };
+            store.free_unfinished(u64::MAX, &[], spared).map(drop)
         })
         .await
     }

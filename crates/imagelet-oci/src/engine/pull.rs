@@ -16,7 +16,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, estimate::PullTarget, report_present, sharing::only_from};
+use super::{Engine, estimate::PullTarget, report_present, sharing::only_from, space::Wanted};
 use crate::{
     admission::Reservation,
     manifest::{BlobLayout, CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},

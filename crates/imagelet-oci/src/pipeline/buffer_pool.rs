@@ -11,10 +11,9 @@ use std::{
 };
 
 use imagelet_core::image::{ByteSize, Digest};
-use tokio::runtime::Handle;
 
 use crate::{
-    admission::WrittenBytes,
+    admission::WriteGate,
     hash::Hash,
     store::{Checkpoint, JournalWriter},
     unpack::{LayerInput, LayerMemory, MemoryReservation, ReusableFile},
@@ -113,15 +112,13 @@ pub(crate) struct BlockWriter {
 pub(crate) fn queue(
     memory: &Arc<LayerMemory>,
     hash: Hash,
-    written_bytes: WrittenBytes,
+    gate: WriteGate,
     journal: Option<JournalWriter>,
 ) -> (BlockWriter, BlockReader) {
     let (queue, blocks) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
     let current = BlockBytes::default();
-    let runtime = Handle::try_current().ok();
-    let reader =
-        BlockReader { blocks, home, hash, written_bytes, runtime, journal, current, position: 0, ended: false };
+    let reader = BlockReader { blocks, home, hash, gate, journal, current, position: 0, ended: false };
     let (claim, replayed) = (MemoryReservation::on(memory), BlockBytes::default());
     (BlockWriter { queue, returned, claim, blocks: 0, total: 0, replayed }, reader)
 }
@@ -218,9 +215,7 @@ pub(crate) struct BlockReader {
     /// Returns buffers to the writer.
     home: Sender<Vec<u8>>,
     hash: Hash,
-    written_bytes: WrittenBytes,
-    /// Waits for space; `None` outside of a pull.
-    runtime: Option<Handle>,
+    gate: WriteGate,
     journal: Option<JournalWriter>,
     current: BlockBytes,
     position: usize,
@@ -243,10 +238,7 @@ impl BlockReader {
         self.position = 0;
         if !done.is_empty() {
             if !is_replayed {
-                self.written_bytes.add(done.len() as u64);
-                if let Some(runtime) = &self.runtime {
-                    self.written_bytes.blocking_space(runtime);
-                }
+                self.gate.add(done.len() as u64);
             }
             // Fails if the inflater has finished; then the buffer is freed.
             let _ = self.home.send(done);

@@ -362,7 +362,7 @@ pub(super) struct Intake {
     reader_wait: ReaderWait,
     /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
-    /// `None`: of a resumed layer only the archive's digest can be verified.
+    /// The hash of the compressed blob. `None`: the layer continues from its unpacked files, and the diff-id verifies it.
     hash: Option<Hash>,
     pub(super) content: Option<Hasher>,
     /// The first bytes of the blob, which are not fetched: an earlier attempt has unpacked them.

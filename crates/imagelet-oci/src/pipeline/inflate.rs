@@ -86,7 +86,11 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::{admission::WrittenBytes, pipeline::frames::Frame, registry::ReaderWait};
+    use crate::{
+        admission::{WriteGate, WrittenBytes},
+        pipeline::frames::Frame,
+        registry::ReaderWait,
+    };
     use crate::{hash::Hash, pipeline::buffer_pool};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
@@ -98,7 +102,7 @@ mod tests {
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
         let hash = Hash::new(DigestAlgorithm::Sha256);
-        let (mut writer, out) = buffer_pool::queue(&memory, hash, WrittenBytes::default(), None);
+        let (mut writer, out) = buffer_pool::queue(&memory, hash, WriteGate::default(), None);
         let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let source = FrameReader::new(receiver, ReaderWait::default(), WrittenBytes::default());

@@ -50,7 +50,7 @@ use self::{
     pace::Checks,
 };
 use crate::{
-    admission::WrittenBytes,
+    admission::{WriteGate, WrittenBytes},
     confine::{AllowedFolder, Confinement},
     hash::Hash,
     manifest::{BlobLayout, Compression, Descriptor},
@@ -426,10 +426,10 @@ impl LayerAttempt<'_> {
         let previous = resumed.as_ref().map(|resumed| Arc::clone(&resumed.previous));
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
         let hash = Hash::new(job.content_digest().unwrap_or(&job.descriptor.digest).algorithm());
-        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, written_bytes.clone(), journal);
-
         let cancelled = Arc::new(AtomicBool::new(false));
         let cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let gate = WriteGate::new(written_bytes.clone(), Arc::clone(&cancelled));
+        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, gate, journal);
         let inflated_max = job.descriptor.size.saturating_mul(job.terms.limits.expansion_max).min(INFLATED_BYTES_MAX);
         let bounds = Bounds {
             expansion: Expansion::new(inflated_max, &job.terms.allowance),

@@ -46,7 +46,7 @@ pub async fn check_login(
         health_file: None,
         timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
         ..config
-    })?;
+    });
     let hosts = client.configured_hosts(&reference).await?.hosts;
     let last = hosts.last().map_or_else(String::new, |host| host.origin.authority());
     let own = hosts.into_iter().rfind(|host| !host.is_mirror).ok_or_else(|| {

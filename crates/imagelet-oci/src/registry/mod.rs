@@ -29,7 +29,7 @@ use std::{
 };
 
 use http::HeaderValue;
-use imagelet_core::{error::RuntimeError, lock::locked};
+use imagelet_core::lock::locked;
 use tokio::sync::Semaphore;
 
 use self::{
@@ -60,7 +60,7 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// Enough for all layers that are fetched from one registry at once, and for the additional connections of all blobs.
+/// Enough for all layers that are fetched from one registry at once, and for a dozen additional connections; others wait.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
 const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
@@ -85,7 +85,7 @@ pub struct RegistryConfig {
     pub bandwidth: Bandwidth,
     /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
     pub health_file: Option<PathBuf>,
-    pub sizes: FetchSizes,
+    pub fetch_sizes: FetchSizes,
     /// The policy file (containers-policy.json) for images of registries. `None`: no signature is checked.
     pub signature_policy: Option<PathBuf>,
 }
@@ -99,7 +99,7 @@ impl Default for RegistryConfig {
             connections_per_host: CONNECTIONS_PER_HOST,
             bandwidth: Bandwidth::default(),
             health_file: None,
-            sizes: FetchSizes::beside(Machine::here().layers_in_flight()),
+            fetch_sizes: FetchSizes::of(Machine::here()),
             signature_policy: None,
         }
     }
@@ -164,7 +164,7 @@ struct Shared {
 }
 
 impl Registry {
-    pub(crate) fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(config: RegistryConfig) -> Self {
         let share = DescriptorShare::default();
         let connections_per_host = share.of(config.connections_per_host.get());
         let transport = Transport {
@@ -181,13 +181,13 @@ impl Registry {
             transport,
             health: Arc::new(HostsHealth::load(config.health_file.clone())),
             rate_limits: RateLimits::default(),
-            read_ahead: Arc::new(Semaphore::new(config.sizes.read_ahead)),
-            extra_connections: Arc::new(Semaphore::new(share.of(config.sizes.extra_connections))),
+            read_ahead: Arc::new(Semaphore::new(config.fetch_sizes.read_ahead)),
+            extra_connections: Arc::new(Semaphore::new(share.of(config.fetch_sizes.extra_connections))),
             documents: OnceLock::new(),
             parsing: Semaphore::new(PARSED_BYTES_MAX),
             config,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
     /// Stores large documents in the staging folders of a store from now on.

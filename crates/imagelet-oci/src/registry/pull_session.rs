@@ -158,7 +158,7 @@ impl PullSession {
 
     #[cfg(test)]
     pub(crate) fn nowhere(reference: Reference) -> Self {
-        let registry = super::Registry::new(super::RegistryConfig::default()).expect("a user agent");
+        let registry = super::Registry::new(super::RegistryConfig::default());
         Self::new(registry.shared, reference, Vec::new(), &[], Patience::FULL)
     }
 

@@ -113,12 +113,12 @@ impl Store {
     }
 
     /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. The blobs
-    /// with the keys `kept` stay, and what changed within the time `recent`. Returns the freed bytes.
+    /// with the keys `kept` stay, and what is younger than `spared`. Returns the freed bytes.
     pub(crate) fn free_unfinished(
         &self,
         wanted: u64,
         kept: &[PartialKey],
-        recent: Option<Duration>,
+        spared: Option<Duration>,
     ) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let now = SystemTime::now();
@@ -130,7 +130,7 @@ impl Store {
         let partials =
             self.partials().into_iter().filter(|partial| !partial.is_used(&index) && !partial.is_any_of(kept));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
-        unfinished.retain(|(since, ..)| recent.is_none_or(|recent| is_outdated(*since, recent, now)));
+        unfinished.retain(|(since, ..)| spared.is_none_or(|age| is_outdated(*since, age, now)));
         unfinished.sort_by_key(|(since, ..)| *since);
         let (mut freed, mut failed) = (0, Ok(()));
         for (_, bytes, path, spare) in unfinished {

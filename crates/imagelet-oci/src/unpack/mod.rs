@@ -69,8 +69,8 @@ pub(crate) struct UnpackOptions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Set on the disk; needs root. Whiteouts are character devices 0:0, opaque directories have
-    /// `trusted.overlay.opaque`.
+    /// The files get the owners of the archive, which needs root. A whiteout is a character device 0:0, and an opaque
+    /// directory has the attribute `trusted.overlay.opaque`.
     Apply,
     /// The process owns the files; the archive's owners are reported. Directories stay accessible (`u+rwx`).
     ///

@@ -12,7 +12,7 @@ use imagelet_core::{
     image::{Digest, DigestAlgorithm, ImageId, ImageSpec},
     ports::{
         ArchivePlace, ExportRequest, ExportedImage, ImageService as _, ImportOutcome, ImportRequest, LayerState,
-        LocalStore as _, Progress, PullEvent, no_progress,
+        LocalStore as _, Progress, PullEvent, PullRemains, no_progress,
     },
 };
 use imagelet_oci::{Engine, EngineConfig};
@@ -102,7 +102,7 @@ async fn an_image_by_sha512_is_whole_to_a_check_an_export_and_a_repair() {
     let hex = id.split_once(':').expect("a digest").1;
     std::fs::write(folder.path().join("source/images").join(hex).join("image.json"), b"rotten").expect("written");
     let engine = keeping(&folder.path().join("source")).await;
-    engine.sweep(false).await.expect("swept");
+    engine.sweep(PullRemains::Keep).await.expect("swept");
     registry.take_layer_requests();
     let anonymous = |_: &str| -> Vec<Credential> { Vec::new() };
     let repaired = engine.repair(&ImageId::new(&id), &anonymous, no_progress_ref()).await;
@@ -411,7 +411,7 @@ async fn a_hostile_archive_changes_nothing_and_says_what_is_wrong() {
                 .all(|image| !image.tags.iter().any(|tag| tag.contains("one"))),
             "{what}"
         );
-        engine.sweep(true).await.expect("swept");
+        engine.sweep(PullRemains::Remove).await.expect("swept");
     }
 }
 

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    ports::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _, PullRemains},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 
@@ -118,7 +118,7 @@ async fn a_lost_layer_is_unpacked_from_its_kept_blob_and_one_that_is_wrong_is_fe
     std::fs::remove_dir_all(root.join("layers").join(layer.diff_id().hex())).expect("it was there");
     let engine = open(root, true).await;
     assert_eq!(kept(root).len(), 1);
-    engine.sweep(false).await.expect("a sweep");
+    engine.sweep(PullRemains::Keep).await.expect("a sweep");
     assert_eq!(kept(root).len(), 1);
     engine.remove(&ImageSpec::new(registry.name("a:v1"))).await.expect("removed");
     assert_eq!(content(root), Vec::<String>::new());
@@ -215,7 +215,7 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
     let mut engine = open(root, true).await;
     for way in ["a sweep", "a start", "on request", "too little"] {
         break_off(&engine, &registry, root, true).await;
-        engine.sweep(false).await.expect("a sweep");
+        engine.sweep(PullRemains::Keep).await.expect("a sweep");
         let (path, size) = partial(root).expect("a young one stays");
         let age = |hours: u64| {
             let file = std::fs::File::options().write(true).open(&path).expect("it is there");
@@ -225,10 +225,10 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
         match way {
             "a sweep" => {
                 age(23);
-                engine.sweep(false).await.expect("a sweep");
+                engine.sweep(PullRemains::Keep).await.expect("a sweep");
                 assert!(path.exists());
                 age(25);
-                engine.sweep(false).await.expect("a sweep");
+                engine.sweep(PullRemains::Keep).await.expect("a sweep");
             }
             "a start" => {
                 age(25);
@@ -239,7 +239,7 @@ async fn what_broke_off_goes_when_nobody_comes_back_for_it() {
             }
             "on request" => {
                 assert_eq!(used(&engine).await, size);
-                engine.sweep(true).await.expect("a sweep");
+                engine.sweep(PullRemains::Remove).await.expect("a sweep");
                 assert_eq!(used(&engine).await, 0);
             }
             _ => {

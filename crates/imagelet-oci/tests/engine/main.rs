@@ -28,7 +28,8 @@ use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{ImageId, ImageSpec},
     ports::{
-        ImageService as _, LayerState, LocalStore as _, MountOptions, Progress, PullEvent, PullRequest, no_progress,
+        ImageService as _, LayerState, LocalStore as _, MountOptions, Progress, PullEvent, PullRemains, PullRequest,
+        no_progress,
     },
     testing::conformance,
 };
@@ -102,7 +103,7 @@ async fn the_engine_keeps_every_promise() {
         reports_configs: true,
     };
     conformance::run(&*engine, &images).await;
-    engine.sweep(false).await.expect("a sweep");
+    engine.sweep(PullRemains::Keep).await.expect("a sweep");
     assert_eq!(content(folder.path()), Vec::<String>::new());
 }
 
@@ -186,7 +187,7 @@ async fn what_is_refused_has_one_clear_error_and_leaves_nothing() {
         assert_eq!(error.kind(), kind, "{name}: {}", error.chain());
         assert!(error.chain().contains(words), "{name}: {}", error.chain());
         assert!(engine.list(None).await.expect("a list").is_empty(), "{name} is listed");
-        engine.sweep(false).await.expect("a sweep");
+        engine.sweep(PullRemains::Keep).await.expect("a sweep");
         assert_eq!(settled(folder.path()).await, empty, "{name} left something");
     }
     // A container's root is the layer's: these are fine, and stay inside.

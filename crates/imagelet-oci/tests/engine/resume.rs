@@ -5,7 +5,7 @@ use std::{os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Durati
 use imagelet_core::{
     error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    ports::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _, PullRemains},
 };
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig, RegistryTimeouts};
 
@@ -135,14 +135,14 @@ async fn what_an_unfinished_pull_left_goes_on_request_after_its_time_and_for_a_r
         cancel(&engine, root, registry.name("a:v1")).await;
         match way {
             "on request" => {
-                engine.sweep(false).await.expect("a sweep");
+                engine.sweep(PullRemains::Keep).await.expect("a sweep");
                 assert_eq!(spares(root), 1, "a young one stays");
-                engine.sweep(true).await.expect("a sweep");
+                engine.sweep(PullRemains::Remove).await.expect("a sweep");
             }
             "expired" => {
                 drop(engine);
                 engine = open_as(EngineConfig { resume_for: Duration::from_nanos(1), ..config(root) }).await;
-                engine.sweep(false).await.expect("a sweep");
+                engine.sweep(PullRemains::Keep).await.expect("a sweep");
             }
             "at a start" => {
                 drop(engine);
@@ -189,14 +189,14 @@ async fn a_file_of_an_admitted_pull_stays_while_it_waits_for_its_turn_and_space_
         assert!(!pulling.is_finished(), "it stalls");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    engine.sweep(true).await.expect("space is freed");
+    engine.sweep(PullRemains::Remove).await.expect("space is freed");
     assert!(files().contains(&(partial.clone(), *size)), "the pull counts on it: {:?}", files());
     pulling.abort();
     assert!(pulling.await.is_err());
     while files().iter().any(|(path, _)| path != partial) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    engine.sweep(true).await.expect("space is freed");
+    engine.sweep(PullRemains::Remove).await.expect("space is freed");
     assert_eq!(files(), []);
 }
 

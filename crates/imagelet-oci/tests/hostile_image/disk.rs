@@ -12,7 +12,7 @@ use std::{
 use imagelet_core::{
     error::RuntimeErrorKind,
     image::ImageSpec,
-    ports::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _, PullRemains},
 };
 use imagelet_oci::{Engine, EngineConfig};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -261,7 +261,7 @@ async fn a_read_only_disk_lists_and_says_why_it_takes_nothing() {
         pull(&engine, &two).await.map(drop),
         engine.remove(&ImageSpec::new(&one)).await,
         engine.untag(&one).await,
-        engine.sweep(false).await.map(drop),
+        engine.sweep(PullRemains::Keep).await.map(drop),
     ];
     for refusal in refusals {
         let error = refusal.expect_err("nothing can be written");

@@ -11,7 +11,7 @@ use std::{
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::ImageSpec,
-    ports::{ImageService as _, LocalStore as _},
+    ports::{ImageService as _, LocalStore as _, PullRemains},
 };
 use imagelet_oci::{Engine, EngineConfig};
 
@@ -123,7 +123,7 @@ async fn what_is_not_the_stores_is_left_alone_and_disturbs_nothing() {
         let other = registry.put(&format!("round-{round}"), &Image::good(&format!("round-{round}")));
         pull(&engine, &other).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         engine.remove(&ImageSpec::new(&other)).await.unwrap_or_else(|error| panic!("{}", error.chain()));
-        engine.sweep(false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+        engine.sweep(PullRemains::Keep).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         assert!(engine.status(&ImageSpec::new(&name)).await.expect("a status").is_some());
         assert_eq!(engine.container_service().containers().await.expect("the mounts").len(), 0);
         drop(engine);

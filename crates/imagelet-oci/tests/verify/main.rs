@@ -13,7 +13,9 @@ use fixture::{Layer, TestRegistry, files};
 use imagelet_core::{
     error::RuntimeErrorKind,
     image::{Digest, ImageSpec},
-    ports::{Finding, ImageService as _, LocalStore as _, MountOptions, PullRequest, VerifyReport, no_progress},
+    ports::{
+        Finding, ImageService as _, LocalStore as _, MountOptions, PullRemains, PullRequest, VerifyReport, no_progress,
+    },
 };
 use imagelet_oci::{Engine, EngineConfig};
 
@@ -368,7 +370,7 @@ async fn damage_outlives_a_restart_and_a_repair_asks_for_the_damaged_layer_alone
         assert_eq!(findings(&site.verify().await), std::slice::from_ref(finding), "it is still known what was found");
         site.open().await;
     }
-    site.engine().sweep(false).await.expect("a sweep");
+    site.engine().sweep(PullRemains::Keep).await.expect("a sweep");
     let report = site.verify().await;
     site.repair(&report).await;
     assert_eq!(site.registry.asked(), [site.layers[1].to_string()]);

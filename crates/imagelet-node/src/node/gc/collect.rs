@@ -12,7 +12,7 @@ use imagelet_core::{
     gc::{GcDecision, GcError, GcEvent, GcGoal, GcOutcome, GcPhase, GcPolicy, GcReport, GcRequest},
     image::{ByteSize, counted, shown_name},
     inventory::VANISHED_WAIT,
-    ports::{MakeRoom, RemovedImage, RoomMade, RoomWanted},
+    ports::{MakeRoom, PullRemains, RemovedImage, RoomMade, RoomWanted},
 };
 use tracing::{Instrument as _, Span, info_span, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
@@ -112,7 +112,12 @@ impl Collection {
             && let Some(store) = self.images.local()
         {
             let is_short = report.failures.iter().any(GcError::is_shortfall);
-            store.sweep(is_short || request.goal == GcGoal::AllUnused).await?;
+            let remains = match request.goal {
+                GcGoal::AllUnused => PullRemains::Remove,
+                _ if is_short => PullRemains::KeepYoung,
+                _ => PullRemains::Keep,
+            };
+            store.sweep(remains).await?;
         }
         Ok(report)
     }

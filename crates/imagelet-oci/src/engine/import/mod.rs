@@ -36,13 +36,12 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    Engine,
-    admit::Wanted,
-    blocking,
+    Engine, blocking,
     estimate::PullTarget,
     layer_single_flight::{FetchGuard, RaceOutcome},
     pull::{LayerFetches, announce, check_layers, tenant},
     report_present,
+    space::Wanted,
 };
 use crate::{
     manifest::{Index, ManifestDocument, unacceptable},

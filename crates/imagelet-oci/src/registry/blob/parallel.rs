@@ -63,10 +63,31 @@ pub(crate) struct RangedStream {
     race: Race,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
+    /// The shortest time to an answer, in nanoseconds: others include waits for a connection or a token.
+    answer: AtomicU64,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self { received: AtomicU64::new(0), answered: AtomicUsize::new(0), answer: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl Meter {
+    async fn answered_after(&self, stream: &mut BlobStream) -> Result<(), RuntimeError> {
+        let asked = Instant::now();
+        stream.ready().await?;
+        self.answer.fetch_min(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn answer(&self) -> Duration {
+        Duration::from_nanos(self.answer.load(Ordering::Relaxed))
+    }
 }
 
 /// A span that a separate task reads ahead.
@@ -93,15 +114,14 @@ impl BlobSource {
         let size = self.size();
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
-        let asked = Instant::now();
-        head.ready().await?;
-        pace.answer = asked.elapsed();
+        let meter = Arc::<Meter>::default();
+        meter.answered_after(&mut head).await?;
         Ok(RangedStream {
             source: self.clone(),
             reader_wait: reader_wait.clone(),
             pace,
             started: Instant::now(),
-            meter: Arc::default(),
+            meter,
             is_whole: head.end > planned,
             planned: planned.max(head.end),
             head,
@@ -207,7 +227,11 @@ impl RangedStream {
             reading += 1;
         }
         let left = self.head.end - self.head.reached;
-        if self.ahead.is_empty() && self.turned.is_none() && left <= self.pace.lead() && self.planned < size {
+        if self.ahead.is_empty()
+            && self.turned.is_none()
+            && left <= self.pace.lead(self.meter.answer())
+            && self.planned < size
+        {
             self.begin(None);
         }
     }
@@ -263,7 +287,7 @@ struct Reader {
 impl Reader {
     async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
         // The request is not cancelled: otherwise the host has to send the same bytes again.
-        self.stream.ready().await?;
+        self.meter.answered_after(&mut self.stream).await?;
         let urgency = Arc::clone(&self.stream.urgency);
         let mut turned = pin!(urgency.raised());
         if !reads_ahead {

@@ -41,10 +41,8 @@ pub(crate) struct TransferSample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
-    /// Time from the first request to its answer, with the time to connect.
-    pub(crate) answer: Duration,
     /// Bytes a second of the last window.
-    rate: f64,
+    rate: u64,
     range: u64,
     mark: Option<TransferSample>,
     /// The rate before the newest connection, while that connection is on trial.
@@ -58,8 +56,7 @@ impl Pace {
     pub(crate) fn new() -> Self {
         Self {
             connections: 1,
-            answer: Duration::ZERO,
-            rate: 0.0,
+            rate: 0,
             range: RANGE_FIRST,
             mark: None,
             on_trial: None,
@@ -79,8 +76,9 @@ impl Pace {
     }
 
     /// The rest of a range at which the next one is requested: as many bytes as arrive until its answer.
-    pub(crate) fn lead(&self) -> u64 {
-        ((self.rate * self.answer.as_secs_f64()) as u64).clamp(LEAD_MIN, LEAD_MAX)
+    pub(crate) fn lead(&self, answer: Duration) -> u64 {
+        let milliseconds = u64::try_from(answer.as_millis()).unwrap_or(u64::MAX);
+        (self.rate.saturating_mul(milliseconds) / 1000).clamp(LEAD_MIN, LEAD_MAX)
     }
 
     pub(crate) fn observe(&mut self, seen: TransferSample) {
@@ -95,7 +93,7 @@ impl Pace {
         }
         self.mark = Some(seen);
         let rate = bytes as f64 / took.as_secs_f64();
-        self.rate = rate;
+        self.rate = bytes.saturating_mul(1000) / u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let share = seen.reader_wait.saturating_sub(mark.reader_wait).as_secs_f64() / took.as_secs_f64();
         self.decide(rate, share, &seen);
     }
@@ -224,16 +222,15 @@ mod tests {
 
     #[test]
     fn the_next_range_is_requested_a_round_trip_before_the_end() {
-        for (megabytes, answer, wanted) in
-            [(1, 0, LEAD_MIN), (10, 1, LEAD_MIN), (10, 40, 4 << 20), (100, 200, LEAD_MAX)]
-        {
-            let mut pace = Pace { answer: Duration::from_millis(answer), ..Pace::new() };
-            for (second, received) in [(0, 0), (1, megabytes << 20)] {
-                let at = Duration::from_millis(100 * second);
-                let nothing = Duration::ZERO;
-                pace.observe(TransferSample { at, received, reader_wait: nothing, answered: 0, has_room: true });
+        for (megabytes, answer, wanted) in [(1, 0, 2), (10, 1, 2), (10, 40, 4), (100, 200, 16)] {
+            let mut pace = Pace::new();
+            for (moment, received) in [(0, 0), (100, megabytes << 20)] {
+                let at = Duration::from_millis(moment);
+                let reader_wait = Duration::ZERO;
+                pace.observe(TransferSample { at, received, reader_wait, answered: 0, has_room: true });
             }
-            assert_eq!(pace.lead() >> 20, wanted >> 20, "{megabytes} MiB in 100 ms, {answer} ms");
+            let lead = pace.lead(Duration::from_millis(answer));
+            assert_eq!(lead >> 20, wanted, "{megabytes} MiB in 100 ms, {answer} ms");
         }
     }
 }

@@ -78,7 +78,7 @@ impl HostSlots {
     }
 }
 
-/// Whether the reader needs the request's bytes next. A request that reads ahead is notified while it waits.
+/// Whether the reader needs the request's bytes next. Of a request that reads ahead it does not; the request is woken when it does.
 pub(crate) struct Urgency {
     is_next: CancellationToken,
     /// Called when the request has a slot.

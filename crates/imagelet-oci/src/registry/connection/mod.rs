@@ -29,8 +29,8 @@ pub(super) use self::{
     transport::{BodyReader, ReadError, Request, RequestKind, Response, Transport, drain},
 };
 
-/// An error of the HTTP client. Displays the first cause that explains the failure. `client error (Connect)` and `connection error` only name a
-/// layer of the library.
+/// An error of the HTTP client. Displays the first cause that explains the failure, without the library's wrappers around
+/// it, such as `client error (Connect)` and `connection error`.
 #[derive(Debug)]
 pub(crate) struct HttpError(Box<dyn Error + Send + Sync>);
 

@@ -31,11 +31,7 @@ pub struct PathReport {
 
 /// The hosts that a pull of an image may ask, without its registry.
 pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
-    let registry = Registry::new(RegistryConfig { health_file: None, ..config.clone() });
-    match registry {
-        Ok(registry) => registry.other_hosts(reference).await,
-        Err(_) => Vec::new(),
-    }
+    Registry::new(RegistryConfig { health_file: None, ..config.clone() }).other_hosts(reference).await
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
@@ -56,7 +52,7 @@ pub async fn check_path(
         health_file: None,
         timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
         ..config
-    })?;
+    });
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
     let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {

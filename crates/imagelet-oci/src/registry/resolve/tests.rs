@@ -40,7 +40,7 @@ fn put_large(fake: &FakeRegistry) -> [Bytes; 3] {
 
 fn keeping(folder: &Path) -> (Registry, Arc<Store>) {
     let store = Arc::new(Store::open(folder, StoreOptions::for_tests()).unwrap());
-    let registry = Registry::new(RegistryConfig::default()).unwrap();
+    let registry = Registry::new(RegistryConfig::default());
     registry.keep_documents_in(&store);
     (registry, store)
 }

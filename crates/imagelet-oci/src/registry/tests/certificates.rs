@@ -43,7 +43,7 @@ async fn ask(parameters: &CertificateParams, ca: impl FnOnce(String) -> String) 
         timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
-    let registry = Registry::new(config).unwrap();
+    let registry = Registry::new(config);
     let resolved = registry.resolve(&fake.reference("team/app:v1"), None, &"linux/amd64".parse().unwrap()).await;
     resolved.map(drop).map_err(|error| {
         assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Stage::Tls), "{}", error.chain());
@@ -129,7 +129,7 @@ async fn ask_server_of(answer: &'static [u8]) -> (String, String) {
         ..RegistryConfig::default()
     };
     let reference = format!("{address}/team/app:v1").parse().unwrap();
-    let error = Registry::new(config).unwrap().resolve(&reference, None, &platform()).await.unwrap_err();
+    let error = Registry::new(config).resolve(&reference, None, &platform()).await.unwrap_err();
     server.abort();
     assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls), "{}", error.chain());
     assert!(!error.is_outage() && error.chain().contains(&address.to_string()), "{}", error.chain());
@@ -167,7 +167,7 @@ async fn a_server_that_requires_a_client_certificate_says_so_after_the_handshake
         ..RegistryConfig::default()
     };
     let resolve = async || {
-        let registry = Registry::new(config.clone()).unwrap();
+        let registry = Registry::new(config.clone());
         registry.resolve(&fake.reference("team/app:v1"), None, &platform()).await
     };
     let error = resolve().await.unwrap_err();
@@ -220,7 +220,7 @@ async fn a_loopback_registry_with_a_configured_authority_is_verified() {
             timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
             ..RegistryConfig::default()
         };
-        let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+        let resolved = Registry::new(config).resolve(&fake.reference("team/app:v1"), None, &platform()).await;
         let class = resolved.map(drop).map_err(|error| error.fault().class);
         assert_eq!(class, if trusted { Ok(()) } else { Err(ErrorClass::CertificateInvalid) });
     }
@@ -251,7 +251,6 @@ fn client_of(folder: &tempfile::TempDir) -> Registry {
         timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     })
-    .unwrap()
 }
 
 #[tokio::test]

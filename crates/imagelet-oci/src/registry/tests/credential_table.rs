@@ -287,7 +287,7 @@ async fn pull(servers: &Servers, case: Case, root: &Path) -> Result<Vec<u8>, Run
     let platform: Platform = "linux/amd64".parse().unwrap();
     let reference = servers.registry.reference("team/app:v1");
     let credential = case.credential(servers);
-    let resolved = Registry::new(config).unwrap().resolve(&reference, Some(&credential), &platform).await?;
+    let resolved = Registry::new(config).resolve(&reference, Some(&credential), &platform).await?;
     let mut stream = resolved.session.open_blob(&resolved.manifest.layers[0], 0).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {

@@ -29,7 +29,7 @@ pub(crate) fn client(fake: &FakeRegistry, mirrors: &[String], config: RegistryCo
     let text: Vec<String> = mirrors.iter().map(|mirror| format!("[host.\"http://{mirror}\"]\n")).collect();
     std::fs::write(own.join("hosts.toml"), text.concat()).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..config };
-    (Registry::new(config).unwrap(), folder)
+    (Registry::new(config), folder)
 }
 
 /// A fault of the table.
@@ -90,7 +90,7 @@ async fn a_mirror_that_never_answers_costs_one_deadline_for_an_image_of_thirty_l
     let read: Vec<_> = futures_util::future::join_all(reads).await;
     assert!(read.into_iter().zip(&layers).all(|(read, layer)| read.unwrap() == *layer));
     assert_eq!(mirror.stalls(), 1, "the manifest waits for it, no layer does");
-    let again = Registry::new(registry.shared.config.clone()).unwrap();
+    let again = Registry::new(registry.shared.config.clone());
     resolve(&again, &fake).await.unwrap();
     assert_eq!(mirror.stalls(), 1, "the next process knows it");
 }
@@ -237,7 +237,7 @@ async fn a_wrong_tag_names_its_one_host_once() {
             format!("[[registry]]\nprefix = \"r.example\"\nlocation = \"{location}\"\ninsecure = true\n"),
         )
         .unwrap();
-        let registry = Registry::new(RegistryConfig { hosts_dirs: vec![file], ..quick() }).unwrap();
+        let registry = Registry::new(RegistryConfig { hosts_dirs: vec![file], ..quick() });
         let reference = "r.example/team/app:v1".parse().unwrap();
         let error = registry.resolve(&reference, None, &"linux/amd64".parse().unwrap()).await.unwrap_err();
         let text = error.chain();
@@ -273,8 +273,7 @@ async fn an_error_goes_from_the_host_to_the_cause() {
         let registry = Registry::new(RegistryConfig {
             timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..quick().timeouts },
             ..quick()
-        })
-        .unwrap();
+        });
         let reference = format!("{}/team/app:v1", host.address()).parse().unwrap();
         let error = registry.resolve(&reference, None, &"linux/amd64".parse().unwrap()).await.unwrap_err();
         let text = error.chain();
@@ -333,7 +332,7 @@ async fn a_client_that_repeats_by_itself_gets_one_quick_retry_and_a_command_keep
         ("refused", Patience::FULL, Retry::Soon, millis(5), 6..=7, millis(4500)..=millis(10_500)),
         ("slow", Patience::FULL, Retry::Soon, millis(600), 5..=6, millis(4500)..=millis(11_500)),
     ] {
-        let shared = Registry::new(RegistryConfig::default()).unwrap().shared;
+        let shared = Registry::new(RegistryConfig::default()).shared;
         let hosts = vec![Host::own("127.0.0.1:1").unwrap()];
         let session = PullSession::new(shared, reference.clone(), hosts, &[], patience);
         let attempt = |_| {
@@ -361,7 +360,7 @@ async fn five_good_pods_behind_three_bad_ones_wait_for_one_quick_retry_of_each()
     let (good, failing) = (FakeRegistry::start().await, FakeRegistry::start().await);
     good.put_image("v1", &[b"layer"]);
     failing.trick("/v1", 99, answer(503, &[]));
-    let registry = Registry::new(RegistryConfig::default()).unwrap();
+    let registry = Registry::new(RegistryConfig::default());
     let places = [refusing().await, "registry.example:5000".to_owned(), failing.address.to_string()];
     for place in places {
         let error = resolve_as(&registry, &format!("{place}/team/app:v1"), Patience::ONE_RETRY).await.unwrap_err();
@@ -410,7 +409,7 @@ async fn no_body_of_another_origin_appears_in_a_message() {
     fake.put_image("v1", &[b"layer"]);
     let config =
         RegistryConfig { timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..quick().timeouts }, ..quick() };
-    let registry = Registry::new(config).unwrap();
+    let registry = Registry::new(config);
     let name = fake.reference("team/app:v1").to_string();
     let manifest = r#"{"schemaVersion": 2, "config": "an internal secret"}"#;
     for (status, body) in

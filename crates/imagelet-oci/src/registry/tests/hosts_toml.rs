@@ -9,7 +9,7 @@ fn configured(folder: &str, text: &str) -> (Registry, tempfile::TempDir) {
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("hosts.toml"), text).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
-    (Registry::new(config).unwrap(), directory)
+    (Registry::new(config), directory)
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn the_credential_of_a_prefix_stays_from_its_location() {
         let text = format!("[[registry]]\nprefix = \"prefix.example/team\"\nlocation = \"{place}\"\n{insecure}");
         std::fs::write(&file, text).unwrap();
         let config = RegistryConfig { hosts_dirs: vec![file], ..RegistryConfig::default() };
-        let registry = Registry::new(config).unwrap();
+        let registry = Registry::new(config);
         let reference = "prefix.example/team/app:v1".parse().unwrap();
         let named = Credential { server_address: "prefix.example".to_owned(), ..credential("hunter2pass") };
         for credential in [credential("hunter2pass"), named] {

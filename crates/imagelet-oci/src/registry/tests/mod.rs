@@ -40,7 +40,7 @@ fn registry() -> Registry {
         },
         ..RegistryConfig::default()
     };
-    Registry::new(config).unwrap()
+    Registry::new(config)
 }
 
 fn platform() -> Platform {
@@ -499,7 +499,7 @@ async fn mirrors_are_asked_first_without_the_credential_and_then_the_registry() 
     let text = format!("[host.\"http://{}\".header]\nx-key = \"k\"\n", mirror.address);
     std::fs::write(own.join("hosts.toml"), text).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
-    let registry = Registry::new(config).unwrap();
+    let registry = Registry::new(config);
     let reference = fake.reference("team/app:v1");
 
     let credential = credential("hunter2pass");
@@ -527,7 +527,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
         let text = format!("server = \"https://{}\"\n{settings}\n", fake.address);
         std::fs::write(own.join("hosts.toml"), text).unwrap();
         let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
-        let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+        let resolved = Registry::new(config).resolve(&fake.reference("team/app:v1"), None, &platform()).await;
         assert_eq!(resolved.is_ok(), works, "{settings}");
         assert_eq!(fake.seen().len(), usize::from(works), "{settings}");
         if let Err(error) = resolved {
@@ -547,7 +547,7 @@ async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("hosts.toml"), format!("server = \"https://{}\"\n", fake.address)).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
-    let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+    let resolved = Registry::new(config).resolve(&fake.reference("team/app:v1"), None, &platform()).await;
     let error = resolved.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls));

@@ -178,7 +178,7 @@ fn client(folder: &tempfile::TempDir, proxy: &str, no_proxy: &str, rules: ProxyR
         timeouts: RegistryTimeouts { retry_budget: std::time::Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
-    Registry::new(config).unwrap()
+    Registry::new(config)
 }
 
 async fn resolve(registry: &Registry) -> Result<Resolved, RuntimeError> {

@@ -18,7 +18,6 @@ fn client(folder: &tempfile::TempDir, text: &str) -> Registry {
         timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     })
-    .unwrap()
 }
 
 #[tokio::test]

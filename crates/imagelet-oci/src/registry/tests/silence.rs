@@ -32,7 +32,7 @@ fn registry(retry_budget: Duration, silence_max: Option<Duration>) -> Registry {
         },
         ..RegistryConfig::default()
     };
-    Registry::new(config).unwrap()
+    Registry::new(config)
 }
 
 async fn resolve(registry: &Registry, name: &str) -> Result<Resolved, RuntimeError> {
@@ -165,7 +165,7 @@ async fn a_mirror_that_falls_silent_in_the_middle_is_passed_over() {
         timeouts: RegistryTimeouts { header: CONNECTION, progress: CONNECTION, ..RegistryTimeouts::default() },
         ..RegistryConfig::default()
     };
-    let registry = Registry::new(config).unwrap();
+    let registry = Registry::new(config);
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     mirror.trick(resolved.manifest.layers[0].digest.as_str(), 99, Trick::StallAfter(10_000));
     fake.seen();

@@ -28,7 +28,7 @@ fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
         },
         ..RegistryConfig::default()
     };
-    Registry::new(config).unwrap()
+    Registry::new(config)
 }
 
 fn password() -> Credential {

@@ -97,7 +97,7 @@ async fn a_token_request_that_waits_for_a_slot_of_its_host_is_not_late() {
         },
         ..RegistryConfig::default()
     };
-    let registry = Registry::new(config).unwrap();
+    let registry = Registry::new(config);
     let reference = fake.reference("team/app:v1");
     let resolved = registry.resolve(&reference, Some(&credential("hunter2pass")), &platform()).await.unwrap();
     fake.expire_tokens();

@@ -45,9 +45,9 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 }
 
 pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
-    // One byte more, so that the read also finds the end of the file.
-    let length = file.metadata()?.len().min(FILE_SIZE_MAX) + 1;
-    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+    let length = file.metadata()?.len().min(FILE_SIZE_MAX);
+    // With room for one byte more, the read that finds the end of the file does not grow the buffer.
+    let mut bytes = Vec::with_capacity(usize::try_from(length + 1).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

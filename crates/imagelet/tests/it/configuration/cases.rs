@@ -533,7 +533,7 @@ pub(super) fn accepted() -> Vec<(String, &'static str, Value)> {
         (own("registryPullQPS: 0\n"), "registryPullQPS", json!(0)),
         (own("imageMinimumGCAge: 0s\n"), "imageMinimumGCAge", json!("0s")),
         (own("imageMaximumGCAge: 0\n"), "imageMaximumGCAge", json!("0s")),
-        (own("store:\n"), "store.layersInFlight", json!(4)),
+        (own("store:\n"), "store.unpackMemory", json!("160Mi")),
         (own("socket: '/run/5'\n"), "socket", json!("/run/5")),
         (own("store: &s {directory: /a}\n"), "store.directory", json!("/a")),
         (own("compatibility: kubelet\n"), "gc.policy", json!("lru")),

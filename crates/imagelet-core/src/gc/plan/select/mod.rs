@@ -1,8 +1,8 @@
 //! Selects the candidates to remove for space.
 //!
-//! With known layers, the cheapest set that frees enough is a set-cover problem: a layer is freed with its last image.
-//! Layers with the same users are one *group*. A *move* removes all remaining users of a group. The best moves are
-//! taken first (`greedy.rs`). If only sizes are known, images are independent.
+//! With known layers, finding the cheapest images that free enough is a set-cover problem: a layer is freed with the last
+//! image that uses it. Layers that the same images use are one *group*. A *move* removes all remaining images that use a
+//! group. The best moves are taken first (`greedy.rs`). If only sizes are known, images are independent.
 
 mod greedy;
 mod set_cover;

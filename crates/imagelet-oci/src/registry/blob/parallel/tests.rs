@@ -37,7 +37,6 @@ fn registry() -> Registry {
         },
         ..RegistryConfig::default()
     })
-    .unwrap()
 }
 
 async fn source(fake: &FakeRegistry, registry: &Registry, layer: &[u8]) -> BlobSource {
@@ -154,7 +153,7 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     let held = stream.meter.received.load(Ordering::SeqCst) - read as u64;
     // One piece per connection may be in memory while it waits for its permit.
-    let sizes = RegistryConfig::default().sizes;
+    let sizes = RegistryConfig::default().fetch_sizes;
     let bound = (sizes.read_ahead + 8 * 512 * 1024) as u64;
     assert!((1 << 20..=bound).contains(&held), "{held}");
     assert!(registry.shared.read_ahead.available_permits() < sizes.read_ahead);
@@ -308,7 +307,7 @@ async fn a_connection_that_trickles_or_falls_silent_is_overtaken_by_a_second_req
     for trick in [Trick::Slow(20 << 10), Trick::StallAfter(300_000)] {
         let (fake, layer) = (FakeRegistry::start().await, pattern(24 * MIB));
         fake.throttle(4 << 20);
-        let registry = Registry::new(RegistryConfig::default()).unwrap();
+        let registry = Registry::new(RegistryConfig::default());
         let source = source(&fake, &registry, &layer).await;
         let (took, sent) = read_with_slow_ones(&fake, &source, &layer, 1, trick.clone()).await;
         assert!(took < Duration::from_secs(12), "{trick:?}: {took:?}");
@@ -325,7 +324,7 @@ async fn a_stream_that_is_not_open_yet_is_measured_for_the_host_that_it_requests
     std::fs::write(own.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address)).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![folder.path().to_owned()], ..RegistryConfig::default() };
     mirror.put_image("v1", &[b"layer"]);
-    let source = source(&fake, &Registry::new(config).unwrap(), b"layer").await;
+    let source = source(&fake, &Registry::new(config), b"layer").await;
     for registry in [&fake, &mirror] {
         registry.trick(Digest::of(b"layer").as_str(), 9, Trick::Answer(404, vec![], "".into()));
     }
@@ -367,7 +366,7 @@ async fn a_host_never_has_more_connections_than_its_bound_and_every_pull_goes_on
         fake.throttle(6 << 20);
         let connections_per_host = NonZeroUsize::new(bound).expect("not zero");
         let config = RegistryConfig { connections_per_host, ..RegistryConfig::default() };
-        let registry = Registry::new(config).unwrap();
+        let registry = Registry::new(config);
         let layer = pattern(17 * MIB);
         let source = source(&fake, &registry, &layer).await;
         let platform: Platform = "linux/amd64".parse().unwrap();

@@ -43,7 +43,7 @@ async fn play(hosts: &[Does], patience: Patience, head_max: u64) -> (Outcome, Ve
     let places: Vec<String> = (0..hosts.len()).map(|number| format!("127.0.0.{}:1", number + 1)).collect();
     let own = places.iter().map(|place| Host::own(place).unwrap()).collect();
     let reference = "127.0.0.9:1/team/app:v1".parse().unwrap();
-    let session = PullSession::new(Registry::new(config).unwrap().shared, reference, own, &[], patience);
+    let session = PullSession::new(Registry::new(config).shared, reference, own, &[], patience);
     let events = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&events);
     session.report_to(&(Arc::new(move |event| heard.lock().unwrap().push(event)) as _));
@@ -150,7 +150,7 @@ async fn a_mirror_that_another_host_overtakes_is_asked_last_by_the_next_request(
     };
     let own = ["127.0.0.1:1", "127.0.0.2:1"].map(|place| Host::own(place).unwrap()).to_vec();
     let reference = "127.0.0.9:1/team/app:v1".parse().unwrap();
-    let session = PullSession::new(Registry::new(config).unwrap().shared, reference, own, &[], Patience::FULL);
+    let session = PullSession::new(Registry::new(config).shared, reference, own, &[], Patience::FULL);
     let attempt = |host: usize| {
         let head =
             AwaitedHead { place: String::new(), stage: Stage::Manifest, is_redirected: false, since: Instant::now() };

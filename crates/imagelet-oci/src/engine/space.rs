@@ -15,7 +15,7 @@ use super::{Engine, EngineConfig, sharing::only_from};
 use crate::{
     admission::{
         Admission, Amount, Demand, Fit, LayerBytes, Reservation, Reservations, RunningPull, Space, expected, grant,
-        helps_to_wait, refusal, rest,
+        helps_to_wait, more, refusal, rest,
     },
     manifest::{Compression, Descriptor},
     pipeline::{LayerLimits, reported},
@@ -28,7 +28,7 @@ use crate::{
 const WAIT_MAX: Duration = Duration::from_mins(1);
 /// A pull that broke off within this time is probably requested again, as all pulls are when the daemon starts again.
 /// Unused images are removed before what it has received.
-const RECENT: Duration = Duration::from_mins(10);
+pub(super) const YOUNG: Duration = Duration::from_mins(10);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// Maximum number of space requests while each frees space: removed images may share layers with the remaining images.
 const ROOM_ROUNDS_MAX: usize = 3;
@@ -109,7 +109,7 @@ impl Engine {
                 Ok(admitted) => return Ok(admitted),
                 Err(no_space) => no_space,
             };
-            if self.free_unfinished(of, &now, Some(RECENT)).await? > 0 {
+            if self.free_unfinished(of, &now, Some(YOUNG)).await? > 0 {
                 continue;
             }
             let ((whole, least), (step, _)) = (self.in_bytes(&missing), self.in_bytes(&now));
@@ -181,12 +181,12 @@ impl Engine {
         }
     }
 
-    /// Removes content of other unfinished pulls until the missing space is free, but none that is `recent`.
+    /// Removes content of other unfinished pulls until the missing space is free, but none that is younger than `spared`.
     async fn free_unfinished(
         &self,
         of: &SpaceFor,
         missing: &Amount,
-        recent: Option<Duration>,
+        spared: Option<Duration>,
     ) -> Result<u64, RuntimeError> {
         let short = if missing.inodes > 0 { u64::MAX } else { missing.bytes };
         if short == 0 {
@@ -196,8 +196,8 @@ impl Engine {
             SpaceFor::Layers(wanted, ..) => wanted.iter().filter_map(|layer| layer.partial.clone()).collect(),
             SpaceFor::Rest(_) => Vec::new(),
         };
-        self.on_disk(move |store| match store.free_unfinished(short, &kept, recent)? {
-            freed if freed >= short || recent.is_some() => Ok(freed),
+        self.on_disk(move |store| match store.free_unfinished(short, &kept, spared)? {
+            freed if freed >= short || spared.is_some() => Ok(freed),
             freed => Ok(freed + store.revoke_partials()?),
         })
         .await
@@ -274,7 +274,7 @@ fn reserve(
     fit: Fit,
 ) -> Result<Result<Admitted, NoSpace>, RuntimeError> {
     let page = reservations.open();
-    let (RunningPull { tenant, mut demand, mut step }, absent, continued) = match of {
+    let (RunningPull { tenant, demand, step }, absent, continued) = match of {
         SpaceFor::Layers(wanted, pull, tenant) => {
             let (mut seen, continued) = (HashSet::new(), ContinuedPartials::new(store, *pull));
             let absent: Vec<(&Wanted, LayerBytes, Amount)> = wanted
@@ -318,9 +318,6 @@ fn reserve(
     let others = seen.others(free.share_max());
     let beside = |own: Amount| Space { reserved: own.plus(others), others, pulls: seen.pulls, ..free };
     let now = beside(seen.steps);
-    if running.is_some() {
-        (demand.amount, step) = (demand.amount.or_more(&now), step.or_more(&now));
-    }
     // An admitted pull does not wait for the reservations of later pulls.
     let space = if running.is_some() { now } else { beside(seen.rests) };
     let granted = match grant(config.admission, fit, (&demand, &space), (step, &now)) {
@@ -328,7 +325,13 @@ fn reserve(
         Err((missing, now)) => return Ok(Err(NoSpace { missing, now, demand, space })),
     };
     if let Some(pull) = running {
-        page.grant(pull, granted);
+        let more = match more(granted, page.is_used_up(pull), &now) {
+            Ok(more) => more,
+            // The floors bound what it writes.
+            Err(_) if fit == Fit::Part => u64::MAX,
+            Err(missing) => return Ok(Err(NoSpace { missing, now: missing, demand, space })),
+        };
+        page.grant(pull, more);
     }
     Ok(Ok(continued.map(|continued| {
         let layers = absent.into_iter().map(|(layer, bytes, whole)| (layer.id.clone(), bytes, whole));
