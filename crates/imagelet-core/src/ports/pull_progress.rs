@@ -1,7 +1,7 @@
 //! The progress of a pull: the events that a store reports, and the value that all displays of a pull read.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -73,6 +73,11 @@ pub enum PullEvent {
     Waits {
         layer: Digest,
         wait: Option<PullWait>,
+    },
+    /// The content that an earlier pull left of a layer is hashed again. Nothing of it is fetched.
+    Recheck {
+        layer: Digest,
+        is_over: bool,
     },
     /// A problem that does not stop the pull, for example a key without effect.
     Warning {
@@ -157,6 +162,8 @@ pub struct PullWaits {
     pub unanswered: BTreeMap<String, usize>,
     /// What each waiting layer waits for.
     layers: BTreeMap<Digest, PullWait>,
+    /// Layers whose content from an earlier pull is hashed again.
+    rechecked: BTreeSet<Digest>,
 }
 
 #[derive(Clone, Debug)]
@@ -251,6 +258,8 @@ impl PullProgress {
             }
             PullEvent::Waits { layer, wait: Some(wait) } => drop(self.waits.layers.insert(layer, wait)),
             PullEvent::Waits { layer, wait: None } => drop(self.waits.layers.remove(&layer)),
+            PullEvent::Recheck { layer, is_over: false } => drop(self.waits.rechecked.insert(layer)),
+            PullEvent::Recheck { layer, is_over: true } => drop(self.waits.rechecked.remove(&layer)),
             // Each attempt of a pull repeats its warnings.
             PullEvent::Warning { text } if self.warnings.contains(&text) => {}
             PullEvent::Warning { text } => push(&mut self.warnings, text),
@@ -273,6 +282,7 @@ impl PullProgress {
     pub fn finish(&mut self, end: PullEnd, now: Instant) {
         (self.times.end, self.waits.retry) = (Some((now, end)), None);
         self.waits.layers.clear();
+        self.waits.rechecked.clear();
         self.waits.unanswered.clear();
     }
 
@@ -290,14 +300,16 @@ impl PullProgress {
         })
     }
 
-    /// What the pull waits for: something that another pull has, else the answer of a host. `names_holder`: whether the
+    /// What the pull waits for: something that another pull has, else the check of what an earlier pull left, else the
+    /// answer of a host. `names_holder`: whether the
     /// text names the image of that other pull, which a pod's tenant may not read.
     pub fn awaited(&self, names_holder: bool) -> Option<String> {
         let host = || self.waits.unanswered.keys().next().map(|host| format!("waiting for {host}"));
         let wait = self.waits.layers.values().next().map(|PullWait { thing, holder }| {
             PullWait { thing: *thing, holder: holder.clone().filter(|_| names_holder) }.to_string()
         });
-        wait.or_else(host)
+        let recheck = || (!self.waits.rechecked.is_empty()).then(|| "checks what an earlier pull left".to_owned());
+        wait.or_else(recheck).or_else(host)
     }
 
     fn sample(&mut self, now: Instant) {
@@ -371,6 +383,18 @@ mod tests {
         let text = "waits for a layer that the pull of r.io/slow:v1 fetches";
         assert_eq!(after([begun.clone()]).awaited(true).as_deref(), Some(text));
         assert_eq!(after([begun, wait(None)]).awaited(true), None);
+    }
+
+    #[test]
+    fn a_pull_says_that_it_checks_what_an_earlier_one_left() {
+        let recheck = |is_over| PullEvent::Recheck { layer: Digest::of(b"a"), is_over };
+        let head = PullEvent::Head { host: "zot.test:5000".into(), is_awaited: true };
+        let begun = after([head.clone(), recheck(false)]);
+        assert_eq!(begun.awaited(false).as_deref(), Some("checks what an earlier pull left"));
+        assert_eq!(
+            after([recheck(false), head, recheck(true)]).awaited(false).as_deref(),
+            Some("waiting for zot.test:5000")
+        );
     }
 
     #[test]

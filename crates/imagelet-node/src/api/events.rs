@@ -52,8 +52,8 @@ api_documents! {
         position: Option<usize>,
         /// A request that waits, because its registry limits requests or did not answer.
         retry: Option<PullRetry>,
-        /// What a layer waits for that another pull holds, and which one, else the host whose answer has not begun; empty
-        /// without such a wait.
+        /// What a layer waits for that another pull holds, and which one, else that content of an earlier pull is checked, else
+        /// the host whose answer has not begun; empty without such a wait.
         waits: String,
         failure: String,
         /// Images that were removed, because the disk had no space for the pull.

@@ -26,7 +26,11 @@ use tokio::{
 
 use twox_hash::xxhash3_128::Hasher;
 
-use super::{LayerJob, Place, frames::Frame, pace::Checks};
+use super::{
+    LayerJob, Place,
+    frames::Frame,
+    pace::{Checks, RecheckReport},
+};
 use crate::{
     admission::WrittenBytes,
     hash::Hash,
@@ -77,7 +81,7 @@ pub(super) struct LayerAttempt<'a> {
     source: &'a BlobSource,
     pub(super) memory: &'a Arc<LayerMemory>,
     place: &'a Place,
-    progress: &'a Progress,
+    pub(super) progress: &'a Progress,
     /// The thread that copies the compressed bytes; it ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
     /// The registry has not begun its answer. A new request might begin anew what it does for this one.
@@ -129,6 +133,7 @@ impl LayerAttempt<'_> {
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
             let copies = !kept.is_in_copy;
+            let _recheck = RecheckReport::begin(&blob.digest, self.progress);
             let mut replayed = replay(kept);
             while let Some(bytes) = replayed.recv().await {
                 let bytes = bytes.map_err(|error| {

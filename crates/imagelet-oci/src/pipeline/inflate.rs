@@ -11,6 +11,7 @@ use super::{
     buffer_pool::{BlockWriter, Expansion},
     frames::FrameReader,
     gzip::{GzipReader, UncompressedReader},
+    pace::RecheckReport,
     replay::replay,
     zstd_window::{ZstdReader, is_zstd},
 };
@@ -36,18 +37,18 @@ pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
     bounds: Bounds,
-    resumed: Option<ResumedLayer>,
+    resumed: Option<(ResumedLayer, RecheckReport)>,
 ) -> (FrameReader, Result<bool, RuntimeError>) {
     let Bounds { mut expansion, memory, cancelled } = bounds;
-    let moved = match (resumed, source.peek(MAGIC_LENGTH)) {
-        (_, Err(error)) => Err(error),
-        (Some(resumed), Ok(_)) => resume_stream(&mut source, blocks, &mut expansion, resumed),
-        (None, Ok(head)) if head.starts_with(&GZIP_MAGIC) => {
-            blocks.copy(&mut GzipReader::new(&mut source), &mut expansion)
-        }
-        (None, Ok(head)) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
-            .and_then(|mut decoder| blocks.copy(&mut decoder, &mut expansion)),
-        (None, Ok(_)) => blocks.copy(&mut UncompressedReader::new(&mut source, 0), &mut expansion),
+    let moved = match resumed {
+        Some(resumed) => resume_stream(&mut source, blocks, &mut expansion, resumed),
+        None => match source.peek(MAGIC_LENGTH) {
+            Err(error) => Err(error),
+            Ok(head) if head.starts_with(&GZIP_MAGIC) => blocks.copy(&mut GzipReader::new(&mut source), &mut expansion),
+            Ok(head) if is_zstd(head) => ZstdReader::new(&mut source, &memory, &cancelled)
+                .and_then(|mut decoder| blocks.copy(&mut decoder, &mut expansion)),
+            Ok(_) => blocks.copy(&mut UncompressedReader::new(&mut source, 0), &mut expansion),
+        },
     };
     let ended = match moved {
         Ok(is_read) => Ok(is_read),
@@ -65,9 +66,10 @@ fn resume_stream(
     source: &mut FrameReader,
     blocks: &mut BlockWriter,
     expansion: &mut Expansion,
-    mut resumed: ResumedLayer,
+    (mut resumed, report): (ResumedLayer, RecheckReport),
 ) -> io::Result<bool> {
     let Some(around) = replay(&mut resumed, blocks, expansion)? else { return Ok(false) };
+    drop(report);
     let checkpoint = resumed.checkpoint;
     match checkpoint.format {
         StreamFormat::Gzip => {

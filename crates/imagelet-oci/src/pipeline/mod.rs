@@ -47,7 +47,7 @@ use self::{
     fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to},
     frames::FrameReader,
     inflate::Bounds,
-    pace::Checks,
+    pace::{Checks, RecheckReport},
 };
 use crate::{
     admission::{WriteGate, WrittenBytes},
@@ -449,6 +449,8 @@ impl LayerAttempt<'_> {
         let confinement = job.terms.confinement.clone();
         let readable = previous.clone();
         let is_largest = job.terms.is_largest;
+        let recheck = || RecheckReport::begin(&job.descriptor.digest, self.progress);
+        let resumed = resumed.map(|resumed| (resumed, recheck()));
         let inflater = tokio::task::spawn_blocking(move || {
             let readable: Vec<_> = readable.iter().map(|folder| AllowedFolder::ReadOnly(folder.as_fd())).collect();
             let inflated = confinement.run(&readable, move || {

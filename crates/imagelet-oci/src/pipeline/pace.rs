@@ -100,6 +100,26 @@ impl Drop for WaitReport {
     }
 }
 
+/// A report that the content which an earlier pull left of a layer is hashed again: for gigabytes this takes a while, in which
+/// no byte comes. Its end is reported too.
+pub(crate) struct RecheckReport {
+    layer: Digest,
+    progress: Progress,
+}
+
+impl RecheckReport {
+    pub(crate) fn begin(layer: &Digest, progress: &Progress) -> Self {
+        progress(PullEvent::Recheck { layer: layer.clone(), is_over: false });
+        Self { layer: layer.clone(), progress: Arc::clone(progress) }
+    }
+}
+
+impl Drop for RecheckReport {
+    fn drop(&mut self) {
+        (self.progress)(PullEvent::Recheck { layer: self.layer.clone(), is_over: true });
+    }
+}
+
 /// The times at which a layer checks whether other layers wait for its place or memory.
 #[derive(Debug)]
 pub(crate) struct Checks(Interval);

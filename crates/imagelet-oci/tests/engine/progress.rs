@@ -75,21 +75,28 @@ async fn a_pull_that_fails_before_its_first_layer_reports_its_hosts_once() {
     assert!(!failed && reports.len() == 1, "one session for both ways: {reports:?}");
 }
 
-/// Pulls; answers the bytes that progress says were received, of all layers together.
-async fn received(engine: &Engine, name: &str) -> u64 {
-    let heard: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+/// Pulls; answers the bytes that progress says were received, of all layers together, and whether each check of what an
+/// earlier pull left was reported with its end.
+async fn received(engine: &Engine, name: &str) -> (u64, Vec<bool>) {
+    type Heard = (BTreeMap<String, u64>, Vec<bool>);
+    let heard: Arc<Mutex<Heard>> = Arc::default();
     let progress: Progress = {
         let heard = Arc::clone(&heard);
         Arc::new(move |event| {
-            if let PullEvent::Layer { digest, state: LayerState::Fetching { received } } = event {
-                heard.lock().expect("no panic").insert(digest.to_string(), received.0);
+            let mut heard = heard.lock().expect("no panic");
+            match event {
+                PullEvent::Layer { digest, state: LayerState::Fetching { received } } => {
+                    heard.0.insert(digest.to_string(), received.0);
+                }
+                PullEvent::Recheck { is_over, .. } => heard.1.push(is_over),
+                _ => {}
             }
         })
     };
     let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
     engine.pull(&request, progress).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     let heard = heard.lock().expect("no panic");
-    heard.values().sum()
+    (heard.0.values().sum(), heard.1.clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,15 +110,22 @@ async fn progress_counts_the_last_bytes_of_each_layer_and_those_of_small_ones() 
     let folder = tempfile::tempdir().expect("a folder");
     let engine = open_as(EngineConfig::new(folder.path())).await;
     let sent: usize = layers.iter().map(|layer| layer.blob().len()).sum();
-    assert_eq!(received(&engine, &registry.name("a:v1")).await, sent as u64);
+    assert_eq!(received(&engine, &registry.name("a:v1")).await, (sent as u64, vec![]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
+async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched_and_its_check_is_told() {
+    // The compressed bytes, and the files, where the layer is large.
+    for (keep_blobs, mib) in [(true, 12), (false, 18)] {
+        left_is_not_counted(keep_blobs, mib).await;
+    }
+}
+
+async fn left_is_not_counted(keep_blobs: bool, mib: usize) {
     const MIB: usize = 1 << 20;
     let registry = TestRegistry::start().await;
-    let layer = Layer::new().file("big", &noise(4, 12 * MIB)).plain();
-    registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
+    let layer = Layer::new().file("big", &noise(4, mib * MIB)).plain();
+    registry.image("a", "v1", &[layer.clone().stalling_at((mib - 2) * MIB)]);
     let folder = tempfile::tempdir().expect("a folder");
     let quick = RegistryConfig {
         timeouts: RegistryTimeouts {
@@ -121,16 +135,16 @@ async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
         },
         ..RegistryConfig::default()
     };
-    let config = EngineConfig { keep_blobs: true, registry: quick, ..EngineConfig::new(folder.path()) };
+    let config = EngineConfig { keep_blobs, registry: quick, ..EngineConfig::new(folder.path()) };
     let engine = open_as(config).await;
     pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
     registry.image("a", "v1", std::slice::from_ref(&layer));
     registry.take_ranges();
-    let received = received(&engine, &registry.name("a:v1")).await;
+    let (received, rechecks) = received(&engine, &registry.name("a:v1")).await;
     let range = registry.take_ranges().remove(0).expect("the rest alone");
-    let offset: u64 = range.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-')).unwrap().parse().unwrap();
+    let offset: u64 = range.strip_prefix("bytes=").and_then(|range| range.split('-').next()).unwrap().parse().unwrap();
     assert!(offset > 0);
-    assert_eq!(received, layer.blob().len() as u64 - offset);
+    assert_eq!((received, rechecks), (layer.blob().len() as u64 - offset, vec![false, true]), "{keep_blobs}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
