@@ -301,8 +301,8 @@ impl PullProgress {
     }
 
     /// What the pull waits for: something that another pull has, else the check of what an earlier pull left, else the
-    /// answer of a host. `names_holder`: whether the
-    /// text names the image of that other pull, which a pod's tenant may not read.
+    /// answer of a host. `names_holder`: whether the text names the image of that other pull, which a pod's tenant may not
+    /// read.
     pub fn awaited(&self, names_holder: bool) -> Option<String> {
         let host = || self.waits.unanswered.keys().next().map(|host| format!("waiting for {host}"));
         let wait = self.waits.layers.values().next().map(|PullWait { thing, holder }| {

@@ -337,7 +337,7 @@ sections! {
     PullsKeys {
         /// How long the daemon continues a pull after its last request was cancelled, so that a retry finds it further. 0 ends it at once.
         grace: GoDuration = GoDuration::seconds(2),
-        /// How long what an unfinished pull has received stays for the next one, at least 1s: unpacked layers, and the files or first bytes of unfinished ones. A pull without space, a collection that frees too little and `gc --all-unused` remove it earlier. 0: it is removed at once.
+        /// How long what an unfinished pull has received stays for the next one, at least 1s: unpacked layers, and the files or first bytes of unfinished ones. A pull without space, a collection that frees too little (after 10m) and `gc --all-unused` remove it earlier. 0: it is removed at once.
         resume_for: GoDuration = GoDuration::minutes(24 * 60),
         /// A pull of the embedded store fails when none of its connections received a byte for this long, retries included, at least 1s. 0: it fails when `pulls.retryBudget` is spent; a connection that is silent for 20s is closed either way.
         progress_deadline: GoDuration = GoDuration::minutes(1),

@@ -221,6 +221,8 @@ mod tests {
                 fs::File::open(&path).unwrap().set_modified(ago(minutes)).unwrap();
                 path
             });
+            store.free_unfinished(wanted, &[], Some(Duration::from_mins(10))).unwrap();
+            assert!(partials.iter().all(|path| path.exists()), "all are young");
             store.free_unfinished(wanted, &[], None).unwrap();
             let [young, old, middle] = partials.map(|path| path.exists());
             assert_eq!([young, middle, old], [left > 0, left > 1, left > 2], "{wanted}");

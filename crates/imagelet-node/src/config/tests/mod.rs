@@ -436,3 +436,18 @@ fn a_pipe_without_a_writer_is_not_waited_for() {
     let error = defaults().add_file(&path).expect_err("refused").to_string();
     assert!(error.contains("empty"), "{error}");
 }
+
+#[test]
+fn layers_at_once_follow_the_machine_where_the_key_is_absent() {
+    let machine = |cores, memory| Some(imagelet_oci::Machine { cores, memory });
+    let (_folder, path) = in_file("f.yaml", "store: {layersInFlight: 2}\n");
+    for (machine, wanted) in [(None, 4), (machine(2, 8 << 30), 4), (machine(8, 8 << 30), 8), (machine(8, 96 << 20), 3)]
+    {
+        let mut sources = Sources::new(Environment { root: true, machine, ..Environment::default() });
+        let layers =
+            |sources: &Sources| sources.settings().expect("it holds").images.backend.engine().limits.layers_in_flight;
+        assert_eq!(layers(&sources), wanted, "{machine:?}");
+        sources.add_file(&path).expect("the file is read");
+        assert_eq!(layers(&sources), 2, "{machine:?}: the key counts");
+    }
+}
