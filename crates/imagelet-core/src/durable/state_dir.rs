@@ -76,19 +76,28 @@ impl StateDir {
         Ok(file)
     }
 
+    /// The content of a file, if the file exists. A file that is too large is an error.
+    pub(crate) fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut content = Vec::new();
+        match File::open(self.path.join(name)) {
+            Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut content)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if content.len() as u64 > FILE_SIZE_MAX {
+            let message = format!("it has more than {}", ByteSize(FILE_SIZE_MAX));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        Ok(Some(content))
+    }
+
     /// An absent file is empty. A damaged file is renamed to `NAME.corrupt-SECONDS`.
     pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
         let path = self.path.join(name);
-        let mut text = Vec::new();
-        match File::open(&path) {
-            Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
+        let parsed = match self.content(name) {
+            Ok(content) => content.map_or_else(|| Ok(T::default()), |content| parse(&content)),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(error.to_string()),
             Err(error) => return Err(error),
-        };
-        let parsed = if text.len() as u64 > FILE_SIZE_MAX {
-            Err(format!("it has more than {}", ByteSize(FILE_SIZE_MAX)))
-        } else {
-            parse(&text)
         };
         parsed.or_else(|error| {
             if self.is_read_only {

@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -76,10 +76,7 @@ impl LeaseFile {
 }
 
 fn read(directory: &StateDir) -> io::Result<RequestTimes> {
-    let text = match fs::read(directory.path.join(LEASES)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RequestTimes::new()),
-        text => text?,
-    };
+    let Some(text) = directory.content(LEASES)? else { return Ok(RequestTimes::new()) };
     let asked: BTreeMap<ImageId, u64> = serde_json::from_slice(&text).map_err(io::Error::other)?;
     Ok(asked.into_iter().map(|(id, asked_at)| (id, time(asked_at))).collect())
 }
@@ -99,6 +96,8 @@ fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::durable::MachineDisk;
 
@@ -151,7 +150,11 @@ mod tests {
     fn a_file_that_cannot_be_read_is_not_taken_for_an_absent_one() {
         let (folder, file) = lease_file();
         assert_eq!(file.read().unwrap(), RequestTimes::new());
-        fs::create_dir(folder.path().join(LEASES)).unwrap();
+        let path = folder.path().join(LEASES);
+        fs::create_dir(&path).unwrap();
         assert!(file.read().is_err());
+        fs::remove_dir(&path).unwrap();
+        fs::File::create(&path).unwrap().set_len((64 << 20) + 1).unwrap();
+        assert_eq!(file.read().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 }
