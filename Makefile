@@ -15,6 +15,10 @@ SEMVER_VERSION := 0.51.0
 FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 TEST_LOG := target/test.log
+# Tests of a program that run at the same time: many wait for processes and for time.
+ifndef RUST_TEST_THREADS
+export RUST_TEST_THREADS := $(shell echo $$((3 * $$(nproc) / 2)))
+endif
 
 # Where cargo builds; asked when needed.
 TARGET_DIRECTORY = $$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')

@@ -21,7 +21,7 @@ use crate::{
     images::{Compression, Layer, noise},
     program::{Daemon, program, with_store, write_store_config},
     soundness::{Sample, assert_clean, assert_sound, is_on_record, reopen, small_layer},
-    testbed::{require_root, scratch, wait_until},
+    testbed::{mount_table, require_root, scratch, wait_until},
     tree,
 };
 
@@ -109,8 +109,7 @@ impl<'a> Run<'a> {
     }
 
     fn is_mounted(&self) -> bool {
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        table.lines().any(|line| line.split(' ').nth(4) == self.target().to_str())
+        mount_table().lines().any(|line| line.split(' ').nth(4) == self.target().to_str())
     }
 }
 

@@ -39,6 +39,11 @@ pub(crate) fn require_root(what: &str) {
     assert!(rustix::process::geteuid().is_root(), "{what} needs root: run the tests as root");
 }
 
+/// The mounts of this process, one a line; the fifth field is the target. Another test may have a target whose name is no text.
+pub(crate) fn mount_table() -> String {
+    String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").unwrap()).into_owned()
+}
+
 /// Waits until `ready` answers true; `what` names it in the failure.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let started = Instant::now();

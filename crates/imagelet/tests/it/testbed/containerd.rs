@@ -240,8 +240,8 @@ impl Drop for Containerd {
     fn drop(&mut self) {
         self.end_pods();
         // What pods left mounted would keep the directory from going.
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        let table = super::mount_table();
+        let ours = table.lines().filter_map(|line| line.split(' ').nth(4));
         let mut ours: Vec<&str> = ours.filter(|mount| Path::new(mount).starts_with(self.folder.path())).collect();
         ours.sort_by_key(|mount| std::cmp::Reverse(mount.len()));
         for mount in ours {
