@@ -1,7 +1,8 @@
-//! Durability of pulls: early write-back, which makes the end of a pull short, and the sync after a background pull.
+//! Durability of pulls: early syncs, which make the end of a pull short, and the sync after a background pull.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Engine, blocking};
@@ -13,10 +14,19 @@ const SYNC_DELAY: Duration = Duration::from_millis(500);
 
 /// The first early sync starts before the end of a small image: it saves an eighth of the time of a 6 MB pull, and
 /// costs a large pull nothing.
-const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
+const FIRST_SYNC: Duration = Duration::from_millis(50);
 
-/// The period of later early syncs. A quarter of this period slowed large images and sped up no image.
-const WRITE_BACK_PERIOD: Duration = Duration::from_millis(600);
+/// The period of later early syncs, where the disk keeps up. A quarter of this period slowed large images and sped up no
+/// image.
+const SYNC_PERIOD: Duration = Duration::from_millis(600);
+
+/// The pause between two early syncs. `synced`: how long the former one took, for what was written in `produced`.
+///
+/// While a disk falls behind the pulls, each sync takes longer than the former one, and the next one follows at once. A disk
+/// that is only slow to answer takes as long each time, and has its pauses.
+fn pause(produced: Duration, synced: Duration) -> Duration {
+    if synced > produced { Duration::ZERO } else { SYNC_PERIOD }
+}
 
 impl Engine {
     /// Starts a background sync. A concurrent call waits for this sync and finds nothing to do.
@@ -35,23 +45,46 @@ impl Engine {
         });
     }
 
-    /// Writes back early, in parallel with the processor's work. Ends on drop. The pulls' views receive the errors.
-    pub(crate) fn write_back(&self) -> Option<AbortOnDropHandle<()>> {
+    /// Syncs early, in parallel with the processor's work. Ends on drop. The pulls' views receive the errors.
+    pub(crate) fn sync_early(&self) -> Option<AbortOnDropHandle<()>> {
         // The task has only the path: closing the store must not wait for the task.
-        let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
+        let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.syncing_early));
         let task = async move {
             let _alone = alone.lock().await;
-            let mut wait = WRITE_BACK_FIRST;
-            loop {
-                tokio::time::sleep(std::mem::replace(&mut wait, WRITE_BACK_PERIOD)).await;
-                let root = root.clone();
-                match tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull reports it"),
-                    Err(error) => tracing::debug!(%error, "an early sync ended early"),
-                }
-            }
+            sync_periodically(&root).await;
         };
         (self.config.durability == Durability::Commit).then(|| AbortOnDropHandle::new(tokio::spawn(task)))
+    }
+}
+
+async fn sync_periodically(root: &Path) {
+    let (mut since, mut wait) = (Instant::now(), FIRST_SYNC);
+    loop {
+        tokio::time::sleep(wait).await;
+        let (root, begun) = (root.to_owned(), Instant::now());
+        let synced = tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await;
+        wait = match synced.unwrap_or_else(|error| Err(error.into())) {
+            Ok(()) => pause(begun - since, begun.elapsed()),
+            Err(error) => {
+                tracing::debug!(%error, "an early sync failed; the pull reports it");
+                SYNC_PERIOD
+            }
+        };
+        since = begun;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_falls_behind_the_pulls_is_synced_without_a_pause() {
+        let millis = Duration::from_millis;
+        for (produced, synced, expected) in
+            [(50, 5, 600), (50, 80, 0), (80, 200, 0), (200, 150, 600), (40, 40, 600), (700, 120, 600)]
+        {
+            assert_eq!(pause(millis(produced), millis(synced)), millis(expected), "{synced} ms for {produced} ms");
+        }
     }
 }

@@ -134,7 +134,7 @@ pub struct Engine {
     confinement: Confinement,
     pulls: AtomicU64,
     /// Only one pull runs the early syncs, for all pulls.
-    writing_back: Arc<tokio::sync::Mutex<()>>,
+    syncing_early: Arc<tokio::sync::Mutex<()>>,
     /// Only one artifact's names are compared at a time: they take memory.
     comparing_names: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
@@ -182,7 +182,7 @@ impl Engine {
             places: Arc::default(),
             pulls: AtomicU64::new(0),
             confinement,
-            writing_back: Arc::default(),
+            syncing_early: Arc::default(),
             comparing_names: Arc::default(),
             reservations: Arc::default(),
             room: OnceLock::new(),

@@ -128,7 +128,7 @@ impl Engine {
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let resumption = self.resumption();
-        let early_syncs = self.write_back();
+        let early_syncs = self.sync_early();
         Ok(LayerFetches {
             reservation,
             view,
