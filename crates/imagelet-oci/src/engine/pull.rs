@@ -23,10 +23,11 @@ use crate::{
     pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
-        ContinuedPartials, DiskUsage, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption,
-        SpareWanted, StagedLayer, SyncView,
+        ContinuedPartials, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted,
+        StagedLayer, SyncView,
     },
     tenant::Tenant,
+    unpack::DiskUsage,
 };
 
 pub(super) struct LayerFetches {

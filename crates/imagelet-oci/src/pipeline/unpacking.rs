@@ -25,7 +25,7 @@ use crate::{
     confine::AllowedFolder,
     manifest::BlobLayout,
     store::{
-        ContentProof, DiskUsage, FileManifestWriter, LIST, LayerEnd, LayerRecord, PROOF, StagedLayer, Staging,
+        ContentProof, FileManifestWriter, LIST, LayerEnd, LayerRecord, PROOF, StagedLayer, Staging, TREE,
         storage_error, write_implicit,
     },
     unpack::{
@@ -95,7 +95,7 @@ impl LayerJob {
         (memory, cancelled): (Arc<LayerMemory>, Arc<AtomicBool>),
         write: impl FnOnce(BorrowedFd<'_>, &UnpackOptions, Option<&mut Listing>) -> Result<UnpackReport, RuntimeError>,
     ) -> Result<StagedLayer, RuntimeError> {
-        let tree = staging.path().join("fs");
+        let tree = staging.path().join(TREE);
         let open = || -> std::io::Result<_> {
             std::fs::create_dir(&tree)?;
             std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(ROOT_MODE))?;
@@ -180,7 +180,7 @@ impl LayerJob {
             diff_id: self.diff_id.clone(),
             entries: report.entries,
             disk_bytes: report.disk_bytes + list_size,
-            allocated: DiskUsage::default(),
+            allocated: report.allocated.unwrap_or_default(),
             root_opaque: report.root_opaque,
             unsettled: self.staging.store.unsettled_mark(self.staging.end),
             end: self.staging.end,

@@ -17,9 +17,9 @@ use tempfile::TempDir;
 
 use super::{
     Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerRecord, NewImage, PartialKey,
-    Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView, record::disk_usage::DiskUsage,
+    Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView,
 };
-use crate::manifest::Descriptor;
+use crate::{manifest::Descriptor, unpack::DiskUsage};
 
 /// A store in a folder of its own, with images made by hand.
 struct Bed {

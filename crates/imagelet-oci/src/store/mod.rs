@@ -66,7 +66,7 @@ pub(crate) use self::{
         StoredImage,
         load::{digest_named, read_json},
     },
-    record::{ImageRecord, LayerEnd, LayerRecord, checksum::seal, disk_usage::DiskUsage, write_implicit},
+    record::{ImageRecord, LayerEnd, LayerRecord, TREE, checksum::seal, write_implicit},
     resumption::Resumption,
     spare_layers::{SpareWanted, StagedLayer, has_folders},
     staging::{DocumentWriter, Staging},
@@ -275,7 +275,7 @@ impl Store {
     }
 
     pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
-        self.layer_folder(diff_id).join("fs")
+        self.layer_folder(diff_id).join(TREE)
     }
 
     /// Directories of a layer that have no entry in its archive, as paths below its root.

@@ -27,7 +27,7 @@ use super::{
     StagedBlob, Staging, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare, load::read_json},
-    record::{LayerEnd, LayerRecord, SPARE_RECORD, SpareRecord, checksum, read_implicit},
+    record::{LayerEnd, LayerRecord, SPARE_RECORD, SpareRecord, TREE, checksum, read_implicit},
     resumption::{Resumption, is_outdated},
     staging::discard,
     storage_error,
@@ -96,7 +96,7 @@ impl StagedLayer {
 
     /// The tree of the layer until it is in the store.
     pub(crate) fn staged_tree(&self) -> PathBuf {
-        self.unpacked.folder.join("fs")
+        self.unpacked.folder.join(TREE)
     }
 
     pub(crate) fn view(&self) -> &Arc<SyncView> {
@@ -140,7 +140,7 @@ impl StagedLayer {
             let record = folder.join("layer.json");
             fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
-        Ok((folder.join("fs"), self.blob.as_ref().map(|blob| blob.path().to_owned())))
+        Ok((folder.join(TREE), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
     /// Whether the caller is the first, whose tree may link the files. A file in two trees would be freed by neither.
@@ -186,7 +186,7 @@ impl Drop for StagedLayer {
         // A layer with a kept blob resumes from the blob. After a failed sync, bytes may be lost, and a later view
         // would not report the error.
         let is_allowed = self.resumption.as_ref().is_some_and(Resumption::is_allowed);
-        let has_tree = || !self.is_in_sink || folder.join("fs").is_dir();
+        let has_tree = || !self.is_in_sink || folder.join(TREE).is_dir();
         if is_allowed && self.blob.is_none() && !view.has_failed() && has_tree() {
             self.store.add_spare(self.unpacked.clone());
         } else {
@@ -293,7 +293,7 @@ impl Store {
         let is_whole = self.boot.as_ref() == Some(&origin.boot)
             && record.unsettled == self.unsettled_mark(record.end)
             && record.diff_id == origin.entry.diff_id
-            && folder.join("fs").is_dir()
+            && folder.join(TREE).is_dir()
             && record
                 .sums
                 .iter()

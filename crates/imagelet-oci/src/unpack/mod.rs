@@ -12,6 +12,7 @@
 
 mod archive;
 mod budget;
+mod disk_usage;
 mod error;
 mod input;
 mod limits;
@@ -39,6 +40,7 @@ pub(crate) use self::{
 };
 pub(crate) use self::{
     budget::{LayerMemory, UnpackBudget},
+    disk_usage::{BLOCK, DiskUsage},
     error::{UnpackError, UnpackErrorKind},
     input::{LayerInput, PlainInput, ReusableFile},
     limits::UnpackLimits,
@@ -104,6 +106,8 @@ pub(crate) struct UnpackReport {
     pub(crate) bytes: u64,
     /// Estimated disk usage: data in units of 4 KiB, and directories.
     pub(crate) disk_bytes: u64,
+    /// Disk usage of the root and everything below it. `None`: it has to be measured.
+    pub(crate) allocated: Option<DiskUsage>,
     /// Metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
     /// Directories without an entry, as raw bytes below the root: a lower layer may have their metadata.

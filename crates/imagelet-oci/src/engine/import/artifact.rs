@@ -33,8 +33,9 @@ use crate::{
     manifest::{Descriptor, annotations},
     registry::{ImageDocument, Resolved},
     scarce,
-    store::{DiskUsage, DocumentBytes, LayerEnd, LayerRecord, PROOF, StagedLayer, Store, SyncView, storage_error},
+    store::{DocumentBytes, LayerEnd, LayerRecord, PROOF, StagedLayer, Store, SyncView, TREE, storage_error},
     tenant::Tenant,
+    unpack::DiskUsage,
 };
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -265,7 +266,7 @@ fn linked_tree(
     view: Arc<SyncView>,
 ) -> Result<StagedLayer, RuntimeError> {
     let staging = store.stage()?;
-    let root = staging.path().join("fs");
+    let root = staging.path().join(TREE);
     let linked = fs::create_dir(&root).and_then(|()| {
         let mut folders = BTreeSet::new();
         for ArtifactFile { layer, is_linked } in files {

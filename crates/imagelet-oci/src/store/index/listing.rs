@@ -14,12 +14,12 @@ use imagelet_core::{
 };
 
 use super::Index;
-use crate::store::{
-    Store,
-    record::{
-        ImageRecord,
-        disk_usage::{DiskUsage, in_blocks},
+use crate::{
+    store::{
+        Store,
+        record::{ImageRecord, disk_usage::in_blocks},
     },
+    unpack::DiskUsage,
 };
 
 /// The locked index. A mutable borrow invalidates the list.

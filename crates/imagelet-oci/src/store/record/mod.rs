@@ -17,7 +17,7 @@ use imagelet_core::{
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
-use self::disk_usage::DiskUsage;
+use crate::unpack::DiskUsage;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -68,7 +68,8 @@ pub(crate) struct LayerRecord {
     pub diff_id: Digest,
     pub entries: u64,
     pub disk_bytes: u64,
-    /// Disk usage of the layer's folder, including this record. Zero for a layer for a sink.
+    /// Disk usage of the layer's folder, including this record; of the tree alone, or zero if it is not known, until
+    /// [`Self::measured`]. Zero for a layer for a sink.
     #[serde(default)]
     pub allocated: DiskUsage,
     /// The layer hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower layers.
@@ -87,14 +88,15 @@ pub(crate) struct LayerRecord {
 
 impl LayerRecord {
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let allocated = usage_with(folder, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
+        let tree = (self.allocated.inodes > 0).then_some((TREE, self.allocated));
+        let allocated = usage_with(folder, tree, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { disk_bytes: allocated.bytes, allocated, ..self })
     }
 }
 
 impl ImageRecord {
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let allocated = usage_with(folder, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
+        let allocated = usage_with(folder, None, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { allocated, ..self })
     }
 
@@ -124,9 +126,12 @@ impl ImageRecord {
     }
 }
 
+/// The folder of a layer's files, in the layer's folder.
+pub(crate) const TREE: &str = "fs";
+
 /// The disk usage of a folder together with a record that is not written yet.
-fn usage_with(folder: &Path, record: &impl Serialize) -> io::Result<DiskUsage> {
-    disk_usage::measure(folder)?.with_file(folder, checksum::seal(record).len())
+fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Serialize) -> io::Result<DiskUsage> {
+    disk_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
 }
 
 pub(super) const SPARE_RECORD: &str = "spare.json";

@@ -31,14 +31,12 @@ use super::{
     partial_key::PartialKey,
 };
 use crate::store::{
-    LayerEnd, Resumption, Store, SyncView, could_not,
+    LayerEnd, Resumption, Store, SyncView, TREE, could_not,
     files::durable::remove_tree,
     index::load::read_json,
     record::checksum,
     staging::{CONDITIONS, JOURNAL, PREVIOUS, PartialLayerGuard, Staging},
 };
-
-const TREE: &str = "fs";
 
 /// Which attempts may continue the layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]

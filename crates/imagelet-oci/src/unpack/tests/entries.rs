@@ -16,6 +16,27 @@ fn metadata(site: &Site, path: &str) -> Metadata {
     fs::symlink_metadata(site.layer().join(path)).unwrap()
 }
 
+/// Each test of this folder compares what an archive's report says with the tree; here both kinds of reports are seen.
+#[test]
+fn what_the_files_take_is_known_unless_a_name_came_twice_or_is_hidden() {
+    for site in [Site::new(), Site::rootless()] {
+        let archive = Archive::new()
+            .dir("d")
+            .file("d/large", &"x".repeat(100_000))
+            .file("implied/deep/small", "1")
+            .symlink("link", &"long/".repeat(60))
+            .hard_link("again", "d/large")
+            .file("e/.wh..wh..opq", "")
+            .dir("d");
+        let known = site.unpack(&archive.end()).unwrap().allocated.expect("each path is recorded once");
+        assert!(known.bytes >= 100_000 && known.inodes == 8, "{known:?}");
+    }
+    for names in [["a", "a"], ["a", ".wh.b"]] {
+        let archive = Archive::new().file(names[0], "1").file(names[1], "2").end();
+        assert_eq!(Site::new().unpack(&archive).unwrap().allocated, None, "{names:?}");
+    }
+}
+
 #[test]
 fn the_last_entry_of_a_name_wins() {
     let site = Site::new();

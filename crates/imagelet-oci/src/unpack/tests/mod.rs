@@ -10,7 +10,7 @@ mod random;
 mod whiteouts;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fs::{self, File},
     io::BufReader,
     os::{
@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    EntryRules, LayerMemory, Ownership, PlainInput, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
-    UnpackReport, unpack_layer,
+    DiskUsage, EntryRules, LayerMemory, Ownership, PlainInput, UnpackError, UnpackErrorKind, UnpackLimits,
+    UnpackOptions, UnpackReport, unpack_layer,
 };
 
 /// A layer directory beside files that must stay unchanged.
@@ -74,7 +74,11 @@ impl Site {
     fn unpack_from(&self, input: &mut dyn std::io::BufRead) -> Result<UnpackReport, UnpackError> {
         let before = snapshot(&self.home.path().join("host"));
         let root = File::open(self.layer()).unwrap();
-        let result = unpack_layer(&mut PlainInput(input), root.as_fd(), &self.options, None);
+        let (mut input, mut list) = (PlainInput(input), |_: &[u8], _| Ok(()));
+        let result = unpack_layer(&mut input, root.as_fd(), &self.options, Some(&mut list));
+        if let Ok(UnpackReport { allocated: Some(known), .. }) = &result {
+            assert_eq!(*known, allocated(&self.layer(), &mut HashSet::new()), "blocks and inodes");
+        }
         assert_eq!(snapshot(&self.home.path().join("host")), before, "the host was touched");
         assert_eq!(fs::read_dir(self.home.path()).unwrap().count(), 2, "something lies beside the layer");
         result
@@ -100,6 +104,22 @@ impl Site {
         };
         xattr(&self.layer().join(path), name).map(|value| value[0])
     }
+}
+
+/// What a tree takes: of a file with several names once.
+fn allocated(path: &Path, seen: &mut HashSet<u64>) -> DiskUsage {
+    let metadata = fs::symlink_metadata(path).unwrap();
+    let mut usage = DiskUsage::default();
+    if seen.insert(metadata.ino()) {
+        usage = DiskUsage { bytes: metadata.blocks() * 512, inodes: 1 };
+    }
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            let below = allocated(&entry.unwrap().path(), seen);
+            usage = DiskUsage { bytes: usage.bytes + below.bytes, inodes: usage.inodes + below.inodes };
+        }
+    }
+    usage
 }
 
 /// For tests of what only root can set: without it they fail, and do not pass unseen.

@@ -4,6 +4,7 @@
 //! computed from the written bytes in the same pass, and never covers a hole.
 
 use std::{
+    fs::File,
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd},
 };
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::xattr;
-use crate::unpack::error::Fault;
+use crate::unpack::{disk_usage::DiskUsage, error::Fault};
 
 const NAMES_USUAL: usize = 256;
 
@@ -168,6 +169,8 @@ pub(crate) struct ManifestWriter<'a> {
     /// The root has attributes that new entries may inherit, so each entry must be checked.
     inherits: bool,
     content: Content,
+    /// What the recorded paths take. `None`: a path may be replaced, or does not tell (see [`DiskUsage::with_finished`]).
+    allocated: Option<DiskUsage>,
 }
 
 /// The data of the current file.
@@ -196,7 +199,8 @@ impl<'a> ManifestWriter<'a> {
     pub(crate) fn new(listing: Option<FileManifest<'a>>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
-        Ok(Self { listing, inherits, content: Content::of(0) })
+        let allocated = listing.is_some().then(DiskUsage::default);
+        Ok(Self { listing, inherits, content: Content::of(0), allocated })
     }
 
     pub(crate) fn begin(&mut self, stored: u64) {
@@ -220,24 +224,33 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
+    /// Records a file after closing it: then a file system such as XFS has freed what it allocated beyond the end.
     pub(crate) fn file(
         &mut self,
         path: &[u8],
-        file: impl AsFd,
+        (parent, name): (BorrowedFd<'_>, &[u8]),
+        file: File,
         ranges: Option<&[(u64, u64)]>,
         has_xattrs: bool,
     ) -> Result<(), Fault> {
         self.list(path, |own| {
-            let stat = rustix::fs::fstat(&file)?;
+            let xattrs = if has_xattrs || own.inherits { xattrs_of(&file)? } else { None };
+            drop(file);
+            let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let size = stat.st_size.cast_unsigned();
             let content = own.content.sum();
             let kind = match ranges {
                 None => FileEntryKind::File { size, content },
                 Some(ranges) => FileEntryKind::Sparse { size, content, ranges: ranges.to_vec() },
             };
-            let xattrs = if has_xattrs || own.inherits { xattrs_of(&file)? } else { None };
-            Ok(FileEntry::of(&stat, kind, xattrs))
+            Ok((stat, kind, xattrs))
         })
+    }
+
+    /// Records a whiteout. A directory may replace it without a further record.
+    pub(crate) fn whiteout(&mut self, path: &[u8], at: (BorrowedFd<'_>, &[u8])) -> Result<(), Fault> {
+        self.allocated = None;
+        self.special(path, at, &[], true)
     }
 
     /// Records an entry that was not opened: a link, a node, a whiteout.
@@ -255,26 +268,39 @@ impl<'a> ManifestWriter<'a> {
                 kind => kind,
             };
             let xattrs = if has_xattrs || own.inherits { xattrs_at(parent, name)? } else { None };
-            Ok(FileEntry::of(&stat, kind, xattrs))
+            Ok((stat, kind, xattrs))
         })
     }
 
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
         self.list(path, |_| {
             let stat = rustix::fs::fstat(&directory)?;
-            Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
+            Ok((stat, FileEntryKind::Directory, xattrs_of(&directory)?))
         })
     }
 
-    fn list(&mut self, path: &[u8], read: impl FnOnce(&Self) -> Result<FileEntry, Errno>) -> Result<(), Fault> {
+    fn list(
+        &mut self,
+        path: &[u8],
+        read: impl FnOnce(&Self) -> Result<(Stat, FileEntryKind, Option<Sum>), Errno>,
+    ) -> Result<(), Fault> {
         if self.listing.is_none() {
             return Ok(());
         }
-        let entry = read(self).map_err(Fault::io("list"))?;
-        self.record(path, FileRecord::Entry(entry))
+        let (stat, kind, xattrs) = read(self).map_err(Fault::io("list"))?;
+        self.allocated = self.allocated.and_then(|allocated| allocated.with_finished(&stat));
+        self.record(path, FileRecord::Entry(FileEntry::of(&stat, kind, xattrs)))
+    }
+
+    /// The disk usage of all recorded paths, if it is known.
+    pub(crate) fn allocated(&self) -> Option<DiskUsage> {
+        self.allocated
     }
 
     pub(crate) fn record(&mut self, path: &[u8], record: FileRecord) -> Result<(), Fault> {
+        if record == FileRecord::Removed {
+            self.allocated = None;
+        }
         let Some(listing) = &mut self.listing else { return Ok(()) };
         listing(path, record).map_err(Fault::io("list"))
     }

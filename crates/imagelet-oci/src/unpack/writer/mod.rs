@@ -68,6 +68,10 @@ impl Place {
         let path = name::join(&parent.path, name);
         Self { parent, name: name.to_vec(), path }
     }
+
+    fn at(&self) -> (BorrowedFd<'_>, &[u8]) {
+        (self.parent.as_fd(), &self.name)
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -161,7 +165,7 @@ impl<'a> Writer<'a> {
         self.report.bytes += whole.size;
         self.report.disk_bytes += disk_size(whole.size);
         self.manifest.begin_known(whole.content);
-        self.manifest.file(&place.path, &file, None, false)
+        self.manifest.file(&place.path, place.at(), file.into(), None, false)
     }
 
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
@@ -173,6 +177,7 @@ impl<'a> Writer<'a> {
         }
         let listed = self.open_real(&[]).and_then(|root| self.manifest.directory(&[], &*root));
         listed.map_err(|fault| fault.at(b"."))?;
+        self.report.allocated = self.manifest.allocated();
         self.report.ownership.reverse();
         self.report.implicit_directories.reverse();
         Ok(self.report)
@@ -224,7 +229,7 @@ impl<'a> Writer<'a> {
         }
         let mode = (!is_made_so).then_some(mode);
         let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
-        self.manifest.file(&place.path, &file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
+        self.manifest.file(&place.path, place.at(), file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
         self.record(place, entry, &left_out)
     }
 
@@ -365,7 +370,7 @@ impl<'a> Writer<'a> {
     fn finish_special(&mut self, place: &Place, entry: &TarEntry, kind: FileType) -> Result<(), Fault> {
         // Links, devices and pipes cannot have the attributes that layers may set.
         self.set_metadata_at(place, entry, kind, self.owner(&entry.metadata))?;
-        self.manifest.special(&place.path, (place.parent.as_fd(), &place.name), &entry.link, false)?;
+        self.manifest.special(&place.path, place.at(), &entry.link, false)?;
         self.record(place, entry, &[])
     }
 
@@ -406,7 +411,7 @@ impl<'a> Writer<'a> {
         }
         let needed = self.options.ownership.hide(place.parent.as_fd(), &place.name)?;
         self.tree.deferred.note(&place.path)?.whiteout = true;
-        self.manifest.special(&place.path, (place.parent.as_fd(), &place.name), &[], true)?;
+        self.manifest.whiteout(&place.path, place.at())?;
         match needed {
             Opacity::Merged => Ok(()),
             needed => self.set_opacity(&place.parent.path, needed),
