@@ -6,7 +6,7 @@ from bed import rotated, used, written
 from report import median, megabytes, spread, table
 
 # Images whose pulls are compared with the bound of this machine.
-BOUNDED = ("web", "web-zstd", "ml")
+BOUNDED = ("web", "many", "web-zstd", "ml")
 DISK_BYTES = 20 << 30
 HEAD = ["who", "wall s", "x", "x tuned", "CPU s", "x", "cores", "end s", "peak MB", "above idle", "MB fetched", "MB written", "x disk"]
 # An image larger than this takes its time: fewer turns have to do.
