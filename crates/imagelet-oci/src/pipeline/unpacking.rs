@@ -29,8 +29,8 @@ use crate::{
         storage_error, write_implicit,
     },
     unpack::{
-        ARTIFACT_NAMES_MAX, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership, UnpackError, UnpackErrorKind,
-        UnpackLimits, UnpackOptions, UnpackReport, WholeFile, disk_size, place_file, process_umask, unpack_layer,
+        ARTIFACT_NAMES_MAX, DiskUsage, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership, UnpackError,
+        UnpackErrorKind, UnpackLimits, UnpackOptions, UnpackReport, WholeFile, place_file, process_umask, unpack_layer,
     },
 };
 
@@ -140,12 +140,10 @@ impl LayerJob {
             return Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Unacceptable, message)));
         }
         failpoint!("unpack.verified");
-        let (mut sums, mut list_size) = (BTreeMap::new(), 0);
+        let mut sums = BTreeMap::new();
         match list {
             Some(Listing::Files(list)) => {
-                let (digest, bytes) = list.finish().map_err(unlisted)?;
-                sums.insert(LIST.to_owned(), digest);
-                list_size = disk_size(bytes);
+                sums.insert(LIST.to_owned(), list.finish().map_err(unlisted)?);
             }
             Some(Listing::Proof(proof)) => {
                 sums.insert(PROOF.to_owned(), proof.write(staging.path()).map_err(unlisted)?);
@@ -179,15 +177,15 @@ impl LayerJob {
         let record = LayerRecord {
             diff_id: self.diff_id.clone(),
             entries: report.entries,
-            disk_bytes: report.disk_bytes + list_size,
-            allocated: report.allocated.unwrap_or_default(),
+            disk_bytes: report.disk_bytes,
+            allocated: DiskUsage::default(),
             root_opaque: report.root_opaque,
             unsettled: self.staging.store.unsettled_mark(self.staging.end),
             end: self.staging.end,
             sums,
         };
         let (store, view) = (&self.staging.store, &self.staging.view);
-        let layer = StagedLayer::new(store, staging, &self.descriptor, record, Arc::clone(view))?;
+        let layer = StagedLayer::new(store, staging, &self.descriptor, (record, report.allocated), Arc::clone(view))?;
         // A kept blob already resumes the pull, and a spare layer would lack the blob.
         if self.blob.is_kept {
             return Ok(layer);

@@ -110,7 +110,7 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
         LayerRecord { unsettled: store.unsettled_mark(LayerEnd::Store), ..serde_json::from_value(record).unwrap() };
     let media_type = "application/vnd.oci.image.layer.v1.tar";
     let packed = Descriptor::new(media_type, Digest::of(BLOB), BLOB.len() as u64);
-    let staged = StagedLayer::new(store, staging, &packed, record, Arc::clone(view)).unwrap();
+    let staged = StagedLayer::new(store, staging, &packed, (record, None), Arc::clone(view)).unwrap();
     Arc::new(staged.with_blob(blob))
 }
 

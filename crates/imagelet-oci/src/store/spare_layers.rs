@@ -32,7 +32,7 @@ use super::{
     staging::discard,
     storage_error,
 };
-use crate::manifest::Descriptor;
+use crate::{manifest::Descriptor, unpack::DiskUsage};
 
 /// Spares for a sink are on a runtime's disk, and the runtime does not count them. An import is retried within minutes,
 /// or not. A younger spare is kept whatever its size: the next attempt comes within a kubelet's longest back-off.
@@ -56,16 +56,17 @@ pub(crate) struct StagedLayer {
 }
 
 impl StagedLayer {
+    /// `tree`: what the layer's files take, if that is known.
     pub(crate) fn new(
         store: &Arc<Store>,
         staging: Staging,
         blob: &Descriptor,
-        record: LayerRecord,
+        (record, tree): (LayerRecord, Option<DiskUsage>),
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
         let staging = staging.into_complete().map_err(not_recorded(&record))?;
         let failed = not_recorded(&record);
-        let record = if record.end == LayerEnd::Sink { Ok(record) } else { record.measured(staging.path()) };
+        let record = if record.end == LayerEnd::Sink { Ok(record) } else { record.measured(staging.path(), tree) };
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), checksum::seal(&record)).map(|()| record))
             .map_err(failed)?;
@@ -350,7 +351,7 @@ mod tests {
         });
         let blob = Descriptor::new("", diff_id.clone(), 1);
         let view = store.sync_view().unwrap();
-        let layer = StagedLayer::new(store, staging, &blob, serde_json::from_value(record).unwrap(), view);
+        let layer = StagedLayer::new(store, staging, &blob, (serde_json::from_value(record).unwrap(), None), view);
         layer.unwrap().resumable("registry.example/app", &Resumption::new(true)).unwrap()
     }
 

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 /// The unit of `st_blocks`, for every block size of the file system.
 pub(crate) const BLOCK: u64 = 512;
-/// ext4 maps a file by at most four extents of this size in its inode. Blocks for a longer map are allocated when the
-/// file's data is written to the disk.
-const EXTENT_MAX: u64 = 128 << 20;
+/// An extent of ext4 with its smallest blocks. The inode has four; a block for more of them is allocated when the file's
+/// data is written to the disk.
+const EXTENT_MAX: u64 = 32 << 20;
 
 /// Blocks and inodes that `statvfs` reports free after a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,13 +25,52 @@ impl DiskUsage {
     }
 
     /// Adds a path that has just been finished. `None`: only a walk through the finished tree can tell, because the path
-    /// may have further names, or blocks that are not allocated yet.
+    /// has further names, or blocks that are allocated when its data is written to the disk.
     pub(crate) fn with_finished(mut self, stat: &Stat) -> Option<Self> {
         self.add(stat);
+        let (size, blocks) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned());
         let is_final = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => true,
-            _ => stat.st_nlink == 1 && stat.st_size.cast_unsigned() <= EXTENT_MAX,
+            // Of a file with holes the extents may be as many as its blocks.
+            FileType::RegularFile => stat.st_nlink == 1 && size <= EXTENT_MAX && blocks.saturating_mul(BLOCK) >= size,
+            _ => stat.st_nlink == 1,
         };
         is_final.then_some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_a_path_takes_is_known_if_its_blocks_and_its_name_are_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("empty"), "").unwrap();
+        fs::write(path("file"), vec![7; 100_000]).unwrap();
+        fs::write(path("large"), vec![7; 33 << 20]).unwrap();
+        fs::write(path("twice"), "1").unwrap();
+        fs::hard_link(path("twice"), path("again")).unwrap();
+        fs::File::create(path("hole")).unwrap().set_len(1 << 20).unwrap();
+        symlink("nowhere", path("link")).unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        for (name, is_known) in [
+            ("empty", true),
+            ("file", true),
+            ("link", true),
+            ("folder", true),
+            ("large", false),
+            ("twice", false),
+            ("again", false),
+            ("hole", false),
+        ] {
+            let stat = rustix::fs::lstat(path(name)).unwrap();
+            let usage = DiskUsage { bytes: 1, inodes: 2 }.with_finished(&stat);
+            let known = DiskUsage { bytes: 1 + stat.st_blocks.cast_unsigned() * 512, inodes: 3 };
+            assert_eq!(usage, is_known.then_some(known), "{name}");
+        }
     }
 }

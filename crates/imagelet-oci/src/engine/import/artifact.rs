@@ -289,7 +289,7 @@ fn linked_tree(
         sums: BTreeMap::new(),
     };
     let blob = Descriptor::new(LAYER_TYPE, layer.digest.clone(), layer.size);
-    StagedLayer::new(store, staging, &blob, record, view)
+    StagedLayer::new(store, staging, &blob, (record, None), view)
 }
 
 /// The files of one blob on their way into a tree.

@@ -26,7 +26,7 @@ use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     could_not,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, SpareRecord, checksum, disk_usage::block_size},
+    record::{ImageRecord, LayerRecord, SpareRecord, TREE, checksum, disk_usage::block_size},
 };
 
 #[derive(Default)]
@@ -127,7 +127,7 @@ struct StoreContents {
 impl StoreContents {
     fn read(root: &Path, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
         let layers = read_folders(&root.join("layers"), "layer.json", |folder, digest, record: &LayerRecord| {
-            record.diff_id == *digest && folder.join("fs").is_dir()
+            record.diff_id == *digest && folder.join(TREE).is_dir()
         })?;
         let images =
             read_folders(&root.join("images"), "image.json", |_, digest, record: &ImageRecord| record.id == *digest)?;

@@ -69,6 +69,13 @@ mod tests {
         assert_eq!(full.inodes, 5);
         let added = full.bytes - empty.bytes;
         assert!((100_000..200_000).contains(&added), "{added}");
+        fs::create_dir_all(folder.path().join("beside/root")).expect("made");
+        let whole = measure(folder.path(), None).expect("measured");
+        assert_eq!(
+            measure(folder.path(), Some(("root", full))).expect("measured"),
+            whole,
+            "a known part is not walked"
+        );
         assert!(measure(&root.join("below/file"), None).is_err() && measure(&root.join("absent"), None).is_err());
     }
 

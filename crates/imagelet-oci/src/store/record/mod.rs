@@ -68,8 +68,7 @@ pub(crate) struct LayerRecord {
     pub diff_id: Digest,
     pub entries: u64,
     pub disk_bytes: u64,
-    /// Disk usage of the layer's folder, including this record; of the tree alone, or zero if it is not known, until
-    /// [`Self::measured`]. Zero for a layer for a sink.
+    /// Disk usage of the layer's folder, including this record. Zero for a layer for a sink.
     #[serde(default)]
     pub allocated: DiskUsage,
     /// The layer hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower layers.
@@ -87,8 +86,9 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let tree = (self.allocated.inodes > 0).then_some((TREE, self.allocated));
+    /// `tree`: what its files take, if that is known.
+    pub(super) fn measured(self, folder: &Path, tree: Option<DiskUsage>) -> io::Result<Self> {
+        let tree = tree.map(|usage| (TREE, usage));
         let allocated = usage_with(folder, tree, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
         Ok(Self { disk_bytes: allocated.bytes, allocated, ..self })
     }

@@ -29,7 +29,7 @@ use super::{
     Store,
     file_manifest::{FileManifestReader, LIST},
     index::load::{open_regular, read_whole},
-    record::{ImageRecord, LayerRecord, checksum},
+    record::{ImageRecord, LayerRecord, TREE, checksum},
 };
 use crate::hash::Hash;
 
@@ -85,7 +85,7 @@ impl Store {
             FileManifestReader::open(file, digest, || watch.go_on())
         });
         match opened {
-            Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, &mut check)?,
+            Ok(mut manifest) => tree::check(&folder.join(TREE), &mut manifest, watch, &mut check)?,
             Err(error) if ends_check(&error) => return Err(error),
             Err(error) => check.findings.unreadable(LIST, &error),
         }

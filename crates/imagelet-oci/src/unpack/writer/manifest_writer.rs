@@ -169,7 +169,8 @@ pub(crate) struct ManifestWriter<'a> {
     /// The root has attributes that new entries may inherit, so each entry must be checked.
     inherits: bool,
     content: Content,
-    /// What the recorded paths take. `None`: a path may be replaced, or does not tell (see [`DiskUsage::with_finished`]).
+    /// What the recorded paths take. `None`: there is no listing, a path was or may be replaced, or one does not tell (see
+    /// [`DiskUsage::with_finished`]).
     allocated: Option<DiskUsage>,
 }
 
@@ -224,7 +225,7 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
-    /// Records a file after closing it: then a file system such as XFS has freed what it allocated beyond the end.
+    /// Closes a file, then records it: a file system such as XFS has then freed what it allocated beyond the end.
     pub(crate) fn file(
         &mut self,
         path: &[u8],
@@ -253,7 +254,7 @@ impl<'a> ManifestWriter<'a> {
         self.special(path, at, &[], true)
     }
 
-    /// Records an entry that was not opened: a link, a node, a whiteout.
+    /// Records an entry that was not opened: a link or a node.
     pub(crate) fn special(
         &mut self,
         path: &[u8],
