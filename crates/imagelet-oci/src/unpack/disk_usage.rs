@@ -1,4 +1,4 @@
-//! The space of files on the disk.
+//! Blocks and inodes of files, counted while they are written.
 
 use rustix::fs::{FileType, Stat};
 use serde::{Deserialize, Serialize};

@@ -17,7 +17,7 @@ use super::Index;
 use crate::{
     store::{
         Store,
-        record::{ImageRecord, disk_usage::in_blocks},
+        record::{ImageRecord, folder_usage::in_blocks},
     },
     unpack::DiskUsage,
 };

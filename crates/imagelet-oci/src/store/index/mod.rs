@@ -26,7 +26,7 @@ use self::load::{ReadRecord, blobs, read_folders, read_json};
 use super::{
     could_not,
     files::durable::{SyncView, replace_file},
-    record::{ImageRecord, LayerRecord, SpareRecord, TREE, checksum, disk_usage::block_size},
+    record::{ImageRecord, LayerRecord, SpareRecord, TREE, checksum, folder_usage::block_size},
 };
 
 #[derive(Default)]

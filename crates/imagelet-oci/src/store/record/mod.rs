@@ -1,7 +1,7 @@
 //! The records of an image, of a layer and of a spare layer on disk.
 
 pub(super) mod checksum;
-pub(super) mod disk_usage;
+pub(super) mod folder_usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -131,7 +131,7 @@ pub(crate) const TREE: &str = "fs";
 
 /// The disk usage of a folder together with a record that is not written yet.
 fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Serialize) -> io::Result<DiskUsage> {
-    disk_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
+    folder_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
 }
 
 pub(super) const SPARE_RECORD: &str = "spare.json";
