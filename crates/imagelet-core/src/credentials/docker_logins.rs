@@ -308,7 +308,7 @@ mod tests {
         let error = replace(&path, Duration::from_millis(50), |_| true).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(lock);
-        assert!(replace(&path, Duration::from_millis(50), |_| true).unwrap());
+        assert!(replace(&path, Duration::from_mins(1), |_| true).unwrap());
     }
 
     #[test]

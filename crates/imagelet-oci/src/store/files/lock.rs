@@ -47,6 +47,15 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    /// A process that another thread starts has a copy of the file until it executes its program. Closing the file does
+    /// not release the lock then, but flock(2)'s unlock does.
+    fn drop(&mut self) {
+        // After a failure, the lock ends with the last copy of the file.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// The last progress of a store's owner that ends with its command. `None` for a daemon, which does not release the
 /// store.
 pub(crate) fn progress_of_owner(root: &Path) -> Option<SystemTime> {
@@ -166,6 +175,17 @@ mod tests {
         assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         Lock::take(&place).unwrap();
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_owner_although_a_process_that_starts_has_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::find(&folder.path().join("store"), true).unwrap().unwrap();
+        let first = Lock::take(&place).unwrap();
+        let copy = first.0.try_clone().unwrap();
+        drop(first);
+        Lock::take(&place).unwrap();
+        drop(copy);
     }
 
     #[test]
