@@ -5,25 +5,23 @@ use std::{
     time::Duration,
 };
 
-/// The wait after this many failures in a row: the first wait, times the factor for each further failure, up to `max`.
+/// The wait before a retry: `first * factor^failures`, at most `max`.
 pub fn grown(first: Duration, factor: f64, max: Duration, failures: u32) -> Duration {
     let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
     Duration::from_secs_f64((first.as_secs_f64() * factor.powi(exponent)).min(max.as_secs_f64()))
 }
 
-/// A wait minus a random part of its share `share`, so that many waiters do not retry at the same moment. `random` is
-/// from 0 to 1.
+/// Shortens a wait by the fraction `share * random`, so that waiters retry at different times. `random`: 0 to 1.
 pub fn scattered(wait: Duration, share: f64, random: f64) -> Duration {
     wait.mul_f64(1.0 - share * random)
 }
 
-/// A number from 0 to below 1.
+/// A random number from 0 to below 1.
 pub fn random_share() -> f64 {
     (random() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Each `RandomState` of the standard library has another seed. That is random enough to spread waits and to create
-/// names.
+/// A random number for waits and names, not for secrets: each `RandomState` has another seed.
 pub fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -5,7 +5,7 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Makes room for this key: a map with `max` entries removes the entry with the earliest time.
+/// Makes room for a new key: if the map has `max` entries, removes the entry with the earliest `time`.
 pub fn make_room<K: Clone + Eq + Hash, V, S: BuildHasher, T: Ord>(
     map: &mut HashMap<K, V, S>,
     key: &K,

@@ -45,7 +45,7 @@ impl DiskStats {
         Ok(Self { containers: images.clone(), images })
     }
 
-    /// The file system of images, and that of writable layers if it is on another device.
+    /// The usage of the images' file system, and of the writable layers' file system if its device differs.
     fn of_stores(
         image_disk: DiskUse,
         reported: &ImageFilesystems,
@@ -70,7 +70,7 @@ pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&Filesyste
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }
 
-/// The disk of a file system of images. `None` if this process cannot see the disk.
+/// `None`: this process cannot see the disk.
 pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
     visible(probe, &images.mountpoint).map_err(|error| {
         let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
@@ -78,7 +78,7 @@ pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Res
     })
 }
 
-/// Both file systems, if they have different mount points.
+/// Both file systems, if their mount points differ.
 fn split(reported: &ImageFilesystems) -> Option<(&FilesystemUsage, &FilesystemUsage)> {
     let (images, containers) = (reported.images.first()?, reported.containers.first()?);
     let is_placed = |usage: &FilesystemUsage| !usage.mountpoint.as_os_str().is_empty();
@@ -91,7 +91,7 @@ fn measured(reported: &FilesystemUsage, disk: DiskUse) -> FsStats {
     FsStats { measured_at: reported.measured_at, used: reported.used, inodes_used, disk: Some(disk) }
 }
 
-/// Capacity and usage of a disk. All zero if it could not be measured.
+/// A measurement of a disk. All fields are zero if the measurement failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     pub device: String,
@@ -114,7 +114,7 @@ impl DiskUse {
         Self { capacity, available: available.min(capacity), ..Self::default() }
     }
 
-    /// Capacity minus available bytes. Reserved blocks are counted as used, as in [`Self::used_percent`].
+    /// Counts the blocks that the file system reserves for root as used, as [`Self::used_percent`] does.
     pub fn used(&self) -> ByteSize {
         self.capacity.saturating_sub(self.available)
     }
@@ -125,8 +125,7 @@ impl DiskUse {
         Self { available, inodes_free, ..self.clone() }
     }
 
-    /// Limits freed bytes to the bytes in use, if they are sums of listed sizes, which count shared layers in each
-    /// image.
+    /// Limits `freed` to the used bytes if it is a claimed sum, which counts a shared layer once per image.
     pub(crate) fn at_most_used(&self, freed: Freed, certainty: Certainty) -> Freed {
         if certainty != Certainty::Claimed || self.capacity == ByteSize::ZERO {
             return freed;
@@ -134,7 +133,7 @@ impl DiskUse {
         Freed { bytes: freed.bytes.min(self.used()), ..freed }
     }
 
-    /// The used share, rounded up to the next percent. 100 for a disk without capacity.
+    /// The used share in percent, rounded up. 100 for a disk without capacity.
     pub fn used_percent(&self) -> u8 {
         if self.capacity == ByteSize::ZERO {
             return 100;
@@ -165,7 +164,7 @@ impl DiskProbe for StatVfs {
     }
 }
 
-/// The usage of the disk. `None` if this process cannot see the directory, which is not a failure.
+/// `None`: this process cannot see the directory, which is not an error.
 fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
     match probe.look(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

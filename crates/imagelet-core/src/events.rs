@@ -22,14 +22,14 @@ pub trait EventSink: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub kind: EventKind,
-    /// The reason: `Pulling`, `Pulled`, `Failed`, …
+    /// For example `Pulling`, `Pulled` or `Failed`.
     pub reason: &'static str,
     /// The text for readers on the node.
     pub message: String,
-    /// The text for readers of the whole cluster, if the message contains names of one namespace. `None`: the message.
+    /// The text for cluster-wide readers, if `message` has names of one namespace. `None`: they read `message`.
     pub note: Option<String>,
     pub subject: EventSubject,
-    /// The cause for machines. The message stays the kubelet's.
+    /// For programs. `message` has the kubelet's text.
     pub cause: Option<EventCause>,
 }
 
@@ -55,7 +55,7 @@ impl EventKind {
     }
 }
 
-/// The pod that requests an image or that an event is about. All empty: no pod.
+/// The pod of a request or an event. All fields are empty: no pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodIdentity {
     pub namespace: Arc<str>,

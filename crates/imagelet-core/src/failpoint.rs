@@ -74,14 +74,14 @@ pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }
 
-/// Reaches a step of a mechanism that several rooms use. The room is the prefix of the step's name.
+/// Reaches the step `ROOM.STEP` of a mechanism that several rooms use.
 pub(crate) fn reach_in(room: &str, step: &str) {
     if COMPILED_IN {
         reach(&format!("{room}.{step}"));
     }
 }
 
-/// Read from the environment and not from the configuration, because it is only for tests.
+/// Reads the environment, not the configuration, because failpoints are only for tests.
 fn armed() -> Option<Armed> {
     let wanted = std::env::var_os(VARIABLE)?.into_string().ok()?;
     if let Some(path) = wanted.strip_prefix("log:") {

@@ -1,9 +1,8 @@
 //! Shared resources between tenants: when a holder releases a resource, and when a pull waits for another's fetch.
 //!
-//! One rule covers every resource that one pull has and another waits for: unpack memory, the fetch of a layer, a disk
-//! reservation, a fetch slot, the running prefetch. A holder with a waiter keeps the resource only while its rate since
-//! it got the resource is above a minimum. A pull waits for another tenant's fetch only if that fetch ends soon. A few
-//! bytes now and then are not progress.
+//! The rules cover unpack memory, the fetch of a layer, a disk reservation, a fetch slot and the running prefetch. If
+//! another pull waits, the holder keeps the resource only while its receive rate is above a minimum. A pull waits for
+//! another tenant's fetch only if that fetch is expected to end soon.
 
 use std::{
     fmt,
@@ -16,23 +15,22 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The default minimum rate, in bytes per second.
+/// Bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
-/// The time in which a holder can reach its rate, because connections start slowly.
+/// The rate of a holder counts only after this time, because connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The maximum time between two checks. A holder below its rate releases the resource within twice [`GRACE`].
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
-/// A pull always waits for another tenant's fetch that ends within this time.
+/// A pull always waits for another tenant's fetch that is expected to end within this time.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 /// The assumed minimum rate of a pull's own fetch, in bytes per second, if the rate of its registry is unknown.
 const RATE_ASSUMED: u64 = 1 << 20;
-/// After another pull has waited this long, the slowest holder releases the resource, at any rate.
+/// After another pull has waited this long, the slowest holder releases the resource, whatever its rate.
 pub const WAIT_FAIR: Duration = Duration::from_secs(10);
 
 /// A resource that one pull has and another pull waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SharedThing {
-    /// Memory to unpack a layer.
     Memory,
     /// A slot among the layers that are being fetched.
     Place,
@@ -58,7 +56,7 @@ impl SharedThing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullWait {
     pub thing: SharedThing,
-    /// The image of the pull that has the resource; if several pulls have parts, of the pull with the largest part.
+    /// The image of the holding pull. If several pulls hold parts, the image of the pull with the largest part.
     pub holder: Option<String>,
 }
 
@@ -74,10 +72,8 @@ impl fmt::Display for PullWait {
     }
 }
 
-/// The bytes that a holder received since it got the resource.
-///
-/// Only time in which the holder waits for its network is counted, so that a slow disk or a wait for another resource
-/// does not look like a slow registry. [`HoldMeter::pause`] stops the clock.
+/// Measures the receive rate of a holder since it got the resource. Counts only time in which the holder waits for its
+/// network, so that a slow disk or another wait does not look like a slow registry.
 #[derive(Debug)]
 pub struct HoldMeter {
     bytes: AtomicU64,
@@ -95,7 +91,6 @@ struct Clock {
 }
 
 impl HoldMeter {
-    /// A meter of a holder that gets the resource now.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { bytes: AtomicU64::new(0), clock: Mutex::new(Clock::new(now)) }
@@ -134,8 +129,8 @@ impl HoldMeter {
         self.clock().counted(now)
     }
 
-    /// Bytes per second: the average since the holder got the resource, or the average of the last one or two [`GRACE`]
-    /// if that is lower. A fast start therefore does not hide a slow end.
+    /// The lower of two rates in bytes per second: since the start, and over the last one to two [`GRACE`]. So a fast
+    /// start does not hide a slow end.
     #[must_use]
     pub fn rate(&self, now: Instant) -> u64 {
         let (mut clock, bytes) = (self.clock(), self.bytes());
@@ -163,7 +158,7 @@ impl Clock {
     }
 }
 
-/// Bytes per second. `u64::MAX` if the time is zero.
+/// Bytes per second. For a time of zero: 0 without bytes, else `u64::MAX`.
 fn per_second(bytes: u64, time: Duration) -> u64 {
     let nanos = time.as_nanos();
     if nanos == 0 {
@@ -191,12 +186,10 @@ impl HoldPolicy {
         meter.held_for(now) >= GRACE && meter.rate(now) < self.rate_min
     }
 
-    /// Whether a pull that wants `size` bytes waits for another tenant's fetch of these bytes, of which `left` bytes
-    /// are missing.
+    /// Whether a pull waits for another tenant's fetch of the same `size` bytes, of which `left` bytes are missing.
     ///
-    /// `own_rate` is the rate of the waiting pull's own registry. If that rate is unknown, the rate of the other fetch
-    /// is assumed, and at least 1 MiB/s. A fetch that has just started is waited for, because its rate is not known
-    /// yet.
+    /// `own_rate`: the rate of the pull's own registry. `None`: the rate of `fetch` is assumed, but at least 1 MiB/s. A
+    /// pull always waits for a fetch that has just started, because the fetch has no known rate yet.
     #[must_use]
     pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: Option<u64>, now: Instant) -> bool {
         if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
@@ -206,7 +199,7 @@ impl HoldPolicy {
         expected(left, rate) <= own_expected(size, own_rate.unwrap_or(rate.max(RATE_ASSUMED)))
     }
 
-    /// The same for a fetch that got its last byte `whole_for` ago: the cause of its delay is not its registry.
+    /// As [`Self::waits_for`], for a fetch whose last byte came `whole_for` ago: the registry does not cause the delay.
     #[must_use]
     pub fn waits_for_whole(&self, whole_for: Duration, size: u64, own_rate: Option<u64>) -> bool {
         self.rate_min == 0 || whole_for <= own_expected(size, own_rate.unwrap_or(RATE_ASSUMED))

@@ -10,10 +10,10 @@ use std::{
 const SERIES_MAX: usize = 256;
 const OVERFLOW: &str = "other";
 
-/// A metric family: name, help text and labels. Declared as a constant in the file that updates it.
+/// A metric family, declared as a constant in the file that updates it.
 #[derive(Debug)]
 pub struct Family {
-    /// The full name: `kubelet_…` if the kubelet has the metric, otherwise `imagelet_…`.
+    /// `kubelet_…` if the kubelet has the metric, otherwise `imagelet_…`.
     pub name: &'static str,
     pub help: &'static str,
     pub kind: MetricKind,
@@ -21,7 +21,7 @@ pub struct Family {
     pub labels: &'static [&'static str],
 }
 
-/// Declares the families of a room, and `FAMILIES`, the list of these families.
+/// Declares metric families, and `FAMILIES`, the list of these families.
 #[macro_export]
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
@@ -40,7 +40,7 @@ pub use families;
 pub enum MetricKind {
     Counter,
     Gauge,
-    /// Counts observations in buckets with these upper bounds.
+    /// The upper bounds of the buckets.
     Histogram(&'static [f64]),
 }
 
@@ -71,7 +71,7 @@ impl Metrics {
         Self::default()
     }
 
-    /// Exports a zero for a family without labels before its first update.
+    /// Exports a family before its first update. A family without labels has the value zero.
     pub fn declare(&self, family: &'static Family) {
         let mut families = self.lock();
         let registered = registered(&mut families, family);
@@ -179,7 +179,7 @@ impl Registered {
     }
 }
 
-/// Names, values, and the bound of a bucket.
+/// Label names, their values, and the upper bound of a histogram bucket.
 struct Labels<'a>(&'a [&'a str], &'a [String], Option<&'a str>);
 
 impl fmt::Display for Labels<'_> {

@@ -1,6 +1,5 @@
-//! The switches for deviations from the kubelet: one value, set once from the configuration.
-//!
-//! `docs/compatibility.md` lists the differences. Code reads single switches and never a mode.
+//! The switches for deviations from the kubelet: one value, set once from the configuration. `docs/compatibility.md`
+//! lists the deviations. Code reads single switches, never a mode.
 
 /// One switch for each deviation from the kubelet. `false` is the kubelet's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +17,13 @@ pub struct NodePolicy {
 pub struct PullRules {
     /// Pulls wait by priority, and a few small pulls may run above the slot limit. Off: first come, first served.
     pub prioritized_queue: bool,
-    /// A pull above the rate limit waits. Off: it fails.
+    /// A pull above the rate limit waits. Off: the pull fails.
     pub waits_for_rate: bool,
-    /// Equal pulls of several pods are one pull.
+    /// Equal pulls of several pods share one pull.
     pub shared_pulls: bool,
     /// Requests to a registry that fails repeatedly stop for a while.
     pub circuit_breaker: bool,
-    /// A failure that no credential can change ends a pull, and the number of credentials is limited. Off: all are
-    /// tried.
+    /// A pull tries a limited number of credentials, and stops after a failure that no credential changes. Off: all.
     pub bounded_attempts: bool,
     /// The back-off belongs to the image and its credentials. Off: only to the image.
     pub backoff_by_credentials: bool,
@@ -39,10 +37,9 @@ pub struct PullRules {
 pub struct AccessRules {
     /// Identity tokens, helpers and the queried host of Docker configurations are used, and empty entries are ignored.
     pub docker_keyring: bool,
-    /// An unreadable pull secret is skipped. Off: it fails the request.
+    /// An unreadable pull secret is skipped. Off: the request fails.
     pub skips_unreadable_secrets: bool,
-    /// The intent of a pull is recorded after the back-off check. Off: before the check, and removed if the check
-    /// fails.
+    /// The intent of a pull is recorded after the back-off check. Off: before; a failed check removes the intent.
     pub intent_after_backoff: bool,
     /// The intent of a pull with an unknown result stays until a check for the image. Off: it is removed.
     pub keeps_doubtful_intents: bool,
@@ -56,11 +53,9 @@ pub struct AccessRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PodRules {
-    /// A waiting reason is one of a few words, and messages name the image and the cause. Off: some are raw error
-    /// texts.
+    /// Waiting reasons are fixed words; messages have image and cause. Off: some reasons are raw error texts.
     pub stable_reasons: bool,
-    /// The images of a pod are requested in parallel. Off: in sequence, so that a failed init container or volume
-    /// blocks the images after it.
+    /// The images of a pod are requested in parallel. Off: in sequence; a failed init image or volume blocks the rest.
     pub parallel_pod_images: bool,
     /// The images of a pod are pulled before the pod requests them.
     pub looks_ahead: bool,
@@ -83,10 +78,9 @@ pub struct InventoryRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
-    /// The disk is measured once. Off: after the removals by age, and not at all if such a removal failed.
+    /// The disk is measured before all removals. Off: after the removals by age, if none failed.
     pub measures_first: bool,
-    /// A never used image is idle since its first sight, and prefetched images are removed first. Off: a never used
-    /// image is infinitely idle.
+    /// A never used image is idle since its first sight (off: infinitely), and prefetched images are removed first.
     pub idle_since_sight: bool,
     /// Pull records of absent images are pruned. Off: records of all images except those that a space phase considered
     /// and kept.

@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Whether a character is invisible and changes the display: a control, an end of a line or paragraph, or a mark that
-/// reverses the text direction or has no width.
+/// Whether a character is a control, a line or paragraph separator, or a zero-width or text-direction mark.
 pub fn is_unprintable(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -12,23 +11,23 @@ pub fn is_unprintable(character: char) -> bool {
         )
 }
 
-/// A text with `?` for each character that is not printable.
+/// Replaces each unprintable character with `?`.
 pub fn printable(text: &str) -> String {
     text.replace(is_unprintable, "?")
 }
 
-/// The first `bytes_max` bytes of a text, made printable, so that a message has a limited length.
+/// As [`printable`], for at most the first `bytes_max` bytes.
 pub fn printable_start(text: &str, bytes_max: usize) -> String {
     printable(&text[..text.floor_char_boundary(bytes_max)])
 }
 
-/// Puts the lines of a text on one line, with a blank for each character that is not printable.
+/// Replaces each unprintable character with a blank, so that the text has one line.
 pub fn one_line(text: &str) -> String {
     text.replace(is_unprintable, " ")
 }
 
-/// Escapes the unprintable characters of a JSON text or a log line. Controls stay: they are the text's line ends, tabs
-/// and colours, and each writer escapes the controls of a value.
+/// Escapes the unprintable characters of a JSON text or a log line, except controls. These are line ends, tabs and
+/// colours of the text itself; the writer of a value escapes the controls of the value.
 pub fn escape_unprintable(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

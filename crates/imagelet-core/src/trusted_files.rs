@@ -1,9 +1,7 @@
-//! Rejects files that other users can change.
+//! Rejects files that other users can change. Files about credentials, programs and trust need this check.
 //!
-//! Files that decide about credentials, programs and trust must come from the administrator or from this process' user.
-//!
-//! The check covers the open file (not its path), its real folder, and the folder of its path. The folders differ if
-//! the path is a symlink (as in a Kubernetes `ConfigMap` mount).
+//! The check covers the open file, its real folder, and the folder of its path. The two folders differ if the path is a
+//! symlink, as in a Kubernetes `ConfigMap` mount.
 
 use std::{
     fs,
@@ -20,7 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::image::ByteSize;
 
-/// Root's user id, and a group id without other members by convention.
+/// The id of user `root` and of group `root`. By convention, group `root` has no other members.
 const ROOT: u32 = 0;
 /// In a folder with this bit, only the owner of an entry can remove or rename the entry.
 const STICKY: u32 = 0o1000;
@@ -37,9 +35,8 @@ struct Ownership {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// A file that is read or executed.
     File,
-    /// A symlink on the path: its mode has no meaning.
+    /// A symlink on the path. The mode of a symlink has no meaning.
     Link,
     /// The folder of one named file.
     Folder,
@@ -47,20 +44,18 @@ enum Part {
     Collection,
 }
 
-/// The users who can change a file or the contents of a folder.
+/// The users that can change a file or the contents of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// Its owner, by user id.
+    /// User id of the owner.
     Owner(u32),
-    /// A group, by group id.
+    /// Group id.
     Group(u32),
     Everyone,
 }
 
-/// The users other than root and this process' user who can change a part.
-///
-/// Group write is permitted for root's group and for the group with the user's id, which has no other members by
-/// convention.
+/// The users other than root and `user` that can change a part. Group write is permitted for group `root` and for the
+/// group with the id of `user`: by convention, these groups have no other members.
 fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     let is_writable_folder = match part {
         Part::Folder => found.mode & STICKY == 0,
@@ -79,7 +74,7 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     }
 }
 
-/// The users other than root and `user` who can replace the contents of a folder. `None`: no such users.
+/// The users other than root and `user` that can replace the contents of a folder. `None`: no such users.
 pub fn folder_exposure(folder: &Stat, user: u32) -> Option<Exposure> {
     exposure(Part::Folder, ownership(folder), user)
 }
@@ -88,7 +83,7 @@ fn ownership(stat: &Stat) -> Ownership {
     Ownership { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode & 0o7777 }
 }
 
-/// Opens a file for reading.
+/// Opens a file for reading. Fails as [`check`] does.
 pub fn open(path: &Path) -> io::Result<fs::File> {
     let file = fs::File::open(path)?;
     check(path, &file)?;
@@ -110,8 +105,8 @@ pub fn is_public(mode: u32) -> bool {
     mode & EVERYONE_READS != 0
 }
 
-/// Reads the one line of a file with a secret. The configuration key is `name`. If the line is longer than `length_max`
-/// bytes, the result is longer, too.
+/// Reads the secret in a file with one line. `name` is the configuration key, for errors. If the line is longer than
+/// `length_max` bytes, the result is longer, too.
 ///
 /// # Errors
 /// If [`open`] fails, if every user may read the file, or if the file is not UTF-8.
@@ -154,16 +149,16 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
 
 /// Rejects a program that other users can change or replace.
 pub(crate) fn check_program(path: &Path) -> io::Result<()> {
-    // `PATH` also opens a program that only has execute permission.
+    // `O_PATH` also opens a program that has only execute permission.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Rejects a folder whose entries are all used, if other users can change it or add entries.
+/// Rejects a folder if other users can change it or add entries. All entries of the folder are used.
 pub fn check_folder(path: &Path) -> io::Result<()> {
     judge_folder(Part::Collection, path)
 }
 
-/// Accepts a read-only mount: the mode of `ConfigMap` volumes permits every user to write.
+/// Accepts a read-only mount. A `ConfigMap` volume is such a mount, and its mode permits every user to write.
 fn judge_folder(part: Part, path: &Path) -> io::Result<()> {
     let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     if rustix::fs::fstatvfs(&folder)?.f_flag.contains(StatVfsMountFlags::RDONLY) {

@@ -1,4 +1,4 @@
-//! The files of the log: lines are appended to the youngest file, and whole old files are removed.
+//! The files of the audit log. Lines are appended to the newest file. The oldest files are removed as a whole.
 
 use std::{
     collections::VecDeque,
@@ -11,9 +11,9 @@ use std::{
 use super::record::{Act, Line};
 use crate::{failpoint, image::ByteSize};
 
-/// The number of files of a full log. The removal of a file loses a quarter of the history.
+/// The number of files of a full log. Removing one file removes a quarter of the history.
 const FILES: u64 = 4;
-/// Maximum bytes that a list of the last acts reads.
+/// The maximum number of bytes that [`recent`] reads.
 pub(super) const RECENT_BYTES_MAX: u64 = 4 << 20;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
@@ -37,8 +37,8 @@ impl LogFiles {
         Self { directory: directory.to_owned(), bytes_max }
     }
 
-    /// Appends all lines or none, under the lock of the writing processes. A full youngest file is followed by a new
-    /// file. The oldest files are removed first if the lines need their space.
+    /// Appends all lines or none, under the lock of the writing processes. A new file begins if the newest file is
+    /// full. If the log would be too large, its oldest files are removed first.
     pub(super) fn append(&self, lines: &[Line], is_synced: bool) -> io::Result<()> {
         let mut text = Vec::new();
         for line in lines {
@@ -88,7 +88,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     }
     // Two writes, so that a test can abort the process between them.
     let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
-    // Terminates a line that a crash left torn. Readers skip that line.
+    // Ends the torn line that a crash left. Readers skip that line.
     let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
     let written = file
         .write_all(end)
@@ -104,8 +104,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads every line, the oldest first. Takes no lock: a line that is being written is counted as damage.
-/// An absent directory is an empty log.
+/// Reads all lines, oldest first, without a lock: a half-written line is damage. An absent directory is an empty log.
 pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
     for (_, path) in list(directory)? {
@@ -124,7 +123,7 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
         }
         let length = fs::metadata(&path).map_or(0, |it| it.len());
         let mut of_file = VecDeque::new();
-        // A line cut at its start is not a JSON document, so it is skipped.
+        // The first line may be cut. A cut line is not a JSON document and is skipped.
         read_file(&path, length.saturating_sub(bytes_left), &mut Damage::default(), &mut |line| {
             if let Line::Act(act) = line {
                 if of_file.len() == wanted {
@@ -151,7 +150,7 @@ fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(
         }
         Ok::<_, io::Error>(())
     };
-    // The writing process may have removed the file meanwhile.
+    // The writing process may have removed the file in the meantime.
     if let Err(error) =
         read().or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
     {
@@ -160,7 +159,7 @@ fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(
     }
 }
 
-/// All files of the log, the oldest first. No files if the directory is absent.
+/// The files of the log, the oldest first. Empty if the directory is absent.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -16,24 +16,23 @@ use crate::image::Reference;
 
 /// A shorter id prefix matches no image.
 const DIGITS_MIN: usize = 4;
-/// Limit of reported acts per image.
+/// Of each image, only the last acts are reported.
 const ACTS_MAX: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// By key. Several images if a name moved or an id prefix is ambiguous.
+    /// Sorted by key. More than one if a name moved to another image, or if an id prefix is ambiguous.
     pub images: Vec<ImageHistory>,
     /// Time of the oldest line in the log. `None` for an empty log.
     pub since: Option<SystemTime>,
     /// Number of acts that were not written to the disk.
     pub lost: u64,
-    /// Lines and files that could not be read.
     pub damage: Damage,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
-    /// The image's key. Empty if only failed pulls of a name are recorded.
+    /// Empty if the log has only failed pulls of a name.
     pub key: String,
     pub names: Vec<String>,
     /// The last acts, the oldest first.
@@ -73,8 +72,8 @@ impl History {
         read(directory, |line| {
             let Line::Act(act) = line else { return };
             if act.code.is_of_a_name() {
-                // A failed pull belongs to the last image that had the name before it, or else to the first image that
-                // got the name later.
+                // A failed pull belongs to the image with this name that has the latest earlier act. If no such image
+                // has an earlier act, the pull belongs to the first image that got the name later.
                 let named = names.iter().filter(|(_, of)| act.names.iter().any(|name| of.contains(name)));
                 let owner = named.map(|(key, _)| key).max_by_key(|key| (last.get(*key), Reverse(first.get(*key))));
                 let owner = owner.cloned().unwrap_or_default();

@@ -5,12 +5,12 @@
 //! DIRECTORY/lock               locked while a process appends lines
 //! ```
 //!
-//! The directory may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
+//! The directory may be deleted at any time; then only the command `why` has no history. A line is one JSON document
 //! (`record.rs`). A crash leaves at worst a torn last line, which readers skip. Several processes may write. Readers
 //! take no lock. Other files in the directory are ignored.
 //!
-//! **Invariant:** writing never fails a caller and never blocks a caller. If a record cannot be written, because the
-//! disk is full or slow, it is counted as lost. The count is written after writing succeeds again.
+//! **Invariant:** a caller never fails or waits because of a full or slow disk. A record that cannot be written is
+//! counted as lost. The next successful write records the count.
 
 mod files;
 mod history;
@@ -43,11 +43,11 @@ const WAITING_MAX: usize = 256;
 /// The minimum size: a smaller log covers too little history.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
 
-/// The audit log of a node. A separate thread, started with the first line, writes it.
+/// The audit log of a node. A separate thread writes the log. The first act starts the thread.
 #[derive(Debug, Default)]
 pub struct AuditLog {
     directory: Option<PathBuf>,
-    /// Zero on a read-only file system. Existing records stay readable.
+    /// Zero: no act is written. Existing records stay readable.
     bytes_max: u64,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
@@ -55,9 +55,7 @@ pub struct AuditLog {
 
 #[derive(Debug, Default)]
 struct WriteState {
-    /// Total number of records that were not written to the disk.
     lost: AtomicU64,
-    /// The last write failed.
     is_failing: AtomicBool,
 }
 
@@ -70,12 +68,12 @@ struct Worker {
 #[derive(Debug)]
 enum Message {
     Act(Box<Act>),
-    /// Answered after all earlier acts are written.
+    /// The answer comes after all earlier acts are written.
     Flush(SyncSender<()>),
 }
 
 impl AuditLog {
-    /// Opens a log of at most this many bytes. The first line creates the directory.
+    /// Opens a log of at most `bytes_max` bytes, but at least `BYTES_MIN`. The first act creates the directory.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
         let mut log = Self::read_only(directory);
         log.bytes_max = bytes_max.max(BYTES_MIN);
@@ -92,7 +90,7 @@ impl AuditLog {
         Self::default()
     }
 
-    /// Queues an act without waiting.
+    /// Queues an act without waiting. If the queue is full, the act is lost.
     pub fn act(&self, act: Act) {
         self.send(Message::Act(Box::new(act)));
     }
@@ -103,7 +101,7 @@ impl AuditLog {
         let Some(queue) = queue else { return };
         let (done, wait) = sync_channel(1);
         if queue.send(Message::Flush(done)).is_ok() {
-            // Fails if the writer has ended; then no record is left to write.
+            // An error means that the writer has ended, so no record is left to write.
             let _ = wait.recv();
         }
     }
@@ -181,7 +179,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
     while let Ok(message) = messages.recv() {
         match message {
             Message::Act(act) => {
-                // Not synced: failed pulls are frequent if a registry is unreachable, and they change no image.
+                // Failed pulls are not synced: they change no image, and an unreachable registry causes many.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
                 let report = Line::Lost { at: SystemTime::now(), count: lost - reported };

@@ -5,8 +5,8 @@
 //! {"lost":{"at":…,"count":3}}                                  the number of records that were not written
 //! ```
 //!
-//! A line is one JSON document without a line end in it, so after a damaged line a reader continues with the next line.
-//! A newer version may add fields. Readers ignore unknown fields.
+//! A line is one JSON document without a line break. After a damaged line, a reader continues with the next line. A
+//! newer version may add fields. Readers ignore unknown fields.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -19,19 +19,18 @@ pub struct Act {
     #[serde(with = "moment")]
     pub at: SystemTime,
     pub code: ActCode,
-    /// The image's key; for a change of pins, all matching images.
+    /// The key of the image. For a change of pins, the keys of all matching images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
-    /// The image's names, the requested one first; for a change of pins, the pattern.
+    /// The names of the image, the requested name first. For a change of pins, the pattern.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// The requester, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
+    /// The origin of the request, if known: `command`, `CRI`, `pod NAMESPACE/NAME`.
     pub by: String,
     #[serde(flatten)]
     pub details: ActDetails,
 }
 
-/// Details of an act or of the changed images. All are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ActDetails {
@@ -40,13 +39,13 @@ pub struct ActDetails {
     pub bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// The stable code of the reason, for a removal by a collection or its refusal.
+    /// The stable code of the reason why a collection removed the image or refused the removal.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The text of the reason, if the code is not enough.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// What each host of the registry sent, for a pull by the embedded store. At most [`PullHost::REPORTED_MAX`] hosts.
+    /// For a pull by the embedded store: what each host sent. At most [`PullHost::REPORTED_MAX`] hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<PullHost>,
 }
@@ -122,13 +121,12 @@ pub enum ActCode {
     PullGivenUp,
     /// A collection removed the image.
     Removed,
-    /// A collection selected the image and did not remove it: the runtime, or a check after the plan, prevented the
-    /// removal.
+    /// A collection selected the image, but the runtime or a later check prevented the removal.
     Refused,
 }
 
 impl ActCode {
-    /// Whether the act is a pull that added no image: it has names and no key.
+    /// Whether the act is a failed or cancelled pull. Such an act has names and no key.
     pub(super) fn is_of_a_name(self) -> bool {
         matches!(self, Self::PullFailed | Self::PullGivenUp)
     }

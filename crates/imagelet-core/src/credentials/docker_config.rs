@@ -24,9 +24,7 @@ pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullSecretKind {
-    /// `kubernetes.io/dockerconfigjson`, key `.dockerconfigjson`.
     DockerConfigJson,
-    /// `kubernetes.io/dockercfg`, key `.dockercfg`.
     DockerCfg,
 }
 
@@ -50,9 +48,9 @@ impl PullSecretKind {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
-    /// The keys, unchanged: hosts, URLs, globs.
+    /// By the unchanged keys of the document: hosts, URLs, globs.
     pub(crate) entries: BTreeMap<String, DockerEntry>,
-    /// Credential helpers. The kubelet ignores them.
+    /// The kubelet ignores credential helpers.
     pub(crate) helpers: HelperNames,
 }
 
@@ -60,12 +58,12 @@ pub(crate) struct DockerConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HelperNames {
     store: String,
-    /// Registry host → helper. With an empty name, the registry has no helper.
+    /// Registry host → helper name. With an empty name, the registry has no helper.
     by_host: BTreeMap<String, String>,
 }
 
 impl HelperNames {
-    /// The helper for a repository, and the server name for the helper, as in `docker`.
+    /// The helper for a repository, and the server name that the helper gets, as in `docker`.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
         self.helper_of(registry_key(repository))
     }
@@ -92,7 +90,7 @@ pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
     pub(crate) email: String,
-    /// A refresh token instead of the password, as `az acr login` writes it. The kubelet ignores it.
+    /// A refresh token instead of a password, as `az acr login` writes. The kubelet ignores this field.
     pub(crate) identity_token: Option<Secret>,
 }
 
@@ -117,14 +115,14 @@ impl DockerConfig {
         self
     }
 
-    /// Reads a file. If other users may have written it, also returns the reason why its helpers must not run.
+    /// Reads a file. If other users can change the file, its helpers must not run; then the error is returned, too.
     pub(super) fn read_file(path: &Path, kind: PullSecretKind) -> io::Result<(Self, Option<io::Error>)> {
         let file = File::open(path)?;
         let refused = trusted_files::check(path, &file).err();
         Ok((Self::parse(kind, &read_document(file)?).map_err(io::Error::other)?, refused))
     }
 
-    /// Names match in any case. Unknown names are ignored. The last of several values is used.
+    /// Field names match in any case. Unknown fields are ignored. Of repeated fields, the last value is used.
     fn read(&mut self, root: Value) -> Result<(), PlainError> {
         for (name, value) in members(root, None, DOCKER_CONFIG_JSON)? {
             if name.eq_ignore_ascii_case("auths") {
@@ -132,8 +130,7 @@ impl DockerConfig {
             } else if name.eq_ignore_ascii_case("credsStore") {
                 value.as_str().unwrap_or_default().clone_into(&mut self.helpers.store);
             } else if name.eq_ignore_ascii_case("credHelpers") {
-                // A wrong value is skipped: the kubelet ignores this field, so a wrong value must not invalidate the
-                // document.
+                // The kubelet ignores this field, so a wrong value must not invalidate the document.
                 let named = members(value, None, "").unwrap_or_default().into_iter();
                 let named = named.filter_map(|(host, name)| Some((host, name.as_str()?.to_owned())));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
@@ -162,11 +159,10 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-/// A registry, unchanged, a user and a password.
+/// Unchanged registry, user, password.
 #[cfg(feature = "fuzzing")]
 pub type PlainLogin = (String, String, String);
 
-/// The credentials in a docker configuration, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn config_logins(document: &[u8], kind: PullSecretKind) -> Result<Vec<PlainLogin>, String> {
     DockerConfig::parse(kind, document).map(DockerConfig::into_logins).map_err(|error| error.to_string())

@@ -48,7 +48,6 @@ pub enum LoginPlace {
     Helper(String),
 }
 
-/// Writing or removing a login failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     #[error("`{0}` names no registry")]
@@ -68,8 +67,7 @@ impl From<HelperError> for LoginError {
     }
 }
 
-/// The registry of a login: host and port, in lower case. Removes a scheme and the path of a version. All names of
-/// Docker Hub become `docker.io`.
+/// Host and port in lower case, without scheme and API version. All names of Docker Hub become `docker.io`.
 pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -87,12 +85,12 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
 }
 
 impl DockerLogins {
-    /// The logins in a `config.json`. Credential helpers run with these variables, each for at most this time.
+    /// The logins in a `config.json`. Each credential helper runs with only these variables, for at most `limit`.
     pub fn new(path: impl Into<PathBuf>, environment: Variables, limit: Duration) -> Self {
         Self { path: path.into(), helpers: CredentialHelpers::new(environment, limit) }
     }
 
-    /// Stores a login for a registry, as [`registry_host`] spells it: in its credential helper, else in the file.
+    /// Stores a login in the registry's credential helper, else in the file. `registry`: a result of [`registry_host`].
     pub async fn store(&self, registry: &str, user: &str, password: &Secret) -> Result<LoginPlace, LoginError> {
         if user.is_empty() || user.contains(':') {
             return Err(LoginError::User);
@@ -116,8 +114,8 @@ impl DockerLogins {
         Ok(place)
     }
 
-    /// Removes the login of a registry from its credential helper, if any, and from the file. `false`: there is no
-    /// helper, and the file has no login. A helper does not report whether it had a login.
+    /// Removes a login from the registry's credential helper, if any, and from the file. Returns whether a helper is
+    /// named or the file had a login. A helper does not report whether it had a login.
     pub async fn erase(&self, registry: &str) -> Result<bool, LoginError> {
         let helper = self.helper(registry)?;
         if let Some((name, server)) = &helper {
@@ -135,8 +133,7 @@ impl DockerLogins {
         Ok(is_changed.await? || helper.is_some())
     }
 
-    /// The helper for a registry, and the server name for the helper. Rejects the helper if other users may change the
-    /// file.
+    /// The helper for a registry, and its server name. Fails if other users can change the file that names the helper.
     fn helper(&self, registry: &str) -> Result<Option<(String, String)>, LoginError> {
         let failed = |source| self.failed("read", source);
         let (config, refused) = match DockerConfig::read_file(&self.path, PullSecretKind::DockerConfigJson) {
@@ -147,8 +144,7 @@ impl DockerLogins {
         refused.map_or_else(|| Ok(Some((name.to_owned(), server))), |refused| Err(failed(refused)))
     }
 
-    /// Replaces the file if `edit` changes its `auths`; the rest of the file stays. Returns whether the file was
-    /// replaced.
+    /// Replaces the file if `edit` returns true. `edit` changes only `auths`. Returns whether the file was replaced.
     async fn change(
         &self,
         edit: impl FnOnce(&mut Map<String, Value>) -> bool + Send + 'static,
@@ -206,7 +202,7 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
     Ok(true)
 }
 
-/// Locks the folder. Any process that can read the folder can hold the lock.
+/// Waits at most `wait`, because any process that can read the folder can hold the lock.
 fn lock_exclusively(folder: &File, wait: Duration) -> io::Result<()> {
     let began = Instant::now();
     loop {

@@ -21,23 +21,23 @@ use crate::{
 
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 
-/// Credentials by registry and repository. `Debug` shows only keys and sources.
+/// Credentials by registry and repository. `Debug` hides the secrets.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// In reverse lexical order: the longest keys with the fewest wildcards are first.
+    /// In reverse lexical order: a longer key is before its prefix, and a wildcard is last.
     index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
     /// Credentials by the host of their key, used only if no key in `index` matches, as in `docker`.
     by_host: Vec<(String, TrackedCredential)>,
 }
 
-/// The program whose forms of keys are accepted.
+/// The program whose key forms are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeySpelling {
     /// The kubelet's keys: host, port and path.
     Kubelet,
-    /// In addition the keys of `auth.json`: of a URL, only the host is compared.
+    /// Also the keys of `auth.json`: of a URL, only the host is compared.
     Containers,
-    /// In addition docker's keys: of any key, only the host is compared.
+    /// Also docker's keys: of any key, only the host is compared.
     Docker,
 }
 
@@ -61,7 +61,7 @@ pub struct TrackedCredential {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
-    /// The node. Every pod may use an image that was pulled with this credential.
+    /// Every pod may use an image that was pulled with this credential.
     Node,
     Request,
     Secret(ObjectIdentity),
@@ -99,7 +99,7 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from the readable pull secrets, in order, and returns the errors of the others. Without
+    /// Builds a keyring from the readable pull secrets, in order, and returns an error for each other secret. Without
     /// `with_tokens`, identity tokens are ignored, as in the kubelet.
     pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
@@ -119,7 +119,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// Appends the entries of a document. Skips an entry whose key is not a URL.
+    /// Appends the entries of a document. An entry whose key is not a URL is logged and skipped.
     pub(crate) fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
         self.add_spelled(KeySpelling::Kubelet, source, document);
     }
@@ -140,7 +140,7 @@ impl Keyring {
                 ("email", &entry.email),
                 ("identitytoken", entry.identity_token.as_ref().map_or("", Secret::expose)),
             ]);
-            // No server address: the runtime would compare it with the registry's host, but a key may be a glob.
+            // The server address is empty: a key may be a glob, but the runtime compares the address with a host.
             let credential = Credential::basic("", entry.username, entry.password);
             let credential = match entry.identity_token {
                 Some(token) => Credential { kind: CredentialKind::IdentityToken(token), ..credential },
@@ -163,8 +163,7 @@ impl Keyring {
         self.found(repository, is_default_registry(repository))
     }
 
-    /// Like [`Self::lookup`], for the contacted host. Unlike in the kubelet, a host without dot and port is not Docker
-    /// Hub.
+    /// Like [`Self::lookup`] without duplicates. Unlike in the kubelet, a host without dot and port is not Docker Hub.
     pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
         let mut found = self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository));
         // Two files may have the same login, and a registry counts each rejected password.
@@ -193,8 +192,8 @@ impl Keyring {
 }
 
 impl TrackedCredential {
-    /// Whether the entry has a user or a secret. With a credential store, `docker` writes entries without both. A
-    /// registry that receives such an entry answers 401, even for public images.
+    /// Whether the entry has a user or a secret. With a credential store, `docker` writes empty entries. A registry
+    /// that receives an empty credential answers 401, even for public images.
     pub fn is_usable(&self) -> bool {
         match &self.credential.kind {
             CredentialKind::Basic { username, password } => !username.is_empty() || !password.expose().is_empty(),

@@ -36,7 +36,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     pub kind: CredentialKind,
-    /// The registry that the credential is for. CRI sends it with every pull.
+    /// CRI sends this registry address with every pull.
     pub server_address: String,
 }
 
@@ -53,7 +53,7 @@ pub enum CredentialKind {
 }
 
 impl Credential {
-    /// Why a registry may reject a credential that looks correct.
+    /// Returns a hint if the user name or the secret ends with a line break: registries reject such a credential.
     pub fn line_break_hint(&self) -> Option<&'static str> {
         let ends_badly = |text: &str| text.ends_with(['\n', '\r']);
         let is_broken = match &self.kind {

@@ -1,5 +1,4 @@
-//! The node's own docker configuration, found as in the kubelet, or the login files of a command. Read again
-//! periodically (`docs/spec/pull.md §6.5`).
+//! The docker configuration of the node, found as in the kubelet, or a user's login files (`docs/spec/pull.md §6.5`).
 
 use std::{
     io,
@@ -30,7 +29,7 @@ pub struct NodeKeyring {
 #[derive(Debug, Default)]
 struct NodeKeyringState {
     files: Vec<LoginFile>,
-    /// Only the kubelet's spellings of keys, and no identity tokens.
+    /// Only the kubelet's key forms are used, and no identity tokens.
     as_kubelet: bool,
     /// `true`: all files are used. `false`: only the first readable file.
     reads_all: bool,
@@ -42,7 +41,7 @@ struct NodeKeyringState {
 #[derive(Debug, Default)]
 struct NodeCredentials {
     keyring: Arc<Keyring>,
-    /// For each document its helpers. If other users may change the document, the reason why its helpers do not run.
+    /// The helpers of each document. If other users can change the document: the reason why its helpers do not run.
     helpers: Vec<(HelperNames, Option<String>)>,
 }
 
@@ -54,9 +53,9 @@ pub enum LoginFile {
     Docker(PathBuf),
     /// The older `.dockercfg`.
     DockerCfg(PathBuf),
-    /// Docker's `config.json`, with the kubelet's spellings of keys.
+    /// Docker's `config.json`, with the kubelet's key forms.
     Kubelet(PathBuf),
-    /// The older `.dockercfg`, with the kubelet's spellings of keys.
+    /// The older `.dockercfg`, with the kubelet's key forms.
     KubeletCfg(PathBuf),
 }
 
@@ -88,22 +87,19 @@ impl NodeKeyring {
         Self::from_files(vec![LoginFile::Kubelet(path.into())], false)
     }
 
-    /// Reads all login files of a user, each with the key spellings of its program. If files have the same key, the
-    /// first file comes first.
+    /// Reads all files, each with the key forms of its program. For equal keys, the first file comes first.
     pub fn from_logins(files: impl IntoIterator<Item = LoginFile>) -> Self {
         Self::from_files(files.into_iter().collect(), true)
     }
 
-    /// Reads only what the kubelet reads.
     #[must_use]
     pub fn as_the_kubelet(mut self) -> Self {
         self.state.get_mut().as_kubelet = true;
         self
     }
 
-    /// Searches as the kubelet does: the first readable `config.json` in its root directory, the working directory,
-    /// `$HOME/.docker` or `/.docker`; else the first such `.dockercfg` in its root directory, the working directory,
-    /// `$HOME` or `/`.
+    /// Uses the first readable file, as the kubelet: `config.json` in its root directory, the working directory,
+    /// `$HOME/.docker`, `/.docker`; then `.dockercfg` in its root directory, the working directory, `$HOME`, `/`.
     pub fn searching(root: &Path, home: Option<&Path>) -> Self {
         let mut files = Vec::new();
         for (below_home, name, file) in [
@@ -123,8 +119,8 @@ impl NodeKeyring {
         Self { state: Mutex::new(state), helpers: None }
     }
 
-    /// Asks the helper for the repository, file by file, until a helper has a credential. Returns the failure only if
-    /// no helper has a credential. A drop of the future ends the helper.
+    /// Runs the helpers of the files in order until a helper has a credential. Returns a failure only if no helper has
+    /// a credential. A drop of the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
@@ -154,8 +150,7 @@ impl NodeKeyring {
         (None, problem)
     }
 
-    /// The current keyring. Reads the files again when the cache expires, also an empty cache. If files exist but none
-    /// is readable, the previous keyring stays.
+    /// Reads the files again if the cache is expired. If files exist but none is readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
         Arc::clone(&self.read_now().await.keyring)
     }
@@ -174,8 +169,7 @@ impl NodeKeyring {
         Arc::clone(&state.cached)
     }
 
-    /// Takes the files of another instance; the next call reads them. If they are unreadable, the previous keyring
-    /// stays.
+    /// The next call reads the files of `by`. If files exist but none is readable, the previous keyring stays.
     pub async fn replace(&self, by: Self) {
         let (mut state, mut by) = (self.state.lock().await, by.state.into_inner());
         if by.until.is_some() {

@@ -1,14 +1,12 @@
-//! The credentials of one pull: for its registry, and for each other host that may serve the image
-//! (`docs/spec/pull.md §13.8`).
+//! The credentials of one pull: for its registry and for each other host of the image (`docs/spec/pull.md §13.8`).
 
 use super::{Credential, CredentialSource, TrackedCredential};
 
 /// Each host gets only its own credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PullCredentials {
-    /// For the registry, in the order in which they are tried. Empty: the requests are anonymous.
+    /// In the order in which they are tried. Empty: the requests are anonymous.
     pub(crate) registry: Vec<TrackedCredential>,
-    /// For the other hosts that have credentials.
     pub(crate) hosts: Vec<HostCredentials>,
 }
 
@@ -21,19 +19,18 @@ pub(crate) struct HostCredentials {
 }
 
 impl PullCredentials {
-    /// The number of attempts after which each credential was tried.
+    /// The number of attempts that try every credential.
     pub(crate) fn attempts(&self) -> usize {
         let of_hosts = self.hosts.iter().map(|host| host.credentials.len());
         of_hosts.chain([self.registry.len(), 1]).max().unwrap_or(1)
     }
 
-    /// The registry's credential in an attempt. With fewer credentials than attempts, the last credential is used
-    /// again.
+    /// The registry's credential for an attempt. Further attempts repeat the last credential.
     pub(crate) fn of_registry(&self, attempt: usize) -> Option<&TrackedCredential> {
         at(&self.registry, attempt)
     }
 
-    /// The credentials of the other hosts in an attempt. Each names its host.
+    /// The credentials of the other hosts for an attempt. `server_address` is the host.
     pub(crate) fn of_hosts(&self, attempt: usize) -> Vec<Credential> {
         let named = |host: &HostCredentials| {
             let tracked = at(&host.credentials, attempt)?;
@@ -42,7 +39,7 @@ impl PullCredentials {
         self.hosts.iter().filter_map(named).collect()
     }
 
-    /// Identifies the set of credentials. A pull with another set is not shared.
+    /// Identifies the set of credentials. Pulls with different sets are not shared.
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_host = |host: &HostCredentials| {
             host.credentials.iter().map(|tracked| format!("{} {}", host.host, tracked.hash)).collect::<Vec<_>>()
@@ -54,9 +51,8 @@ impl PullCredentials {
         self.registry.iter().chain(self.hosts.iter().flat_map(|host| &host.credentials))
     }
 
-    /// The credentials that opened the image in an attempt. `senders`: the hosts that sent data. If such hosts have
-    /// their own credentials other than the node's, returns these. Else returns the registry's credential. (A node's
-    /// credential permits every pod.)
+    /// The credentials that opened the image in an attempt. `senders`: the hosts that sent data. Returns the senders'
+    /// own credentials, except the node's, which would permit every pod; or else the registry's credential.
     pub(crate) fn opened_by(&self, attempt: usize, senders: &[String]) -> Vec<&TrackedCredential> {
         let senders = self.hosts.iter().filter(|host| senders.contains(&host.host));
         let own: Vec<_> = senders.filter_map(|host| at(&host.credentials, attempt)).collect();

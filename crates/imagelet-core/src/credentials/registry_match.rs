@@ -14,8 +14,8 @@ pub(super) fn is_default_registry(repository: &str) -> bool {
     }
 }
 
-/// Whether the kubelet takes this repository of another registry for a repository of Docker Hub: the host has neither
-/// dot nor port. Credentials of Docker Hub must not be sent to that host.
+/// Whether the kubelet would read this repository as Docker Hub's, because its host has neither dot nor port. Docker
+/// Hub's credentials must not be sent to that host.
 pub(super) fn is_read_as_docker_hub(repository: &str) -> bool {
     is_default_registry(repository) && !repository.starts_with("docker.io/")
 }
@@ -62,7 +62,7 @@ fn split_port(host: &str) -> (&str, &str) {
 }
 
 fn label_matches(glob: &str, label: &str) -> bool {
-    // Brackets can only be around an address without port. There they are a character class.
+    // Only an address without port has brackets here. The glob reads brackets as a character class.
     if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         let mut characters = label.chars();
         return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));

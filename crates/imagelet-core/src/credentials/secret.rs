@@ -16,7 +16,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Wraps bytes and overwrites them. Invalid UTF-8 is replaced.
+    /// Overwrites the bytes. Invalid UTF-8 is replaced.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self(String::from_utf8_lossy(&bytes).into_owned())
@@ -58,7 +58,7 @@ pub fn spellings(secret: &str) -> Vec<Secret> {
 }
 
 fn percent_encoded(text: &str, kept: &str) -> String {
-    // An escape takes at most three bytes. So the buffer is never reallocated, which would leave a copy of the secret.
+    // Three bytes per escape are enough. A reallocation would leave a copy of the secret in memory.
     let mut encoded = String::with_capacity(3 * text.len());
     for byte in text.bytes() {
         let character = char::from(byte);

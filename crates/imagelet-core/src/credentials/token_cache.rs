@@ -1,5 +1,4 @@
-//! The port to the issuer of service account tokens, and a cache of its tokens while they are valid
-//! (`docs/spec/pull.md §7.6`).
+//! The port to the issuer of service account tokens, and a cache of valid tokens (`docs/spec/pull.md §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,8 +14,7 @@ use crate::{backoff::random, bounded_map::make_room, lock::locked, text::PlainEr
 
 /// A token with a longer lifetime is renewed after this time.
 const AGE_MAX: Duration = Duration::from_hours(24);
-/// Each check is earlier by a random time below this, in whole seconds, so that tokens issued together are not renewed
-/// together.
+/// A renewal is early by a random time below this, so that tokens issued together are not renewed together.
 const JITTER_SECONDS: u64 = 10;
 /// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
@@ -31,7 +29,7 @@ pub struct ServiceAccount {
 pub struct TokenRequest {
     pub namespace: String,
     pub service_account: String,
-    /// The uid of the service account. No token is issued for a service account with another uid.
+    /// No token is issued for a service account with another uid.
     pub service_account_uid: String,
     pub audience: String,
     pub pod_name: String,
@@ -45,7 +43,7 @@ pub struct IssuedToken {
     pub expires: SystemTime,
 }
 
-/// The service account API of the cluster, without a cache.
+/// The service account API of the cluster.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError>;
@@ -127,7 +125,7 @@ impl TokenSource for TokenCache {
     }
 }
 
-/// The text of a renewal error without the token, because the error may repeat it.
+/// The text of a renewal error without the token: the error may repeat the token.
 fn without_token(error: &PlainError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }

@@ -15,7 +15,7 @@ use crate::failpoint;
 
 /// The disk that is changed. A test's disk counts the changes and fails some of them.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Called before each change. If it fails, the change fails with its error.
+    /// Called before each change. An error of the call is the error of the change.
     fn change(&self) -> io::Result<()> {
         Ok(())
     }
@@ -35,14 +35,13 @@ pub struct MachineDisk;
 
 impl Disk for MachineDisk {}
 
-/// Replaces a file with these bytes, readable only by its owner. Durable on return.
-///
-/// `beside` is the path of the incomplete file, in the same folder. A crash may leave that file, and the next
-/// replacement removes it. `steps` is the prefix of the failpoint names.
+/// Replaces a file with these bytes, readable only by its owner. Durable on return. `beside` is the path of the
+/// incomplete file, in the same folder. A crash may leave that file, and the next replacement removes it. `steps` is
+/// the prefix of the failpoint names.
 ///
 /// # Errors
-/// After an error the file is the old one. If only the last sync of the folder failed, a power cut may restore either
-/// file.
+/// After an error the file is the old one. If only the sync of the folder failed, the file is the new one, and a power
+/// cut may restore the old one.
 pub fn replace_file(path: &Path, beside: &Path, steps: &str, bytes: &[u8]) -> io::Result<()> {
     replace_file_on(&MachineDisk, path, beside, steps, |file| file.write_all(bytes))
 }
@@ -119,7 +118,7 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`replace_file`], without syncs: the file survives the end of this process, but maybe not a power cut.
+/// As [`replace_file`], without syncs: the file survives the end of this process, but maybe not a power failure.
 pub fn replace_file_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = create_anew(beside).and_then(|mut file| file.write_all(bytes));
     written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| drop(fs::remove_file(beside)))

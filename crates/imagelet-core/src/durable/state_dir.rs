@@ -60,13 +60,13 @@ impl StateDir {
         self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
-    /// The caller holds the lock and has read the patterns under it.
+    /// The caller has held the lock since it read the patterns.
     pub(crate) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text)
     }
 
-    /// Excludes writers of this and other processes until dropped.
+    /// Excludes writers of this and other processes until the returned file is dropped.
     pub(crate) fn lock(&self) -> io::Result<File> {
         if self.is_read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -76,7 +76,7 @@ impl StateDir {
         Ok(file)
     }
 
-    /// The content of a file, if the file exists. A file that is too large is an error.
+    /// `None`: the file is absent. A file larger than [`FILE_SIZE_MAX`] is an error.
     pub(crate) fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut content = Vec::new();
         match File::open(self.path.join(name)) {
@@ -91,7 +91,7 @@ impl StateDir {
         Ok(Some(content))
     }
 
-    /// An absent file is empty. A damaged file is renamed to `NAME.corrupt-SECONDS`.
+    /// An absent or damaged file gives the default. A damaged file is renamed to `NAME.corrupt-SECONDS`.
     pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
         let path = self.path.join(name);
         let parsed = match self.content(name) {
@@ -113,7 +113,7 @@ impl StateDir {
         })
     }
 
-    /// Replaces a whole file. The file is on disk on return. The caller holds the lock.
+    /// Durable on return. The caller holds the lock.
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         if text.len() as u64 > FILE_SIZE_MAX {
             let (size, limit) = (ByteSize(text.len() as u64), ByteSize(FILE_SIZE_MAX));
@@ -126,7 +126,7 @@ impl StateDir {
     }
 }
 
-/// The position of the damage. The message of the parser is not used, because it may repeat any text of the file.
+/// The position of the damage, without the parser's message: that message may repeat any text of the file.
 pub(crate) fn misread(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         Category::Data => "a value does not fit",

@@ -10,19 +10,16 @@ use super::{
 use ErrorClass as C;
 use RuntimeErrorKind as K;
 
-/// Text patterns of containerd, CRI-O and our own server, in lower case. A cause precedes its consequences. Without a
-/// stage, [`PLACES`] decides. The kind is that of a pull whose code says less; [`K::Other`] says no more than the code.
-/// Each pattern with another kind has a space or a colon, so that no image name can contain it.
+/// Text patterns of containerd, CRI-O and our own server, in lower case. The first match counts, so a cause precedes
+/// its consequences. Stage `None`: see [`PLACES`]. A kind, except [`K::Other`], replaces a less specific gRPC code. A
+/// pattern with such a kind has a space or a colon, so that no image name can contain it.
 const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     // The runtime's own socket.
     (C::RuntimeUnavailable, Some(Stage::Runtime), K::Unavailable, &["dial unix"]),
-    // The disk.
     (C::DiskFull, Some(Stage::Disk), K::DiskFull, &["no space left on device", "disk quota exceeded"]),
     (C::DiskFailed, Some(Stage::Disk), K::Other, &["read-only file system", "input/output error"]),
-    // Policy.
     (C::SignatureRejected, Some(Stage::Policy), K::Other, &["signaturevalidationfailed", "signature was required"]),
     (C::SignatureRejected, Some(Stage::Policy), K::Other, &["source image rejected"]),
-    // The connection to the registry.
     (C::ProxyFailed, Some(Stage::Proxy), K::RegistryUnavailable, &["proxyconnect tcp"]),
     (C::ProxyFailed, Some(Stage::Proxy), K::Other, &["407 proxy authentication required"]),
     (C::HostNotFound, Some(Stage::Dns), K::RegistryUnavailable, &["no such host", "server misbehaving"]),
@@ -37,9 +34,9 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["host is unreachable", "i/o timeout"]),
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["client.timeout exceeded"]),
     (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer"]),
-    // A pipe to a local process breaks as well.
+    // A pipe to a local process fails with the same text.
     (C::ConnectionLost, None, K::Other, &["broken pipe"]),
-    // The registry's response. A rate limit may come with any status.
+    // A rate limit may come with any status.
     (C::RateLimited, None, K::Other, &["toomanyrequests", "429 too many requests", "answered 429"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no match for platform"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in image index"]),
@@ -51,7 +48,7 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::Unauthorized, None, K::Denied, &["authorization failed", "invalid username/password", "without a credential"]),
     (C::Unauthorized, None, K::Denied, &["does not accept the credential"]),
     (C::Forbidden, None, K::Denied, &["403 forbidden"]),
-    // Access to a local file is denied in the same words.
+    // A denied access to a local file has the same text.
     (C::Forbidden, None, K::Other, &["denied: "]),
     (C::RegistryFailed, None, K::Other, &["500 internal server error", "answered 5"]),
     (C::RegistryFailed, None, K::RegistryUnavailable, &["502 bad gateway", "503 service unavailable"]),
@@ -59,7 +56,6 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::BlobUnknown, Some(Stage::Blob), K::NotFound, &["blob unknown"]),
     (C::ImageUnknown, Some(Stage::Manifest), K::NotFound, &["manifest unknown", "name unknown"]),
     (C::ImageUnknown, None, K::NotFound, &["was not found in registry", "404 not found", ": not found"]),
-    // The fetched content.
     (C::ContentInvalid, Some(Stage::Unpack), K::Other, &["failed to extract layer", "applying layer"]),
     (C::ConnectionLost, None, K::Other, &["unexpected eof"]),
     (C::RateExceeded, Some(Stage::Queue), K::Other, &["pull qps exceeded"]),
@@ -102,7 +98,6 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     if has("lookup ") && has("i/o timeout") && !has("proxyconnect") {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
-    // An error during unpacking is an error of the layer. Disk errors were matched before.
     if let Some((class, stage, ..)) = TEXTS.iter().find(|(.., parts)| has_any(parts)) {
         let class = match (class, place) {
             (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
@@ -115,8 +110,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     Fault::new(class, place.unwrap_or(stage))
 }
 
-/// The party that was not reached. For a blob this may be the redirect target, because the registry has served the
-/// manifest.
+/// The unreached party. For a blob, the target of a redirect: the registry has already served the manifest.
 fn party(stage: Stage, place: Option<Stage>) -> Party {
     match (stage, place) {
         (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Blob)) => Party::RedirectTarget,
@@ -146,7 +140,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
 }
 
 impl RuntimeError {
-    /// The class and stage: as recorded at the origin, else of the cause, else derived from kind and text.
+    /// The recorded fault of the error or of a cause, else that of an I/O error of the disk, else by kind and text.
     pub fn fault(&self) -> Fault {
         let mut next: Option<&(dyn Error + 'static)> = Some(self);
         let mut guessed = None;

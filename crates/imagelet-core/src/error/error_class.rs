@@ -90,10 +90,10 @@ words! {
     }
 }
 
-/// The party of a pull that failed.
+/// The party that failed in a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Party {
-    /// The registry, or one of its mirrors; also if no party below failed.
+    /// The registry or a mirror. Also the value if neither other party failed.
     #[default]
     Registry,
     /// A token service on another origin than the registry.
@@ -112,13 +112,12 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault without a wait.
+    /// A fault of the registry, without a requested wait.
     pub fn new(class: ErrorClass, stage: Stage) -> Self {
         Self { class, stage, retry_after: None, party: Party::Registry }
     }
 
-    /// Whether the party was not reached at all, for any repository: a failure of name resolution, connection, TLS or
-    /// proxy.
+    /// Whether name resolution, connection, TLS or proxy failed, so that no repository of the party is reachable.
     pub fn is_unreached(&self) -> bool {
         match self.class {
             ErrorClass::HostNotFound

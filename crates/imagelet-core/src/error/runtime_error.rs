@@ -46,7 +46,7 @@ pub struct RuntimeError {
     hint: Option<String>,
     /// The class and stage, if the origin recorded them.
     pub(super) fault: Option<Box<Fault>>,
-    /// Set if the error is not an outage, whatever its kind.
+    /// The error is not an outage, whatever its kind.
     no_outage: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -144,7 +144,6 @@ impl From<tokio::task::JoinError> for RuntimeError {
     }
 }
 
-/// The message of an error and of all its causes, in one line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,8 +1,7 @@
 //! Removes unneeded images, to free space or because they are old (`docs/spec/gc.md §6-§8`).
 //!
-//! `plan/` decides, and `run.rs` acts. Each removal follows a fresh check that the image is still unused. The disk is
-//! measured again at the end. **Invariant:** an image is removed only if a listing that just succeeded shows no user of
-//! the image.
+//! `plan/` decides and `run.rs` acts. The disk is measured again at the end. **Invariant:** a collection removes an
+//! image only if a listing immediately before the removal shows no user of the image.
 
 mod keep_rules;
 mod plan;
@@ -75,8 +74,7 @@ impl ImageGc {
         Self { decisions: Some(decisions), ..self }
     }
 
-    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: an empty image list is trusted at
-    /// once.
+    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: also if the first list is empty.
     #[must_use]
     pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
         Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }

@@ -50,7 +50,7 @@ pub struct GcRequest {
 /// The goal of a collection. No goal removes an image that is in use, pinned, or younger than the minimum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
-    /// Old images; then, above the high threshold, images until usage is at the low threshold.
+    /// Removes old images. Above the high threshold, removes more images until usage is at the low threshold.
     Threshold,
     Free(ByteSize),
     AllUnused,
@@ -79,10 +79,8 @@ pub struct ReliefMarks {
 }
 
 impl GcPolicy {
-    /// A collection starts at `high` percent of the disk in use and stops at `low`.
-    ///
-    /// An image first seen less than `age_min` ago stays. An image that was idle for longer than `age_max` is removed
-    /// at any disk usage.
+    /// A collection starts at `high` percent of disk usage and stops at `low`. Images first seen less than `age_min`
+    /// ago stay. Images idle for longer than `age_max` are removed at any disk usage; zero is no maximum.
     pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, PlainError> {
         let percent = |name, value| {
             let invalid = |_| PlainError(format!("invalid {name} {value}, must be in range [0-100]"));
@@ -119,8 +117,7 @@ impl GcPolicy {
         Level { free: level.free.saturating_sub(bytes.0.into()), ..level }.is_at(self.high())
     }
 
-    /// Whether the whole plan is made before the first removal, by exclusively used bytes, and again after a prevented
-    /// removal.
+    /// Whether all removals are planned before the first, by exclusive bytes. A prevented removal causes a new plan.
     pub(crate) fn is_planned(&self) -> bool {
         self.order != GcOrder::ListedSizes
     }
@@ -136,12 +133,12 @@ impl GcPolicy {
         Level::bytes(disk).wanted(self.bytes)
     }
 
-    /// The same for inodes. Also `None` if the file system has no inode counts.
+    /// [`Self::bytes_wanted`] for inodes. Also `None` if the file system has no inode counts.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::inodes(disk)?.wanted(self.inodes?)
     }
 
-    /// The amount to free to get below the critical mark; zero if usage is below it. `None` without relief limits.
+    /// The amount to free to get below the critical mark. Zero below the mark. `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.pressure_relief?.critical;
         let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };
@@ -157,7 +154,7 @@ impl GcPolicy {
     }
 }
 
-/// Total and free bytes or inodes. A hundred times the bytes of a disk above 92 PB overflows 64 bits.
+/// Total and free bytes or inodes, in 128 bits, because the products of a large disk may overflow 64 bits.
 struct Level {
     all: u128,
     free: u128,

@@ -26,8 +26,9 @@ pub(super) struct Pruning {
 }
 
 impl Pruning {
-    /// A runtime that lists no image, although no image was removed, may have just started. Its list is trusted from
-    /// the second collection on. An early prune is unsafe: all pods may use an image without a pull record.
+    /// Whether the image list is reliable. A runtime that lists no image, although none was removed, may have just
+    /// started. So only a second empty list is trusted: after an early prune, all pods may use images without pull
+    /// records.
     fn trusts(&self, left: usize, removed: usize) -> bool {
         let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
         self.trusts_empty_list || left > 0 || removed > 0 || found_none_before
@@ -61,7 +62,7 @@ impl ImageGc {
         self.resolve_open_intents().await;
     }
 
-    /// Remembers the preloaded images among those that were listed after the mark.
+    /// Remembers which of the listed images are preloaded. `listed` is newer than the mark.
     pub(super) async fn remember_preloaded(&self, listed: &[Arc<ImageEntry>], mark: PruneMark) {
         let Some(pruning) = &self.pruning else { return };
         let (records, listed) = (Arc::clone(&pruning.records), listed.to_vec());

@@ -24,10 +24,9 @@ pub enum Reason {
     NoId,
     Young(Duration),
     Leased(Duration),
-    /// Stays: requested, and its container may start until this time, in whole seconds. `None`: another caller is about
-    /// to remove the image.
+    /// Stays: leased until this time, in whole seconds, for its container. `None`: the image is being removed.
     Awaited(Option<SystemTime>),
-    /// Stays: in use until recently. A list without its last user may be incomplete.
+    /// Stays: in use until recently. A list without the last user may be incomplete.
     Released,
     JustUsed,
     /// Stays: no space was needed, or earlier removals free enough space.
@@ -109,8 +108,7 @@ impl Reason {
         self.parts().0
     }
 
-    /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null if there are no
-    /// inputs.
+    /// The inputs as JSON: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
     pub fn inputs(&self) -> Value {
         self.parts().1
     }

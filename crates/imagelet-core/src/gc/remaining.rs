@@ -27,9 +27,8 @@ impl RemainingImages {
         locked(&self.0).insert(key, remaining);
     }
 
-    /// The listed images to skip, without pinned images, which stay anyway. Drops images that are absent or have other
-    /// names. Also drops images used, requested or first seen since the removal: a pull may have added them again
-    /// during it.
+    /// The listed images to skip, except pinned images, which stay anyway. Forgets images that are absent, have other
+    /// names, or were used or first seen since the removal: a pull may have added them again.
     pub(super) fn of(&self, snapshot: &Snapshot) -> BTreeMap<ImageKey, Reason> {
         let mut remaining = locked(&self.0);
         if remaining.is_empty() {

@@ -19,10 +19,8 @@ pub enum UsedImages {
 }
 
 impl ImageGc {
-    /// Removes one image despite its age, pins and leases, and despite its users if the request says so. `None`: the
-    /// image is absent.
-    ///
-    /// A concurrent request for the image waits and then finds it absent.
+    /// Removes one image despite its age, pins and leases, and with [`UsedImages::Go`] despite its users. `None`: the
+    /// image is absent. A concurrent request for the image waits and then finds it absent.
     ///
     /// # Errors
     /// `InUse`. `Unavailable` if the users could not be listed or the list is not trusted. The errors of the runtime.

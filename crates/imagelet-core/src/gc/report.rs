@@ -1,6 +1,4 @@
 //! The report of a collection: decisions, totals, failures and the kubelet's event texts.
-//!
-//! Callers and the audit log use the report.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -31,12 +29,10 @@ pub struct GcReport {
     pub events: Vec<GcEvent>,
     /// Ids of all present images. `None` in a dry run or after a failed listing.
     pub present: Option<Vec<ImageId>>,
-    /// The ids for the kubelet's hooks, after a space phase without failure (kubelet's policy only). They are the
-    /// images that the phase considered and kept, not all present images.
+    /// For the kubelet's hooks (its policy only): the images that a space phase without failure considered and kept.
     pub hook: Option<Vec<ImageId>>,
 }
 
-/// The bytes to free, the bytes that could be freed, and the freed bytes.
 #[derive(Debug, Default)]
 pub struct GcSizes {
     /// Bytes to free. `None` if no space was wanted, or if all unused images were to be removed.
@@ -90,7 +86,7 @@ impl GcDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
-    /// With a phase: the image was selected, and a later check prevented the removal.
+    /// With a phase: the image was selected, but a later check prevented the removal.
     Kept,
     Chosen,
     Removed,
@@ -99,9 +95,8 @@ pub enum GcOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
-    /// The event reason. Alerts match it.
+    /// Alerts match the reason.
     pub reason: &'static str,
-    /// The kubelet's exact text.
     pub message: String,
 }
 
@@ -117,7 +112,7 @@ pub enum GcError {
     Disk(#[from] PlainError),
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
-    /// Removals by age or for space failed. The text is the kubelet's.
+    /// Removals by age or for space failed.
     #[error("{0}")]
     Removals(String),
     /// The kubelet's policy: the disk is still too full after all possible removals.
@@ -131,7 +126,7 @@ pub enum GcError {
     #[error("{text}")]
     OutOfReach {
         shortfall: Shortfall,
-        /// The text of the event. It begins like the kubelet's, because alerts match that text.
+        /// The event text. The beginning is the kubelet's, because alerts match the text.
         text: String,
     },
     /// The runtime lists no containers after it listed some. The list is not trusted.
@@ -160,8 +155,7 @@ impl GcError {
 const TEXT_LENGTH_MAX: usize = 1024;
 
 impl GcDecision {
-    /// The audit log's record of a removal or its refusal. `by` is what started the collection. `None` if no removal
-    /// was tried.
+    /// The audit record of a removal or its refusal. `by`: what started the collection. `None`: no removal was tried.
     pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
             GcOutcome::Chosen => return None,

@@ -1,6 +1,4 @@
-//! One collection: refresh, plan, check again and remove, refresh, prune the pull records of absent images.
-//!
-//! If a check prevents a removal, a new plan follows.
+//! One collection: refresh, plan, check and remove, refresh, prune pull records. A prevented removal causes a new plan.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,11 +31,9 @@ use crate::{
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
-    /// Collects once, after a running collection has ended. A dry run neither waits for a collection nor delays it: it
-    /// uses the snapshot of a pass, which all readers share.
-    ///
-    /// A failed removal, or an image that came into use meanwhile, is part of the report. Another image is removed
-    /// instead. Removals that are done stay done if the future is dropped.
+    /// Collects once, after a running collection has ended. A dry run neither waits for a collection nor delays it. A
+    /// failed removal, or an image that came into use meanwhile, is part of the report, and another image is removed
+    /// instead. If the future is dropped, finished removals are not undone.
     ///
     /// # Errors
     /// If images, users or the disk are unknown and nothing was done.
@@ -45,10 +41,9 @@ impl ImageGc {
         self.run_by("collection", request, now).await
     }
 
-    /// As [`Self::run`]. `by` names what started the collection in the audit log: `timer`, `command`, `pull`.
+    /// As [`Self::run`]. `by` is the trigger of the collection in the audit log: `timer`, `command`, `pull`.
     pub async fn run_by(&self, by: &str, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
-        // Locked during the whole collection. Two concurrent collections would each count the other's removals and
-        // together free more than requested.
+        // Locked during the whole collection: two concurrent collections would together free more than requested.
         let waiting = Instant::now();
         let _turn = if request.dry_run { None } else { Some(self.turn.lock().await) };
         let now = now + waiting.elapsed();
@@ -87,12 +82,12 @@ impl ImageGc {
         Ok(report)
     }
 
-    /// Waits for the end of a running collection. A plan made now would count its removals again.
+    /// Waits for the end of a running collection. A plan during the collection would count its removals again.
     pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
     }
 
-    /// The layers of images. Layers on another file system than the measured one free nothing.
+    /// The layers of images. Layers outside the measured disk are left out: they free no space on that disk.
     async fn layers_on(&self, disk: Option<&DiskUse>) -> Option<LayerGraph> {
         let graph = self.runtime.layers().await.unwrap_or_else(|error| {
             tracing::warn!(error = error.chain(), "planning without the layers that images share");
@@ -107,17 +102,15 @@ impl ImageGc {
         Some(graph.without(&elsewhere.unwrap_or_default()))
     }
 
-    /// Measures the disk of the image directory that the runtime reports.
-    ///
-    /// A directory that this process cannot see has a capacity of zero. Only a threshold goal rejects that capacity.
+    /// Measures the disk of the runtime's image directory. If this process cannot see the directory, the capacity is
+    /// zero. Only a threshold goal rejects zero.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let filesystems = self.runtime.filesystem().await.map_err(GcError::Filesystem)?;
         let (probe, reserved) = (Arc::clone(&self.probe), filesystems.reserved);
         let images = disks::image_filesystem(&filesystems)?.clone();
         let measured = tokio::task::spawn_blocking(move || disks::image_disk(&images, &*probe));
         let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
-        // Reservations are read before the disk. A layer committed between both reads is then counted twice instead
-        // of not at all.
+        // Reservations are read first: a layer committed between the reads is counted twice, which is safe.
         Ok(DiskUse { reserved, ..disk })
     }
 }
@@ -131,14 +124,14 @@ struct Run<'a> {
     began: Instant,
     containers: usize,
     containers_vanished: bool,
-    /// Until the end of the run, its decisions are only the attempted removals.
+    /// Until the end of the run, the decisions of the report are only the attempted removals.
     report: GcReport,
     /// The wanted amount of the first plan with a known disk.
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
     done: Done,
-    /// Listed sizes of the images removed for space. `None` if no image was removed for space.
+    /// Listed sizes. `None` if no image was removed for space.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
@@ -182,7 +175,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A goal in bytes does not need the disk.
+    /// Only a threshold goal requires the disk.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let disk = self.gc.measure().await;
         match self.request.goal {
@@ -208,7 +201,7 @@ impl<'a> Run<'a> {
             request: self.request,
             now: self.now,
             snapshot,
-            // Done removals are counted in `done`. The goal refers to the disk at the start.
+            // `done` has the finished removals. The goal refers to the disk at the start.
             disk,
             done: if self.request.policy.rules.measures_first {
                 self.done
@@ -272,10 +265,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed.
-    ///
-    /// With shared layers, a skipped step may leave other steps without effect. The remaining steps then wait for a new
-    /// plan, unless this plan is the last. The order of listed sizes continues with the next image.
+    /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed. With shared
+    /// layers, a skipped step may make other steps useless. The other steps then wait for a new plan, unless this plan
+    /// is the last. In the order of listed sizes, the next image is removed.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
         let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
@@ -425,7 +417,6 @@ impl<'a> Run<'a> {
         self.report.failures.push(error);
     }
 
-    /// Records the images for the kubelet's hooks: the images that a space phase without failure considered and kept.
     fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         let has_space_phase = input.request.goal != GcGoal::Threshold || plan.wanted.is_some();
         if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.request.dry_run {
@@ -518,7 +509,6 @@ impl<'a> Run<'a> {
         self.report.failures.push(error);
     }
 
-    /// One decision per image: planned removals in order, then the other images.
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.report.decisions);
         // Sorted by key, like the entries.

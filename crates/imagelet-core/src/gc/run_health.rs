@@ -11,8 +11,7 @@ pub struct GcRuns {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
-    /// `ERROR` for a failed run. `INFO` for the first success after a failure (the kubelet's verbosity 1). `DEBUG` for
-    /// any other success (the kubelet's verbosity 4).
+    /// `ERROR`: failure. `INFO`: first success after a failure (kubelet verbosity 1). `DEBUG`: other success (4).
     pub level: Level,
     /// The kubelet's exact text.
     pub text: &'static str,

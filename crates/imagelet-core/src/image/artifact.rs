@@ -9,10 +9,9 @@ use crate::printable::{printable, printable_start};
 pub const ARTIFACT_TYPE_LABEL: &str = "dev.imagelet.artifact.type";
 const DIGEST_LABEL: &str = "dev.imagelet.artifact.digest";
 const FILES_LABEL: &str = "dev.imagelet.artifact.files";
-/// The longest type that is shown. A media type has at most 255 bytes.
+/// A media type has at most 255 bytes.
 const TYPE_BYTES_MAX: usize = 255;
 
-/// A type, a manifest and files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
     /// The type that the manifest names.
@@ -24,7 +23,7 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// The labels of an image that was made of this artifact, in a runtime.
+    /// The labels of the runtime's image that is made of this artifact.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let [kind, digest, files] = [ARTIFACT_TYPE_LABEL, DIGEST_LABEL, FILES_LABEL].map(str::to_owned);
         let shown = printable_start(&self.kind, TYPE_BYTES_MAX);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use crate::printable::printable_start;
 
-/// As much of a wrong digest as a message repeats: the longest right one.
+/// The maximum bytes of an invalid digest in a message: the length of the longest valid digest.
 const SHOWN_MAX: usize = 135;
 
 /// The algorithms of the reference grammar.
@@ -46,7 +46,6 @@ pub struct Digest {
 #[error("{0}")]
 pub struct DigestError(&'static str);
 
-/// The text is not `algorithm:hex` in lower case.
 const NO_DIGEST: DigestError = DigestError("invalid checksum digest format");
 const UNKNOWN_ALGORITHM: DigestError = DigestError("unsupported digest algorithm");
 const WRONG_LENGTH: DigestError = DigestError("invalid checksum digest length");

@@ -4,10 +4,9 @@
 pub const DOCKER_HUB: &str = "docker.io";
 /// The host that serves the images.
 pub const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
-/// All names: in references, in logins of `docker`, and the host that serves the images.
+/// The names in references and in `docker login`, and the host that serves the images.
 pub const DOCKER_HUB_NAMES: [&str; 3] = [DOCKER_HUB, "index.docker.io", DOCKER_HUB_HOST];
 
-/// Whether a host is one of the names of Docker Hub.
 pub fn is_docker_hub(host: &str) -> bool {
     DOCKER_HUB_NAMES.contains(&host)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The maximum length of a glob. No image name is longer.
+/// In bytes. No image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,9 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::reference::shown_name;
 
-/// The id of an image in its store. In our own store and in containerd's: `sha256:` and the digest of the
-/// configuration.
-///
+/// The id of an image in its store: `sha256:` and the digest of the configuration in our own store and in containerd's.
 /// Opaque, because other runtimes use other forms. Cheap to clone. Ordered by bytes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ImageId(IdText);
@@ -105,9 +103,8 @@ impl<'de> Deserialize<'de> for ImageId {
     }
 }
 
-/// The key of the inventory: an image in the store of a handler.
-///
-/// Prints only the id if the handler is empty, else `ID,HANDLER` (`docs/spec/gc.md §1.3`).
+/// The key of the inventory: an image in the store of a handler. Prints as `ID` for an empty handler, else as
+/// `ID,HANDLER` (`docs/spec/gc.md §1.3`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageKey {
     id: ImageId,
@@ -129,7 +126,7 @@ impl ImageKey {
         &self.id
     }
 
-    /// The handler. Empty: the default handler.
+    /// Empty: the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }

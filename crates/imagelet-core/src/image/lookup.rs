@@ -25,15 +25,13 @@ pub trait ImageNames {
 pub enum LookupError {
     #[error("no image specified")]
     Empty,
-    /// Several ids have this prefix.
     #[error("it is the beginning of several image ids")]
     Ambiguous,
 }
 
-/// Finds the image for a text. `None`: no present image matches.
-///
-/// A whole digest is only compared with ids, so a manifest digest finds nothing. Next, the text is compared as a name,
-/// normalised by Docker's rules; if the name has a digest, its tag is ignored. The id prefix is last.
+/// Finds the image for a text. `None`: no present image matches. A whole digest is only compared with ids, so a
+/// manifest digest finds nothing. Next, the text is compared as a name, normalised by Docker's rules; if the name has a
+/// digest, its tag is ignored. Last, the text is compared as an id prefix.
 pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, LookupError> {
     if text.is_empty() {
         return Err(LookupError::Empty);

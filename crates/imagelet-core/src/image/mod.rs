@@ -79,7 +79,7 @@ impl ImageUser {
 /// An image, as its store lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Unique on the node. In our own store and in containerd's, the digest of the image's configuration.
+    /// Unique on the node.
     pub id: ImageId,
     /// Full names with a tag.
     pub tags: Vec<String>,
@@ -106,7 +106,7 @@ impl Image {
         if self.tags.is_empty() { &self.digests } else { &self.tags }
     }
 
-    /// Compares the image's key with another key, without building it.
+    /// Compares [`Self::key`] with `key` without allocation.
     pub(crate) fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }

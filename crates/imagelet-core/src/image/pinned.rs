@@ -19,8 +19,7 @@ pub struct PinnedNames(Vec<Pattern>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     glob: Glob,
-    /// The pattern is in lower case and matches names in any case. `false`: a whole name, whose tag may have capital
-    /// letters.
+    /// `true`: lower case, matches names in any case. `false`: a whole name, whose tag may have capital letters.
     is_caseless: bool,
 }
 

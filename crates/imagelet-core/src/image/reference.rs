@@ -34,7 +34,7 @@ pub enum ReferenceError {
     /// This part of the repository has capital letters.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
-    /// As above, from the parser that does not normalise.
+    /// As [`Self::NameUppercase`], from the parser that does not normalise.
     #[error("repository name must be lowercase")]
     Uppercase,
     #[error("repository name must have at least one component")]
@@ -53,8 +53,8 @@ impl ReferenceError {
         if let Self::Scheme { hint } = self { Some(hint) } else { None }
     }
 
-    /// Adds the scheme to the hint of a format error. The rest of the text is shown only if it is a reference, because
-    /// it may contain a password.
+    /// Adds the scheme to the hint of a format error. The hint has the rest of the text only if that rest is a
+    /// reference, because other texts may contain a password.
     fn with_scheme(self, text: &str) -> Self {
         let is_scheme = |scheme: &&str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
@@ -104,7 +104,7 @@ impl Reference {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
     }
 
-    /// The names of an image that was pulled with this digest: by tag, unless the request has a digest, and by digest.
+    /// The names of the image that this request pulled: by tag, unless the request has a digest; and by `digest`.
     pub fn names_of(&self, digest: &Digest) -> (Option<String>, String) {
         let by_digest = self.with_digest(digest.clone()).to_string();
         (self.digest.is_none().then(|| self.to_string()), by_digest)
@@ -142,9 +142,8 @@ impl fmt::Display for Reference {
     }
 }
 
-/// An invalid reference, as a message may show it. A URL instead of a name may contain a password.
-///
-/// Removes the text before an `@`, unless a digest follows, and the query of a URL.
+/// Redacts an invalid reference for a message, because a URL may contain a password. Removes the text before an `@`,
+/// unless a digest follows, and the query of a URL.
 pub fn shown_name(text: &str) -> Cow<'_, str> {
     let is_digest = |rest: &str| {
         rest.split_once(':').is_some_and(|(algorithm, hash)| {
@@ -171,7 +170,7 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{scheme}{hidden}{shown}"))
 }
 
-/// The user's spelling, with `:latest` if it has neither tag nor digest. Runtimes get this name.
+/// The user's spelling, with `:latest` if the text has neither tag nor digest. Runtimes get this name.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
     // A valid name ends with its last path component. A colon after the last slash starts a tag.
@@ -220,7 +219,7 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     Ok(Cow::Owned(format!("{domain}/{folder}{remainder}")))
 }
 
-/// The parts of a reference according to the grammar. Only the syntax of the digest is checked.
+/// The parts of a reference according to the grammar.
 pub(super) struct Parts<'a> {
     name: &'a str,
     pub(super) tag: Option<&'a str>,

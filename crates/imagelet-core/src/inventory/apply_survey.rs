@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl InventoryState {
-    /// `asked_at` and `wall` are the two clocks of `docs/spec/gc.md §5`.
+    /// `asked_at` is the time before the listings, and `wall` the time after them (`docs/spec/gc.md §5`).
     pub(super) fn apply(
         &mut self,
         mut survey: Survey,
@@ -98,9 +98,9 @@ impl InventoryState {
     }
 }
 
-/// The images in order of keys, each key once. Of images with the same key, the later one is used.
+/// Sorts images by key. Of images with the same key, the last image is used.
 fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
-    // The first bytes of the id are stored beside the image: most comparisons read only them.
+    // The first bytes of the id are stored beside the image, because most comparisons need only these bytes.
     let mut keyed: Vec<(u128, Arc<Image>)> =
         images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
     let order = |one: &(u128, Arc<Image>), other: &(u128, Arc<Image>)| {

@@ -1,7 +1,5 @@
-//! Steps of the wall clock.
-//!
-//! A forward step ends no lease and no wait of this process. A clock that is behind at a start changes no recorded
-//! time.
+//! Steps of the wall clock. A forward step ends no lease and no wait of this process. If the clock is behind at a
+//! start, no recorded time changes.
 
 #![expect(
     clippy::disallowed_types,
@@ -17,10 +15,9 @@ use crate::{inventory::InventoryState, leases::Leases};
 const STEP_MIN: Duration = Duration::from_secs(1);
 /// A smaller difference is a concurrent caller that read the wall clock earlier.
 const BEHIND_MIN: Duration = Duration::from_mins(5);
-/// A record further ahead was written with a wrong clock. It is treated as now.
+/// A later record was written with a wrong clock and is treated as now.
 pub(super) const BEHIND_MAX: Duration = Duration::from_hours(24);
 
-/// Both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clocks {
     pub(super) wall: SystemTime,
@@ -32,7 +29,7 @@ impl Clocks {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// How far the wall clock stepped forward since `since`.
+    /// The forward step of the wall clock since `since`.
     pub(super) fn forward_step(self, since: Self) -> Duration {
         let wall = self.wall.duration_since(since.wall).unwrap_or_default();
         let step = wall.saturating_sub(self.steady.duration_since(since.steady));
@@ -63,7 +60,7 @@ impl InventoryState {
         self.watch.vanished_at.iter_mut().chain(released)
     }
 
-    /// The wall clock. If it is behind the last recorded time by at most [`BEHIND_MAX`], the last recorded time.
+    /// The wall clock, or the last recorded time if the wall clock is [`BEHIND_MIN`] to [`BEHIND_MAX`] behind it.
     pub(super) fn time(&self, wall: SystemTime) -> SystemTime {
         let is_step = |last: &SystemTime| {
             last.duration_since(wall).is_ok_and(|behind| (BEHIND_MIN..=BEHIND_MAX).contains(&behind))

@@ -24,7 +24,7 @@ pub(crate) struct ImageUses {
     pub(crate) fresh: Vec<Fresh>,
 }
 
-/// Uses by image. They include images that are used and not listed.
+/// Uses by image, also of images that are not listed.
 pub(crate) type Users = BTreeMap<ImageKey, ImageUses>;
 
 /// A container that was absent in the previous pass.
@@ -62,8 +62,8 @@ pub(super) fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey,
     row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
 }
 
-/// The uses by image, with the containers whose ids are new; and the image id of each sandbox whose image is listed,
-/// because a name may move to another image later.
+/// The uses by image, and the image id of each sandbox whose image is listed, because a name may move to another image
+/// later. `is_fresh`: the id of the container is new.
 pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users, SandboxImages) {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
@@ -74,7 +74,7 @@ pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users,
     let (mut users, mut sandboxes) = (Users::new(), SandboxImages::new());
     for (pod, container) in containers() {
         let user = user_text(pod, container);
-        // A used image may have been removed meanwhile, so it counts even if it is not listed.
+        // A used image counts although it is not listed, because it may have been removed in the meantime.
         let own = ImageKey::new(ImageId::new(&container.image.id), container.image.spec.runtime_handler.clone());
         let named = container.image.names().into_iter().flat_map(|text| names.find(text)).map(Image::key);
         let volumes = mounted(container).flat_map(|text| names.find(text)).map(Image::key);
@@ -101,7 +101,7 @@ pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users,
             let uses = users.entry(image.key()).or_default();
             uses.has_containers = true;
             let user = sandbox_text(pod, sandbox);
-            // One pod may have several containers of the image.
+            // A pod may have several sandboxes of the image.
             if !uses.by.contains(&user) {
                 uses.by.push(user);
             }

@@ -1,7 +1,7 @@
 //! The inventory: one pass finds, dates and caches all images for every reader (`docs/spec/gc.md §3-§5`).
 //!
-//! Ages and uses survive a restart in the ledger (`ledger/mod.rs`). No file is required: without files every image is
-//! new, so images stay longer and none is removed by mistake.
+//! The ledger (`ledger/mod.rs`) preserves ages and uses over a restart. Without files every image is new, so images
+//! stay longer, and none is removed by mistake.
 
 mod apply_survey;
 mod clock_step;
@@ -84,21 +84,20 @@ pub struct Inventory {
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
     cache: ImageCache,
-    /// If both are locked, the state is locked first.
+    /// Lock order: first the state, then the leases.
     pub leases: LeaseService,
 }
 
 #[derive(Debug, Default)]
 struct InventoryState {
     memory: UsageHistory,
-    /// The last used time. An earlier wall clock was set back.
+    /// The time of the last pass or request. A wall clock behind this time was set back.
     seen_at: Option<SystemTime>,
     clocks: Option<Clocks>,
     passed_at: Option<Instant>,
     snapshot: Option<Arc<Snapshot>>,
     pod_leases: PodLeases,
     pins: Vec<PinPattern>,
-    /// Pins of the configuration. No command removes them.
     configured_pins: Vec<PinPattern>,
     set_pins: Vec<OwnedPin>,
     /// Mounts do not change after the creation of a container, so each container is queried once.
@@ -124,8 +123,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether containers of the previous pass are missing. A pass [`VANISHED_WAIT`] later decides whether their images
-    /// are unused.
+    /// Whether containers of the previous pass are missing. A pass [`VANISHED_WAIT`] later decides about their images.
     pub fn misses_containers(&self) -> bool {
         self.containers_vanished || self.entries.iter().any(|entry| entry.usage.times.released_at.is_some())
     }
@@ -178,15 +176,14 @@ pub enum InventoryError {
 }
 
 impl Inventory {
-    /// Opens the inventory of this runtime's images, stored in `state_dir` if given. A damaged file is logged and
-    /// renamed to `NAME.corrupt-SECONDS`.
+    /// `state_dir`: the files of the inventory, if any. A damaged file is logged and renamed to `NAME.corrupt-SECONDS`.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
         let open =
             |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
         Self::with_state(runtime, state_dir.map(open).transpose()?)
     }
 
-    /// Opens a directory without writing: changes are not stored, and pins cannot change.
+    /// As [`Self::open`], without writing: changes are not stored, and pins cannot change.
     pub fn open_read_only(runtime: RuntimeManager, state_dir: &Path) -> Result<Self, InventoryError> {
         Self::with_state(runtime, Some(StateDir::open_read_only(state_dir)))
     }
@@ -215,12 +212,10 @@ impl Inventory {
         })
     }
 
-    /// Lists images, pods and mounted image volumes, and updates the inventory.
-    ///
-    /// Calls during a pass wait for the next pass and share its result, so a result is never older than its request. A
-    /// dropped future or a failed pass changes nothing.
+    /// Lists images, pods and mounted volumes, and updates the inventory. Calls during a pass share the next pass, so a
+    /// result is never older than its request. A dropped future or a failed pass changes nothing.
     pub async fn refresh(&self, now: SystemTime) -> Result<Arc<Snapshot>, InventoryError> {
-        // Started before the wait for another pass, so that the wait is added to an old `now`.
+        // Started before the wait for another pass, so that the wait is added to `now`.
         let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
         // Locked during the pass. Callers queue here and share the next pass.
@@ -238,8 +233,7 @@ impl Inventory {
         self.leases.reload(now + began.elapsed()).await;
         let former = self.snapshot();
         let snapshot = self.lock().apply(survey, now, now + began.elapsed(), &mut self.leases.lock());
-        // Freeing the images of a large node is as slow as sorting them, so neither the lock nor the caller waits for
-        // it. The task has no result, so it is not awaited.
+        // Freeing the images of a large node takes as long as sorting. The task has no result and is not awaited.
         tokio::task::spawn_blocking(move || drop(former));
         *succeeded = number;
         drop(succeeded);
@@ -266,8 +260,7 @@ impl Inventory {
         state.dirty = true;
     }
 
-    /// Leases the image that `ask` finds to a pod, as `LeaseService::leased` does. `pod` is a uid or empty. The use is
-    /// recorded only if `pod` is empty, because a pod's manager has already recorded it.
+    /// As `LeaseService::leased`. Records the use only if `pod` is empty: a pod's manager has already recorded the use.
     pub async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -299,9 +292,8 @@ impl Inventory {
         Ok(Survey { images, pods, mounts, sandboxes, missing_are_gone })
     }
 
-    /// Whether the runtime confirms, queried by id, that each missing container and sandbox does not exist.
-    ///
-    /// Not queried if no container is listed: a runtime that lost its state would confirm all of them.
+    /// Whether the runtime confirms, by id, that each missing container and sandbox does not exist. False if no
+    /// container is listed: a runtime that lost its state would confirm everything.
     async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
         let (containers, sandboxes): (Vec<String>, Vec<String>) = {
             let state = self.lock();

@@ -21,7 +21,7 @@ const NAMES_MAX: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImage {
-    /// The first five of its digests and tags, digests first.
+    /// At most five digests and tags, digests first.
     pub names: Vec<String>,
     pub size_bytes: u64,
 }

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A longer gap between passes may hide uses. The gap is several five-minute passes.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long an empty container list after a non-empty list is not trusted. The same time applies to a list without the
-/// last container of an image. A runtime restart is shorter.
+/// How long a list without the last container of the node or of an image is not trusted. A runtime restart is shorter.
 pub const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,6 @@
 //! Reference matching: finds the listed images that a text names by id, id prefix, tag or digest, in full or shortened.
-//!
-//! A node lists many images, and its containers name few of them. The searched texts are therefore expanded and stored,
-//! and each listed name is matched with them. Unnamed images are not copied.
+//! A node lists many images, and its containers name few of them. So the searched texts are expanded and stored, and
+//! each listed name is compared with the stored texts. Unnamed images are not copied.
 
 use std::{
     borrow::Cow,
@@ -14,11 +13,10 @@ use crate::image::{Image, Reference};
 /// Minimum hexadecimal digits of an id prefix: the length of a runtime's short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
-/// The searched texts and the images that each text names.
 #[derive(Debug)]
 pub(super) struct ReferenceMatches<'a, 't> {
     images: &'a [Arc<Image>],
-    /// The ascending indices of the images that each text names.
+    /// Text → ascending indices of the images that the text names.
     found: HashMap<&'t str, Vec<usize>>,
 }
 
@@ -104,7 +102,7 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// The ends of all searched texts. It excludes most names of a node, because few names are used by containers.
+/// The ends of all searched texts. Most listed names have no such end and are skipped.
 #[derive(Debug)]
 struct EndFilter {
     /// The last eight bytes. Names and digests differ most in these bytes.

@@ -60,11 +60,8 @@ impl Inventory {
         Ok(users(&survey, |_| false).0.remove(&image.key()).map(|uses| RemovalBlocker::InUse(uses.by)))
     }
 
-    /// Checks one entry of a snapshot again, against the runtime and the operator's pins. `containers` is the
-    /// snapshot's number of containers.
-    ///
-    /// If the image is unused, the removal starts with the result: later requests wait for its end, and earlier
-    /// requests prevent it.
+    /// Checks a snapshot's entry again, against the runtime, pins and leases. `containers`: their number in the
+    /// snapshot. On success the removal starts: later requests for the image wait for its end.
     pub(crate) async fn check_removable(
         &self,
         entry: &ImageEntry,

@@ -1,6 +1,4 @@
-//! The images of sandboxes, which no container names.
-//!
-//! Images of running sandboxes are in use, and images of new sandboxes are pinned.
+//! Sandbox images, which no container names: in use by running sandboxes, and pinned for new sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -48,9 +46,7 @@ impl Inventory {
         }
     }
 
-    /// The images of these sandboxes. Only new sandboxes are queried.
-    ///
-    /// The pass fails if the runtime does not answer for a present sandbox, as for a container.
+    /// The images of these sandboxes. Only new sandboxes are queried. A failed query fails the pass.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
         if self.lock().sandboxes.are_ignored {
             return Ok(SandboxImages::new());

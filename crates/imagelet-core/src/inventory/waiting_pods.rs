@@ -1,7 +1,6 @@
-//! Leases to pods of the node. A lease protects an image as long as a pod waits for the image.
-//!
-//! The list of waiting pods is replaced as a whole, so no lease outlives its pod. The list is not stored. Until the
-//! first list after a start, every image is leased, at most for the duration of a lease.
+//! Leases to pods of the node. A lease protects an image as long as a pod waits for the image. The list of waiting pods
+//! is replaced as a whole and not stored, so no lease outlives its pod. Until the first list after a start, every image
+//! is leased, at most for the duration of a lease.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,8 +1,6 @@
-//! The file of leases: each request of a pod, for a process that starts after a crash.
-//!
-//! `STATE_DIR/leases.json` has the last request time of each leased image, for all processes. The file is not synced:
-//! after a power cut all containers start again and request their images again. If the file is unreadable, every image
-//! is treated as requested.
+//! The file of leases, for a process that starts after a crash. `STATE_DIR/leases.json` has the last request time of
+//! each leased image, for all processes. The file is not synced: after a power failure, all containers request their
+//! images again. If the file is unreadable, every image is treated as leased.
 
 use std::{
     collections::BTreeMap,

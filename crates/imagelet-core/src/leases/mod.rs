@@ -1,9 +1,7 @@
-//! Leases, which protect an image between a request for it and its container, and the running removals.
-//!
-//! A lease starts when a caller that may start a container gets the image. It ends when its pod has as many new
-//! containers of the image as it requested, or when it expires. A request without a pod cannot be matched with a
-//! container, so its lease ends only when it expires. A removal and a lease never overlap: a lease request waits for a
-//! started removal and queries the store again, and an existing lease rejects a removal.
+//! Leases, which protect an image between a request for it and its container, and the running removals. A lease starts
+//! when a caller that may start a container gets the image. A lease ends when it expires, or when its pod has as many
+//! new containers of the image as it requested. Without a pod, a lease ends only when it expires. A lease request waits
+//! for a running removal and then queries the store again. An existing lease rejects a collection's removal.
 
 mod file;
 mod service;
@@ -21,7 +19,7 @@ use std::{
 
 use crate::image::ImageId;
 
-/// Limit of remembered ended removals. If a query is older than the oldest of them, it is repeated.
+/// Limit of remembered ended removals. A query before the oldest of them is repeated.
 const ENDED_MAX: usize = 1024;
 /// Limit of pods per leased image. A node has fewer pods.
 const PODS_MAX: usize = 1024;
@@ -32,7 +30,7 @@ pub(crate) const AHEAD_MAX: Duration = Duration::from_secs(15);
 pub(crate) struct Leases {
     /// Duration of a lease; zero disables leases.
     pub(crate) lasts: Duration,
-    /// By image id, because a removal names the id without a handler; then by pod. Unknown pods are empty.
+    /// Image id → pod → lease. A removal names the id without a handler. An unknown pod is empty.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
@@ -82,12 +80,12 @@ pub(crate) enum RemovalBlocker {
 }
 
 impl Leases {
-    /// The mark of a query, taken before the store is queried.
+    /// Must be called before the store is queried.
     pub(crate) fn read_mark(&self) -> ReadMark {
         ReadMark(self.begun)
     }
 
-    /// Whether a removal of this image is running or started after the query, so that the store's answer is stale.
+    /// Whether a removal of this image is running or ran after the mark, so that the store's answer is stale.
     pub(crate) fn is_overtaken(&self, id: &ImageId, mark: ReadMark) -> bool {
         if self.removing.contains(id) {
             return true;
@@ -177,7 +175,7 @@ impl Leases {
         ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
     }
 
-    /// Removes expired leases. A start in the future is moved to now, because the clock was set back.
+    /// Removes expired leases. A start in the future means that the clock was set back, and is moved to now.
     pub(crate) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
@@ -242,10 +240,8 @@ impl Leases {
         due
     }
 
-    /// Restores leases from disk, written by an earlier or another process, without their pods.
-    ///
-    /// A process writes times a little ahead. A time further in the future means that the clock was set back. At a
-    /// start such a lease counts from now.
+    /// Restores leases that an earlier or another process wrote, without their pods. A time more than [`AHEAD_MAX`]
+    /// ahead means that the clock was set back: at a start the lease counts from now, later the lease is skipped.
     pub(crate) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime, at_start: bool) {
         for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
             let asked_at = line.min(now);

@@ -31,9 +31,8 @@ impl LeaseService {
         Self { state: Mutex::default(), file, removals: tokio::sync::Notify::new() }
     }
 
-    /// Enables leases of this duration. Zero disables leases.
-    ///
-    /// Restores the leases of an earlier process. If their file is unreadable, every image is treated as leased.
+    /// Enables leases of this duration and restores the leases of an earlier process. Zero disables leases. If the file
+    /// is unreadable, every image is treated as leased for this duration.
     pub fn start(&self, lasts: Duration, now: SystemTime) {
         let found = self.file.read();
         let mut leases = self.lock();
@@ -58,11 +57,9 @@ impl LeaseService {
     }
 
     /// Queries a store on behalf of a pod (uid or empty) and leases the found image: no collection removes the image
-    /// before the lease ends.
-    ///
-    /// `ask` is a query or a pull. `key` extracts the found image. `granted` is called with each lease. If a removal
-    /// starts between the answer and the lease, `ask` runs again, so the returned image is present. Concurrent requests
-    /// share one write to the disk. A repeated request within seconds writes nothing.
+    /// before the lease ends. `ask` is a query or a pull. `key` extracts the found image. `granted` is called with each
+    /// lease. If a removal starts between the answer and the lease, `ask` runs again, so the returned image is present.
+    /// Concurrent requests share one write to the disk. A repeated request within seconds writes nothing.
     pub(crate) async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -83,7 +80,7 @@ impl LeaseService {
             if let Some(version) = self.lease(&id, pod, mark, now) {
                 granted(key, now);
                 self.keep(version).await;
-                // A requested removal also removes leased images, and may have done so during the write.
+                // A requested removal ignores leases, and may have removed the image during the write.
                 if !self.lock().is_overtaken(&id, mark) {
                     return Ok(answer);
                 }

@@ -4,7 +4,7 @@ use super::request::PullPolicy;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// The image was not looked up, because the policy does not depend on it.
+    /// The image was not looked up, because the policy does not depend on its presence.
     Unchecked,
     Absent,
     /// The image is present, and the client may use it.

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use super::request::{Caller, EnsureRequest};
 use crate::{bounded_map::make_room, image::Reference, inventory::WaitingPod};
 
-/// The maximum number of ended pods. Above it the earliest end is forgotten; a node has some hundred pods.
+/// The maximum number of ended pods. Above it, the earliest end is dropped; a node has some hundred pods.
 const ENDED_MAX: usize = 4096;
 
 /// Why a pod needs no more images.
@@ -38,7 +38,7 @@ pub struct PodChanges {
     pub ended: Vec<(Arc<str>, PodEnd)>,
     /// The uids of all pods that may need images.
     pub alive: Vec<Arc<str>>,
-    /// Those among them that wait for images.
+    /// The pods of `alive` that wait for images.
     pub waiting: Vec<WaitingPod>,
 }
 
@@ -49,15 +49,13 @@ pub(super) struct PodsView {
     ended: HashMap<Arc<str>, (u64, PodEnd)>,
     /// The number of ends so far.
     sequence: u64,
-    /// The pods that wait for images.
     waiting: Vec<WaitingPod>,
 }
 
-/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestEnd {
     pub(super) why: PodEnd,
-    /// Another pod waits for the image, so the fetch keeps its usual grace. Otherwise it ends at once.
+    /// Another pod waits for the image, so the fetch keeps its usual grace. `false`: the fetch ends at once.
     pub(super) is_awaited: bool,
 }
 
@@ -71,14 +69,14 @@ impl PodsView {
             self.sequence += 1;
             self.ended.insert(uid, (self.sequence, end));
         }
-        // A restored API server has pods again that were removed.
+        // An API server that was restored from a backup has removed pods again.
         for uid in changes.alive {
             self.ended.remove(&uid);
         }
         self.waiting = changes.waiting;
     }
 
-    /// Decides whether a request of this pod ends. `image`: the requested image in its normal form.
+    /// Decides whether a request of this pod ends. `image` is normalised.
     fn decide(&self, uid: &str, image: Option<&Reference>) -> Option<RequestEnd> {
         let (_, why) = *self.ended.get(uid)?;
         let is_image = |name: &Arc<str>| name.parse::<Reference>().is_ok_and(|name| Some(&name.canonical()) == image);
@@ -94,7 +92,7 @@ impl EndedPods {
         self.0.send_modify(|view| view.change(changes));
     }
 
-    /// The bond of a request to its pod. A command, a set and a request of another orchestrator end with no pod.
+    /// Binds a request to its pod. A request of a command, an `ImageSet` or another orchestrator ends with no pod.
     pub(super) fn bond(&self, request: &EnsureRequest) -> PodBond {
         let is_bound = matches!(request.caller, Caller::Client { .. } | Caller::LookAhead);
         let uid = if is_bound { Arc::clone(&request.pull.pod.uid) } else { Arc::default() };
@@ -103,7 +101,6 @@ impl EndedPods {
     }
 }
 
-/// The bond of one request to its pod.
 #[derive(Clone)]
 pub(super) struct PodBond {
     view: watch::Receiver<PodsView>,

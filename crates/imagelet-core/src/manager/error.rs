@@ -12,8 +12,7 @@ use crate::{
     text::quoted,
 };
 
-/// The error of a request for an image. [`EnsureError::reason`] is for the pod status, [`EnsureError::class`] is for
-/// programs.
+/// An error with a [`reason`](Self::reason) for the pod status and a [`class`](Self::class) for programs.
 #[derive(Clone, Debug)]
 pub struct EnsureError {
     image: String,
@@ -29,7 +28,7 @@ pub(super) enum Cause {
     /// The image is absent, or the client has no access. The text does not say which of the two.
     NeverPull,
     Credentials(KeyringError),
-    /// The pull could not be recorded, so it did not start.
+    /// The pull could not be recorded, so the pull did not start.
     Intent(Arc<RecordsError>),
     /// `REASON: MESSAGE` of the last failure; empty while the next attempt runs.
     HeldBack(String),
@@ -97,9 +96,8 @@ impl EnsureError {
         Self::new(image, Cause::NeverPull, true)
     }
 
-    /// Classifies a failed pull by the kind of the store's error, else by the prefix of the runtime's text.
-    ///
-    /// The kubelet has no kinds, and accepts every text with the prefix.
+    /// Classifies a failed pull by the kind of the store's error, else by the prefix of the runtime's text. The kubelet
+    /// has no kinds, and accepts every text with the prefix.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
         let is = |kind, failure: PullFailure| match text.strip_prefix(failure.reason()) {
@@ -126,10 +124,8 @@ impl EnsureError {
         Self::new(image, Cause::Pull(PullFailure::Other, Arc::new(source)), true)
     }
 
-    /// The waiting reason in the pod status.
-    ///
-    /// For an unreadable pull secret or a failed record, the kubelet's reason is the raw error text. With stable
-    /// reasons, the reason is `ErrImagePull`.
+    /// The waiting reason in the pod status. For an unreadable pull secret or a failed record: the kubelet's raw error
+    /// text, or with stable reasons `ErrImagePull`.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match &self.cause {
             Cause::Credentials(error) if !self.is_stable => return error.source.to_string().into(),
@@ -214,7 +210,6 @@ impl EnsureError {
         self.runtime_error().map(RuntimeError::kind)
     }
 
-    /// Converts to a store's error, for a caller that expects the error of a store.
     pub fn into_runtime_error(self) -> RuntimeError {
         if let Some(source) = self.runtime_error() {
             return source.copied();

@@ -140,10 +140,9 @@ impl ImageManager {
     }
 
     /// Ensures that an image is present and that the client may use it. Pulls the image if the policy requires a pull.
-    ///
-    /// If a removal runs in parallel, the steps run again, so a returned image is present. A drop of the future frees
-    /// the queue slot and cancels the pull, unless other clients wait for the pull; so does the end of the pod of a
-    /// kubelet's request. The intent of a cancelled pull stays until the records check the image.
+    /// After a removal in parallel, the steps run again, so a returned image is present. A drop of the future, or the
+    /// end of the pod of a kubelet's request, frees the queue slot and cancels the pull, unless other clients wait for
+    /// the pull. The intent of a cancelled pull stays until the records check the image.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         // The plan of the look-ahead drops the requests of an ended pod itself.
         if !request.caller.is_client() {
@@ -170,8 +169,7 @@ impl ImageManager {
         inventory.leased(&request.pull.pod.uid, SystemTime::now(), ask, key).await
     }
 
-    /// Estimates the pull of a request with its first credential; fetches only manifests. `None`: the store has no
-    /// estimate, or the pull would fail before its first layer.
+    /// Estimates a pull with the first credential, from manifests only. `None`: no estimate, or the pull would fail.
     pub async fn estimate(&self, request: &EnsureRequest) -> Option<PullEstimate> {
         Ensuring::new(self, request, None).estimate().await
     }

@@ -89,15 +89,13 @@ pub enum PodOutcome {
 impl ImageManager {
     /// Ensures every image of a pod, and returns the results in the order of the request.
     ///
-    /// All requests start in parallel, so that later pulls run during an init container. Two spellings of one image run
-    /// in sequence, because the second may find the result of the first. The same spelling with the same policy is
-    /// requested once. Without [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all
-    /// requests run in sequence. Then images that a failed init container or volume blocks are not requested.
+    /// The requests run in parallel, so that later pulls run during an init container. Two spellings of one image run
+    /// in sequence, because the second may find the result of the first. Equal spellings with equal policies share one
+    /// request. Without [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all
+    /// requests run in sequence, and a failed init container or volume blocks later images.
     ///
     /// `watcher` creates the watcher of an image at the start of its request. `finished` receives each result. Neither
-    /// may block.
-    ///
-    /// A drop of the future cancels all requests, as with [`ImageManager::ensure`].
+    /// may block. A drop of the future cancels all requests, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(
         &self,
         request: &PodRequest,
@@ -195,10 +193,9 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
     one.image == other.image && one.policy == other.policy
 }
 
-/// Returns the image whose failure blocks this image; a pure function.
-///
-/// The kubelet requests the image of a container at the container's start: after all init containers have run, and
-/// together with the container's volumes. Of several failed volumes, the kubelet reports the last.
+/// Returns the image whose failure blocks this image; a pure function. The kubelet requests the image of a container
+/// after all init containers have run, and together with the container's volumes. Of several failed volumes, the
+/// kubelet reports the last.
 fn blocked_by(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize, in_parallel: bool) -> Option<usize> {
     if in_parallel || images[image].role == PodRole::Volume {
         return None;

@@ -104,25 +104,24 @@ impl fmt::Display for PullPolicy {
 pub enum Caller {
     #[default]
     Pod,
-    /// The node, for a pod that has not requested the image yet. A look-ahead is never the probe of an open circuit.
-    /// Its failures start no back-off. They count in a circuit only if the registry requests a wait, so that the pod's
+    /// The node, for a pod that has not requested the image yet. A look-ahead is never the probe of an open circuit. A
+    /// failure starts no back-off. A circuit counts a failure only if the registry requests a wait, so that the pod's
     /// own request is not delayed.
     LookAhead,
     /// A command of an operator, for no pod. No back-off and no open circuit delays a command. The result also applies
     /// to the pods that wait for the same image.
     Command,
-    /// A prefetch for an `ImageSet`, for no pod. An open circuit delays a prefetch. Its result changes no back-off of a
+    /// A prefetch for an `ImageSet`, for no pod. An open circuit delays a prefetch. The result changes no back-off of a
     /// pod. A prefetch is not counted as a use of the image.
     Prefetch {
-        /// Whether the node's own credentials are tried after the pull secrets. If not, only the pull secrets are
-        /// tried, or an anonymous request.
+        /// Whether the node's credentials are tried after the pull secrets. `false`: pull secrets only, else anonymous.
         own_credentials: bool,
     },
     /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. Its own
     /// failures never delay its requests. The client may use a present image only if a record permits it. Equal
     /// requests share a pull.
     Client {
-        /// Whether the node's own credentials are used if the client sends none. If not, the request is anonymous.
+        /// Whether the node's credentials are used if the client sends none. `false`: the request is anonymous.
         own_credentials: bool,
         /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`]. If not, the client has its
         /// own limits, and some hundred of its pulls run at once.
@@ -142,7 +141,7 @@ impl Caller {
 
 #[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
-    /// The image and the pod. If it has a credential, the registry gets only that credential; if not, see `secrets`.
+    /// The image and the pod. If `pull` has a credential, the registry gets no other credential; else see `secrets`.
     pub pull: PullRequest,
     pub policy: PullPolicy,
     pub caller: Caller,

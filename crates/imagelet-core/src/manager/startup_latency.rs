@@ -1,5 +1,4 @@
-//! Measures the image pulls of each pod: from the start of the first pull to the end of the last, and the time of each
-//! pull (`docs/spec/pull.md §9.4`).
+//! Measures the image pulls of each pod: the time of each pull and of all pulls (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,7 +17,7 @@ use crate::{
 
 const PODS_MAX: usize = 1024;
 const SESSIONS_MAX: usize = 1024;
-/// If a pod has no pull for this time, all its images are present.
+/// A pod without a pull for this time counts as complete: all its images are present.
 const FINISHED_AFTER: Duration = Duration::from_mins(1);
 /// If a failed pull of a pod is not retried for this time, the pod is removed. The longest back-off is much shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
@@ -49,7 +48,6 @@ pub enum ImageEnd {
     Failed,
 }
 
-/// Measures the startup of pods by their pulls.
 #[derive(Debug)]
 pub struct PodStarts {
     metrics: Arc<Metrics>,

@@ -25,10 +25,10 @@ pub struct PullStatus {
     /// Unique in this process; numbers start at 1.
     pub number: u64,
     pub image: String,
-    /// The pod of its first client.
+    /// The pod of the first client.
     pub pod: PodIdentity,
     pub turn: PullTurn,
-    /// The requests that share the pull; empty during the grace. Of an ended pull, those that waited for its end.
+    /// The requests that share the pull; empty during the grace. For an ended pull: the requests at its end.
     pub clients: Vec<PullClient>,
     pub priority: i32,
     pub progress: PullProgress,
@@ -50,7 +50,6 @@ pub struct QueuePlace {
     pub behind: usize,
 }
 
-/// A request that shares a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullClient {
     pub pod: PodIdentity,
@@ -66,10 +65,8 @@ pub enum PullState {
 }
 
 impl PullStatus {
-    /// What the pull does now, in one line: `1.2 of 2.8 GB, 35 MB/s, about 45 s left`.
-    ///
-    /// `names_others`: whether the line names the image of another pull that this pull waits for. A pod's tenant may not
-    /// read that name.
+    /// What the pull does now, in one line: `1.2 of 2.8 GB, 35 MB/s, about 45 s left`. `names_others`: whether the line
+    /// names the image of another pull that this pull waits for, which a pod's tenant may not read.
     pub fn line(&self, names_others: bool, now: Instant) -> String {
         let PullProgress { times: PullTimes { began, end, committing, .. }, route, layers, .. } = &self.progress;
         let retry = &self.progress.waits.retry;
@@ -124,7 +121,7 @@ fn retry_text(NextRequest { host, at, is_requested }: &NextRequest, now: Instant
     Some(format!("registry {host} {why}, next in {}", about(left)))
 }
 
-/// A duration as people estimate it: `45 s`, `12 min`, `3 h`.
+/// A duration in one rounded unit: `45 s`, `12 min`, `3 h`.
 fn about(duration: Duration) -> String {
     match (duration + Duration::from_millis(999)).as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
@@ -149,7 +146,7 @@ fn amount(bytes: u64) -> String {
     format!("{:.1} {unit}", bytes as f64 / scale)
 }
 
-/// For example `1.2 of 2.8 GB`. The part is rounded down, because a fetch that has not ended has not all bytes.
+/// For example `1.2 of 2.8 GB`. The part is rounded down, so that an unfinished fetch never shows all bytes.
 fn part_of(received: u64, all: u64) -> String {
     let (scale, _) = unit(all);
     format!("{:.1} of {}", (received as f64 / scale * 10.0).floor() / 10.0, amount(all))

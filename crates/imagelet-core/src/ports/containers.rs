@@ -56,7 +56,6 @@ pub enum SandboxImage {
     Gone,
 }
 
-/// The container service for a store without containers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoContainers;
 
@@ -76,7 +75,7 @@ pub struct Container {
     pub image: ContainerImage,
     pub state: ContainerState,
     pub created_at: SystemTime,
-    /// The labels of the container, with the pod's identity.
+    /// Include the identity of the pod.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -101,7 +100,7 @@ impl ContainerImage {
 pub enum ContainerState {
     Created,
     Running,
-    /// The container has exited. It uses its image until it is removed.
+    /// The container has exited. It uses its image until the container is removed.
     Exited,
     Unknown,
 }
@@ -130,7 +129,7 @@ pub struct CombinedContainers {
 }
 
 impl CombinedContainers {
-    /// Combines both. Error texts name the runtime by `name`.
+    /// Combines both. `name` is the runtime's name in error texts.
     pub fn new(own: Arc<dyn ContainerService>, runtime: Arc<dyn ContainerService>, name: impl Into<String>) -> Self {
         Self { own, runtime, name: name.into() }
     }

@@ -1,5 +1,4 @@
-//! The details of one image, and their JSON form in CRI's verbose status, ours and that of other runtimes
-//! (`docs/spec/cri.md §5.4`).
+//! The details of one image, and their JSON form in the verbose status of CRI (`docs/spec/cri.md §5.4`).
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,9 +9,8 @@ use crate::image::{ByteSize, Digest, Image};
 
 /// The maximum length of a stored configuration. The engine reads no longer configuration.
 const CONFIG_BYTES_MAX: usize = 8 << 20;
-/// The maximum number of labels that are reported for one image.
 const LABELS_MAX: usize = 1000;
-/// The maximum number of layers that are reported for one image. The embedded store accepts no image with more layers.
+/// The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
 
 const INFO: &str = "info";
@@ -41,14 +39,14 @@ pub struct ImageDetails {
     pub info: BTreeMap<String, String>,
 }
 
-/// The manifest that an image was pulled by. The names of all fields are those of `image.json` in the store.
+/// The manifest by which an image was pulled. Field names are those of `image.json` in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledManifest {
     #[serde(rename = "manifest")]
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
-    /// `None`: it is an image, and its id is the digest of its configuration.
+    /// `None`: an image, whose id is the digest of its configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact: Option<PulledArtifact>,
     /// Lowest first.
@@ -58,12 +56,11 @@ pub struct PulledManifest {
     pub at: u64,
 }
 
-/// What an artifact has besides.
+/// The additional fields of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledArtifact {
-    /// Its type, as it calls itself.
+    /// The type that the manifest of the artifact names.
     pub kind: String,
-    /// Digest of its configuration.
     pub config: Digest,
 }
 
@@ -73,12 +70,11 @@ pub struct PulledLayer {
     /// Digest of a compressed blob that was fetched and unpacked to this layer.
     #[serde(default, deserialize_with = "digest_if_known", skip_serializing_if = "Option::is_none")]
     pub blob: Option<Digest>,
-    /// Size of that blob.
+    /// The size of the compressed blob in bytes.
     pub size: u64,
     /// Digest of the uncompressed tar, which is the key of the layer in the store. For a file of an artifact, the
     /// digest of its blob and path.
     pub diff_id: Digest,
-    /// Media type in the manifest.
     pub media_type: String,
 }
 
@@ -184,8 +180,7 @@ impl ImageDetails {
     }
 }
 
-/// The chain id of each layer. For the lowest layer it is the diff id. For the others it is the digest of the chain id
-/// below and the diff id (OCI image specification, layer ChainID).
+/// The chain id of each layer, lowest first (OCI image specification, layer ChainID).
 pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
     let mut chains: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {

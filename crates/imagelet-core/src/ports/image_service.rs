@@ -10,17 +10,14 @@ use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 
 /// An image store: a runtime behind CRI, the embedded engine, or a fake.
 ///
-/// Every implementation guarantees the following, which the conformance suite of `testing` checks. A pulled image is
-/// listed at once, and a removed image is not listed. An image has the same id in every response. For `status` and
-/// `remove`, a missing image is not an error. A failed or dropped pull leaves no image.
+/// The conformance suite of `testing` checks these guarantees: a pulled image is listed at once, and a removed image is
+/// not listed. An image has the same id in every response. A failed or dropped pull leaves no image.
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
     /// Lists images, each image once. With a filter: only the image that `status` finds for it, if any.
-    ///
-    /// A returned list is immutable. A store with a cached list builds a new list for a change.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
-    /// Finds one image by reference, id, or unique id prefix. `None`: absent.
+    /// Finds one image by reference, id, or unique id prefix. `None`: absent, which is not an error.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
     /// Finds one image as `status` does, with all its details.
@@ -28,10 +25,8 @@ pub trait ImageService: Send + Sync + fmt::Debug {
         Ok(self.status(spec).await?.map(ImageDetails::bare))
     }
 
-    /// Fetches an image, even if it is present. Returns when the image is durable.
-    ///
-    /// A drop of the future cancels the pull and leaves no partial image. `progress` may be called from any thread, and
-    /// must not block.
+    /// Fetches an image, even if it is present. Returns when the image is durable. A drop of the future cancels the
+    /// pull and leaves no partial image. `progress` may be called from any thread, and must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
 
     /// The other hosts, besides the registry, that a pull of an image may contact and that have their own credentials.
@@ -55,7 +50,7 @@ pub trait ImageService: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageFilesystems {
     pub images: Vec<FilesystemUsage>,
-    /// The file systems of writable layers. Has the same entry as `images` if both share a file system.
+    /// The file systems of writable layers. Has the same entry as `images` if images are on the same file system.
     pub containers: Vec<FilesystemUsage>,
     /// Disk space that running pulls have reserved but not yet written.
     pub reserved: Freed,
@@ -68,7 +63,6 @@ pub struct FilesystemUsage {
     pub mountpoint: PathBuf,
     /// The bytes that images or writable layers use.
     pub used: ByteSize,
-    /// The inodes that images or writable layers use, if known.
     pub inodes_used: Option<u64>,
 }
 
@@ -87,9 +81,8 @@ impl FilesystemUsage {
         Self { measured_at: now, mountpoint, used: ByteSize::ZERO, inodes_used: Some(0) }
     }
 
-    /// One entry per store. The default store is first, even if it is empty, because callers read only the first entry.
-    ///
-    /// An entry has the time of its oldest measurement. A time that CRI cannot represent is replaced by `now`.
+    /// One entry per store, with the time of its oldest measurement. `now` replaces a time that CRI cannot represent.
+    /// The default store is first, even if it is empty, because callers read only the first entry.
     pub fn by_store(
         default: &str,
         roots: &BTreeMap<String, PathBuf>,
@@ -111,15 +104,13 @@ impl FilesystemUsage {
     }
 }
 
-/// All images of a store. Cheap to clone.
-///
-/// Until a change, a store returns the same list, or the same images in a new list. So equal lists are compared
-/// quickly.
+/// All images of a store. Cheap to clone. Until a change, a store returns the same list, or the same images in a new
+/// list, so that a comparison of equal lists is quick.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing(#[expect(clippy::rc_buffer, reason = "a sole owner takes the images out")] Arc<Vec<Arc<Image>>>);
 
 impl Listing {
-    /// The images, for changes and sorting. Copies no image. For the only owner, the list is not copied either.
+    /// The images, for changes and sorting. Copies the list only if it has other owners, and never an image.
     pub fn into_images(self) -> Vec<Arc<Image>> {
         Arc::unwrap_or_clone(self.0)
     }

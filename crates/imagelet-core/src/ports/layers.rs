@@ -15,18 +15,17 @@ use crate::image::{Artifact, ByteSize, ImageId, counted};
 /// Reads what the [`super::ImageService`] of a runtime does not report, for example over CRI.
 #[async_trait]
 pub trait LayerSource: Send + Sync + fmt::Debug {
-    /// Reads which images share which parts, and the size of each part. `None`: this runtime does not report them.
+    /// `None`: the runtime does not report shared parts and their sizes.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
 
-    /// Finds the artifacts among listed images. After a failure, only earlier found artifacts are known.
+    /// Finds the artifacts among listed images. A failure leaves out the artifacts that were not found earlier.
     async fn artifacts(&self, _listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
         HashMap::new()
     }
 }
 
-/// The parts of each image. A part is removed with its last image.
-///
-/// A part is content that is removed as a whole: an unpacked layer, a stored blob, or the documents of one image.
+/// The parts of each image. A part is an unpacked layer, a stored blob, or the documents of one image. A part is
+/// removed as a whole, with its last image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerGraph {
     /// The parts. Images refer to a part by its index.
@@ -54,9 +53,8 @@ pub struct LayerFacts {
 pub enum Certainty {
     /// Every block was counted when the parts were written.
     Exact,
-    /// Some parts were measured. The size of the other parts is unknown, or known in part.
+    /// Some parts were measured. The size of the other parts is unknown or partly known.
     Partial {
-        /// Parts whose size was measured.
         measured: u32,
         /// All parts.
         layers: u32,
@@ -99,13 +97,11 @@ impl LayerGraph {
         frees
     }
 
-    /// The folders of the parts, each folder once.
     pub(crate) fn folders(&self) -> BTreeSet<Arc<Path>> {
         self.layers.iter().filter_map(|layer| layer.folder.clone()).collect()
     }
 
-    /// The graph of one file system. Parts in the folders of `elsewhere`, which are on other file systems, free
-    /// nothing.
+    /// The graph of one file system. Parts in the folders of `elsewhere`, on other file systems, free nothing.
     #[must_use]
     pub(crate) fn without(mut self, elsewhere: &BTreeSet<Arc<Path>>) -> Self {
         let is_elsewhere = |layer: &LayerFacts| layer.folder.as_ref().is_some_and(|folder| elsewhere.contains(folder));
@@ -115,7 +111,7 @@ impl LayerGraph {
         self
     }
 
-    /// The unique and shared bytes of each image. Ignores other users of its parts.
+    /// The unique and shared bytes of each image. Ignores users of a part that are not images.
     pub fn shares(&self) -> BTreeMap<&ImageId, LayerShare> {
         let users = self.users();
         let share = |parts: &Vec<u32>| {

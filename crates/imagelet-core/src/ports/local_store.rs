@@ -19,9 +19,9 @@ use crate::{
 /// What a sweep does with the remains of interrupted pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullRemains {
-    /// Removes those that are outdated.
+    /// Removes only outdated remains.
     Keep,
-    /// Removes all but those of the last minutes, whose pulls are probably requested again.
+    /// Keeps only the remains of the last minutes, whose pulls are probably requested again.
     KeepYoung,
     Remove,
 }
@@ -29,13 +29,11 @@ pub enum PullRemains {
 /// Operations that only an embedded store has. Reached through [`super::ImageService::local`].
 #[async_trait]
 pub trait LocalStore: Send + Sync + fmt::Debug {
-    /// Estimates a pull; fetches only manifests. `None`: there is no estimate.
-    ///
-    /// The estimate changes nothing in the store. `manifest` is the manifest that a pull at the same time gets. After
-    /// that pull no bytes are missing.
+    /// Estimates a pull; fetches only manifests, and does not change the store. `None`: there is no estimate. A pull at
+    /// the same time gets the same `manifest`, and leaves no bytes missing.
     ///
     /// # Errors
-    /// If a pull at the same time would fail before its first layer, with the error of that pull.
+    /// The error with which a pull at the same time fails before its first layer.
     async fn estimate(&self, _request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         Ok(None)
     }
@@ -60,10 +58,7 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Makes earlier pulls durable; called before a normal exit.
-    ///
-    /// # Errors
-    /// If the disk fails. Content that was not durable is then dropped.
+    /// Makes earlier pulls durable before a normal exit. On an error, content that is not durable is dropped.
     async fn flush(&self) -> Result<(), RuntimeError> {
         Ok(())
     }
@@ -77,15 +72,14 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Unmounts, and removes written data. `force` removes the record of a mount that is not in this mount namespace.
+    /// Unmounts, and removes written data. `force` also removes a record whose mount is not in this mount namespace.
     async fn unmount(&self, _directory: &Path, _force: bool) -> Result<MountedImage, RuntimeError> {
         Err(unsupported())
     }
 
-    /// Checks all images or one image: every byte of documents, layers and stored blobs.
-    ///
-    /// Marks new damage, except on a read-only file system. A marked image is not listed, also after a restart, until a
-    /// repair or a pull restores it. A drop of the future ends the check.
+    /// Checks all images or one image: every byte of documents, layers and stored blobs. Marks new damage, except on a
+    /// read-only file system. A marked image is not listed, also after a restart, until a repair or a pull restores it.
+    /// A drop of the future ends the check.
     ///
     /// # Errors
     /// If the image does not exist, or the check itself fails. Damage is not an error.
@@ -93,8 +87,8 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Fetches the missing parts of a damaged image, and lists the image again. Tries the repositories of its names in
-    /// turn. A drop of the future changes nothing.
+    /// Fetches the missing parts of a damaged image, and lists the image again. Tries the repositories of the image's
+    /// names in order. A drop of the future changes nothing.
     ///
     /// # Errors
     /// If no repository serves the missing parts (the error of the last repository), if a mount still uses a damaged
@@ -109,7 +103,7 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
     }
 
     /// Writes an image to an archive: an OCI layout with the exact bytes of its documents and compressed layers.
-    /// Missing bytes are fetched from the repositories of its names. The archive appears only when it is complete.
+    /// Missing bytes are fetched from the repositories of the image's names. The archive appears only when complete.
     ///
     /// # Errors
     /// If the image is absent, if neither the store nor a registry has a part of the image, or if the disk fails.
@@ -147,10 +141,8 @@ pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 /// The credentials for a repository, in the order in which they are tried.
 pub type Credentials<'a> = dyn Fn(&str) -> Vec<Credential> + Send + Sync + 'a;
 
-/// The estimated cost of a pull, computed from its manifests and the layers in the store.
-///
-/// Before the pull, a tag may move, and other pulls and collections may add or remove layers. The queue uses
-/// [`Self::bytes_missing`] to start small pulls before large pulls.
+/// The estimated cost of a pull, from its manifests and the layers in the store. A moved tag, another pull or a
+/// collection may change the cost. The queue starts small pulls first, by [`Self::bytes_missing`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullEstimate {
     /// Digest of the manifest chosen for the platform.
@@ -164,7 +156,6 @@ pub struct PullEstimate {
     pub layers_missing: usize,
 }
 
-/// The location of an archive of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArchivePlace {
@@ -198,7 +189,6 @@ pub struct ImportRequest {
     pub platform: Option<Platform>,
 }
 
-/// The result of the import of one image.
 #[derive(Debug)]
 pub struct ImportOutcome {
     /// The names of the image in the store. After a failure, the valid names in the archive.
@@ -224,8 +214,7 @@ pub struct MountOptions {
 pub struct MountedImage {
     pub id: String,
     pub directory: PathBuf,
-    /// Whether the mount is writable. An unmount removes the written data.
     pub writable: bool,
-    /// Whether there is still a mount. After an unmount: at another path or in another mount namespace.
+    /// Whether a mount is left. After an unmount: at another path or in another mount namespace.
     pub remains: bool,
 }

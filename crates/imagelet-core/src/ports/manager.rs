@@ -49,8 +49,7 @@ pub struct RuntimeManager {
     pub metrics: Option<Arc<Metrics>>,
     /// Names of pinned images, in addition to the names that the store pins.
     pub pinned: Arc<PinnedNames>,
-    /// Reads the layer graph and the artifacts from another interface of the runtime. `None`: the image store reports
-    /// both.
+    /// Another interface of the runtime for layer graph and artifacts. `None`: the image store reports both.
     pub layers: Option<Arc<dyn LayerSource>>,
     /// Checks whether a listed image has its layers. `None`: the image store lists only such images.
     pub usable: Option<UsableImages>,
@@ -58,10 +57,9 @@ pub struct RuntimeManager {
     pub names: Option<Arc<dyn RemovableNames>>,
 }
 
-/// A pod. The uid identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The uid of the pod; empty for containers without a pod.
+    /// Identifies the pod; empty for containers without a pod.
     pub uid: String,
     pub name: String,
     pub namespace: String,
@@ -160,7 +158,6 @@ impl RuntimeManager {
         self.images.local()
     }
 
-    /// Estimates a pull; see [`super::LocalStore::estimate`].
     pub async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         match self.images.local() {
             Some(store) => store.estimate(request).await,
@@ -168,12 +165,11 @@ impl RuntimeManager {
         }
     }
 
-    /// Removes an image with all its names; see [`ImageService::remove`].
     pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.counted("remove_image", self.images.remove(spec)).await
     }
 
-    /// Replaces the names of an image that its removal would not remove. This may take long, so the caller checks
+    /// Replaces the names that would survive the image's removal. The replacement may take long, so the caller checks
     /// afterwards whether the image may still be removed.
     ///
     /// # Errors
@@ -198,7 +194,6 @@ impl RuntimeManager {
         self.counted("image_fs_info", self.images.filesystem()).await
     }
 
-    /// The layer graph; see [`super::LocalStore::layers`] and [`LayerSource::layers`].
     pub async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         if let Some(source) = &self.layers
             && let Some(graph) = source.layers().await?
@@ -215,7 +210,6 @@ impl RuntimeManager {
         self.counted("container_status", self.containers.mounted_images(container_id)).await
     }
 
-    /// Whether a container is definitely removed; see [`ContainerService::is_gone`].
     pub(crate) async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         self.counted("container_status", self.containers.is_gone(container_id)).await
     }

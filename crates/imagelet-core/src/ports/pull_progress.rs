@@ -31,8 +31,7 @@ pub fn no_progress() -> Progress {
     Arc::new(|_| {})
 }
 
-/// Receives the progress of a pull after each change, for one client of the pull. Several fast changes cause one call.
-/// Must not block.
+/// Receives the progress of a pull for one client after each change, or after several fast changes. Must not block.
 pub type PullWatcher = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 
 pub fn unwatched() -> PullWatcher {
@@ -43,7 +42,6 @@ pub fn unwatched() -> PullWatcher {
 pub enum PullEvent {
     /// The route into a runtime, if there is a choice. Sent again if an import becomes a forward.
     Route(PullRoute),
-    /// The manifest is known.
     Resolved {
         /// The manifest chosen for the platform.
         manifest: Digest,
@@ -58,43 +56,40 @@ pub enum PullEvent {
     Committing,
     /// An image was removed to free disk space for the pull.
     Removed(RemovedImage),
-    /// The data that each host of the registry sent in an attempt. Sent at the end of an attempt, also of a failed
-    /// attempt.
+    /// The data that each host of the registry sent in an attempt. Reported at the end of each attempt.
     Hosts(Vec<PullHost>),
     /// A request of the pull is sent later. Other requests of the pull may continue.
     Retry {
-        /// The host that gets the request.
         host: String,
         at: Instant,
         /// `true`: the host requested the wait. `false`: the host failed.
         is_requested: bool,
     },
-    /// A layer waits for something that another pull has. `None`: the layer no longer waits.
+    /// A layer waits for a resource that another pull has. `None`: the layer no longer waits.
     Waits {
         layer: Digest,
         wait: Option<PullWait>,
     },
-    /// The content that an earlier pull left of a layer is hashed again. Nothing of it is fetched.
+    /// The partial layer that an earlier pull left is hashed again. Those bytes are not fetched again.
     Recheck {
         layer: Digest,
         is_over: bool,
     },
     /// A problem that does not stop the pull, for example a key without effect.
     Warning {
-        /// The warning, in one line.
+        /// In one line.
         text: String,
     },
-    /// A host got a request of the pull, and for some time has not begun its answer. `false`: the wait is over.
+    /// A host got a request of the pull, and has not begun its answer for some time.
     Head {
         /// Host and port.
         host: String,
-        /// Whether the pull still waits for the answer.
+        /// `false`: the wait for the answer is over.
         is_awaited: bool,
     },
     /// A request for a token has ended.
     Token {
         service: String,
-        /// The start of the request. It ends with this event.
         began: Instant,
         /// Whether the token service sent a token.
         is_granted: bool,
@@ -105,7 +100,6 @@ pub enum PullEvent {
 pub enum LayerState {
     /// The layer was present before the pull. Nothing is fetched.
     Present,
-    /// The download is running.
     Fetching {
         /// Compressed bytes received so far.
         received: ByteSize,
@@ -129,19 +123,16 @@ pub struct PullProgress {
     pub tokens: Vec<TokenExchange>,
 }
 
-/// When a pull reached its stages.
 #[derive(Clone, Debug, Default)]
 pub struct PullTimes {
     /// `None`: the pull waits for its turn.
     pub began: Option<Instant>,
-    /// When the manifest was known, and its digest. After a restart, with another credential or as a forward, the pull
-    /// has a new manifest and drops the earlier layers.
+    /// When the manifest was known, and its digest. A new attempt or a forward resets the manifest and the layers.
     pub resolved: Option<(Instant, Digest)>,
     pub committing: Option<Instant>,
     pub end: Option<(Instant, PullEnd)>,
 }
 
-/// What a pull received.
 #[derive(Clone, Debug, Default)]
 pub struct PullTraffic {
     /// Compressed bytes received over the network. A layer that is fetched again is counted again.
@@ -154,13 +145,11 @@ pub struct PullTraffic {
     samples: VecDeque<(Instant, u64)>,
 }
 
-/// What a pull waits for.
 #[derive(Clone, Debug, Default)]
 pub struct PullWaits {
     pub retry: Option<NextRequest>,
     /// Hosts that have not begun their answer, with the number of requests.
     pub unanswered: BTreeMap<String, usize>,
-    /// What each waiting layer waits for.
     layers: BTreeMap<Digest, PullWait>,
     /// Layers whose content from an earlier pull is hashed again.
     rechecked: BTreeSet<Digest>,
@@ -185,7 +174,6 @@ pub struct PulledLayerProgress {
     pub ended: Option<Instant>,
 }
 
-/// The host and the time of the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextRequest {
     pub host: String,
@@ -233,7 +221,7 @@ impl PullProgress {
             }
             PullEvent::Layer { digest, state } => {
                 let mut layers = self.layers.iter_mut();
-                // A present layer is reported a second time when it is in place.
+                // A present layer is reported again when it is in place. That report is ignored.
                 let layer = layers.find(|layer| layer.digest == digest && layer.state != Some(LayerState::Present));
                 if let Some(layer) = layer {
                     let before = layer.received();
@@ -260,7 +248,7 @@ impl PullProgress {
             PullEvent::Waits { layer, wait: None } => drop(self.waits.layers.remove(&layer)),
             PullEvent::Recheck { layer, is_over: false } => drop(self.waits.rechecked.insert(layer)),
             PullEvent::Recheck { layer, is_over: true } => drop(self.waits.rechecked.remove(&layer)),
-            // Each attempt of a pull repeats its warnings.
+            // Each attempt repeats the warnings.
             PullEvent::Warning { text } if self.warnings.contains(&text) => {}
             PullEvent::Warning { text } => push(&mut self.warnings, text),
             PullEvent::Head { host, is_awaited: true } if self.waits.unanswered.len() < NOTES_MAX => {
@@ -300,9 +288,8 @@ impl PullProgress {
         })
     }
 
-    /// What the pull waits for: something that another pull has, else the check of what an earlier pull left, else the
-    /// answer of a host. `names_holder`: whether the text names the image of that other pull, which a pod's tenant may not
-    /// read.
+    /// What the pull waits for: a resource of another pull, else the check of an earlier pull's content, else a host.
+    /// `names_holder`: whether the text names the image of the other pull, which a pod's tenant may not read.
     pub fn awaited(&self, names_holder: bool) -> Option<String> {
         let host = || self.waits.unanswered.keys().next().map(|host| format!("waiting for {host}"));
         let wait = self.waits.layers.values().next().map(|PullWait { thing, holder }| {
@@ -324,7 +311,7 @@ impl PullProgress {
         }
     }
 
-    /// Bytes per second. `None`: there are not two samples yet.
+    /// Bytes per second. `None`: no layer is being fetched, or the samples are too few.
     pub fn speed(&self, now: Instant) -> Option<u64> {
         let (since, before) = *self.traffic.samples.front()?;
         let (received, all) = self.bytes();
@@ -335,7 +322,7 @@ impl PullProgress {
         {
             return None;
         }
-        // A layer that is fetched again has fewer bytes than before.
+        // A layer that is fetched again may have fewer bytes than in the sample.
         let speed = received.saturating_sub(before) as f64 / seconds;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of bytes, not below zero")]
         let speed = speed as u64;

@@ -14,30 +14,26 @@ pub struct PullRequest {
     pub image: ImageSpec,
     /// The credential for the registry. `None`: anonymous.
     pub credential: Option<Credential>,
-    /// The credentials of other hosts that serve the registry's content. Each names its host. Not sent to a runtime.
+    /// The credentials of other hosts with the registry's content. Each names its host. Not sent to a runtime.
     pub host_credentials: Vec<Credential>,
     pub pod: PodIdentity,
     /// The pod as encoded by the client's interface, for a runtime with the same interface. `None`: another interface.
     pub encoded_pod: Option<EncodedPod>,
     /// `None`: the platform of this node. CRI has no field for it.
     pub platform: Option<Platform>,
-    /// How long the pull retries while the registry has served nothing.
     pub patience: Patience,
 }
 
-/// A host that may serve the content of a registry, for example a mirror. The host gets its own credential, and never
-/// the registry's credential.
+/// A host that may serve a registry's content, for example a mirror. The host never gets the registry's credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryHost {
     /// As in [`PullHost::host`](crate::audit_log::PullHost::host).
     pub host: String,
-    /// The repository on this host, as keys of a docker configuration name it. With the default port, there are two
-    /// forms.
+    /// The repository on this host as a key of a docker configuration. With the default port, there are two forms.
     pub repositories: Vec<String>,
 }
 
-/// How long a pull retries while its registry has served nothing. After the first content, only the store's retry
-/// budget limits it.
+/// How long a pull retries before its registry serves content. Later, only the store's retry budget limits retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Patience {
     /// An attempt that takes longer is not retried.
@@ -48,12 +44,12 @@ pub struct Patience {
     pub requested_max: Duration,
 }
 
-/// The first backoff of a store is at most 200 ms. The first two backoffs are at least 450 ms.
+/// Permits the first backoff of a store (at most 200 ms), but not the first two (at least 450 ms).
 const ONE_BACKOFF: Duration = Duration::from_millis(250);
 
 impl Patience {
-    /// For a client that repeats its request itself, and whose other requests may wait during the retry, for example a
-    /// kubelet: one retry, only if the first attempt failed quickly.
+    /// For a client that retries itself, for example a kubelet: one retry, only after a quick failure, because other
+    /// requests of the client may wait during the retry.
     pub const ONE_RETRY: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
     /// For a command. A registry that restarts is usually back in this time; a longer outage is reported soon.
     pub const FULL: Self =

@@ -5,7 +5,7 @@ use crate::{
     metrics::{Family, MetricKind},
 };
 
-/// The caller of both routes counts the pulls.
+/// Counted by the caller of both routes.
 pub static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
     help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
@@ -16,7 +16,7 @@ pub static PULLS: Family = Family {
 /// The route by which an image came into a runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullRoute {
-    /// imagelet fetched it into the runtime's own stores.
+    /// imagelet fetched the image into the runtime's own stores.
     #[error("imported into the runtime")]
     Imported,
     /// The runtime pulled the image itself.
@@ -118,8 +118,7 @@ impl ForwardReason {
         }
     }
 
-    /// The reason after a failed call of the runtime's own interface. It is permanent only if the runtime does not know
-    /// the interface.
+    /// The reason after a failed call of the runtime's own interface. Permanent only for an unsupported interface.
     pub fn of_api(error: &RuntimeError) -> Self {
         match error.kind() {
             RuntimeErrorKind::Unsupported => Self::ApiClosed(error.chain()),
@@ -127,7 +126,7 @@ impl ForwardReason {
         }
     }
 
-    /// Whether the runtime is unavailable or too busy. A later pull may be imported without any change.
+    /// Whether the runtime is unavailable or busy, so that a later pull may be imported.
     pub fn is_outage(&self) -> bool {
         matches!(self, Self::RuntimeUnknown(_) | Self::ApiAway(_))
     }

@@ -9,10 +9,8 @@ use crate::image::ByteSize;
 /// Frees disk space. The implementation is the collector, under its usual rules.
 #[async_trait]
 pub trait MakeRoom: Send + Sync + fmt::Debug {
-    /// Frees the space that is needed now. Removes nothing if the total cannot be freed.
-    ///
-    /// Images that are in use, pinned or leased stay. `None`: collection for pulls is off, or the collection failed,
-    /// which is logged.
+    /// Frees `wanted.now`, or nothing if `wanted.whole` cannot be freed. Images that are in use, pinned or leased stay.
+    /// `None`: collection for pulls is off, or the collection failed, which is logged.
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
 }
 

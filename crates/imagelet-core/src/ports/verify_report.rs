@@ -15,18 +15,17 @@ pub struct VerifyReport {
     pub images: Vec<ImageCheck>,
     /// Findings in the store's own files.
     pub store: Findings,
-    /// The stored blobs, if any.
     pub blobs: BlobsCheck,
 }
 
 #[derive(Clone, Debug)]
 pub struct ImageCheck {
     pub id: ImageId,
-    /// The names of the image, of every kind.
+    /// All names of the image, with tags and digests.
     pub names: Vec<String>,
     /// The record, manifest, configuration and index of the image.
     pub documents: Findings,
-    /// The layers of the image, lowest first.
+    /// Lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
 
@@ -55,7 +54,6 @@ pub struct LayerCheck {
     pub unread: u64,
 }
 
-/// The result for the stored blobs.
 #[derive(Clone, Debug, Default)]
 pub struct BlobsCheck {
     /// The number of hashed blobs.
@@ -64,10 +62,9 @@ pub struct BlobsCheck {
     pub damaged: Vec<Digest>,
 }
 
-/// The differences in one place. Empty: every byte is as it was written.
+/// The differences in one part of the store. Empty: every byte is as it was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
-    /// The first findings.
     pub first: Vec<Finding>,
     /// The number of further findings.
     pub more: u64,

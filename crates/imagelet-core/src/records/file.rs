@@ -121,19 +121,17 @@ impl RecordFile for PulledRecord {
     }
 }
 
-/// A pull record, decoded and encoded again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_record(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(PulledRecord::decode(bytes).ok()?.0.encode())
 }
 
-/// A pull intent, decoded and encoded again, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten_intent(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(PullIntent::decode(bytes).ok()?.0.encode())
 }
 
-/// Decodes JSON or YAML. The kubelet accepts YAML, but never writes it. Errors have the kubelet's text.
+/// Decodes JSON or YAML. The kubelet accepts YAML and writes only JSON. Errors have the kubelet's text.
 fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;
     let header: Header = parse(text)?;

@@ -19,12 +19,12 @@ use crate::{
 pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
 pub(super) const PREFIX: &str = "sha256-";
 pub(super) const UNFINISHED: &str = ".tmp";
-/// A write takes milliseconds. An older unfinished file remained after a crash.
+/// A write takes milliseconds. An older unfinished file is from a crash.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
 type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
 
-/// The records of one folder. A change reaches the disk first; [`Self::find`] reads no disk.
+/// The records of one folder. A change reaches the disk before the memory. [`Self::find`] reads no disk.
 #[derive(Debug)]
 pub(super) struct RecordFolder<T> {
     /// `None`: the records are only in memory.
@@ -48,8 +48,8 @@ pub(super) enum Unreadable {
 }
 
 impl<T: RecordFile> RecordFolder<T> {
-    /// Reads a folder, and rewrites the files of an older version. Unless it is read-only, creates it with owner-only
-    /// access, and removes the files that a crash left.
+    /// Reads a folder. Unless read-only: creates the folder with owner-only access, removes the files that a crash
+    /// left, and rewrites the files of an older version.
     pub(super) fn open(path: PathBuf, is_read_only: bool, disk: Arc<dyn Disk>) -> io::Result<Self> {
         if !is_read_only {
             create_folder(&path)?;
@@ -102,8 +102,7 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().values().flatten().any(|record| wanted(record))
     }
 
-    /// Returns all records, and an error for each unreadable file. Reads unreadable files again: a file may be repaired
-    /// or deleted, or its disk failed only for a moment.
+    /// All records, and an error for each unreadable file. Reads unreadable files again: they may be repaired.
     pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
         let failures = self.unreadable().iter().filter_map(|(name, _)| self.read_again(name)).collect();
         (self.files().values().flatten().cloned().collect(), failures)
@@ -131,7 +130,7 @@ impl<T: RecordFile> RecordFolder<T> {
         Ok(())
     }
 
-    /// A power failure may restore the file until [`Self::sync_removals`]. After success the file is absent.
+    /// Also succeeds if the file is absent. Until [`Self::sync_removals`], a power failure may restore the file.
     pub(super) fn remove(&self, key: &str) -> io::Result<()> {
         let name = file_name(key);
         if let Some(path) = self.writable() {
@@ -175,7 +174,7 @@ impl<T: RecordFile> RecordFolder<T> {
         }
     }
 
-    /// Does not write. If a change ran in parallel, the change is used and not the file's content.
+    /// Does not write. If the record changed in the meantime, the changed record stays.
     fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
         let file = match self.read(name) {
             Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,

@@ -1,8 +1,6 @@
-//! Reads the pull records of the node's kubelet, and never changes them.
-//!
-//! A plain file with the name of an image id proves that the kubelet pulled the image. This includes a file in a later
-//! format, and a file cut off by a crash. Only a readable record has the time. A record about another image, and a file
-//! that is not a plain file, are skipped, as in the kubelet.
+//! Reads the pull records of the node's kubelet, and never changes them. A plain file for an image id proves that the
+//! kubelet pulled the image, even if the file is in a later format or cut off by a crash. Only a readable record has a
+//! time. As in the kubelet, records about another image and files that are not plain are skipped.
 
 use std::{
     fs::{self, OpenOptions},
@@ -61,7 +59,6 @@ impl KubeletRecords {
         }
     }
 
-    /// Reads all records. Lists each unreadable record with the reason.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
         let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
@@ -103,7 +100,7 @@ impl KubeletRecords {
     }
 }
 
-/// Whether the file is missing or a symlink.
+/// Whether the file is missing, a symlink or a socket.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())

@@ -29,8 +29,7 @@ pub struct Recovered {
     pub unfinished: usize,
 }
 
-/// A time before the images were listed. Pruning with this mark keeps newer records; a newer pull makes an image one
-/// that is not preloaded.
+/// A time before the images were listed. Pruning keeps newer records. An image with a newer pull is not preloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
@@ -61,7 +60,7 @@ impl Touched {
     }
 }
 
-/// What is done with an intent if its image is not present.
+/// The handling of an intent whose image is not present.
 #[derive(Clone, Copy, Debug)]
 pub enum Absent {
     /// The intent stays: the image may still arrive.
@@ -79,10 +78,8 @@ impl PullRecords {
         self.intents.count() > state.running.len() || !state.unrecorded.is_empty()
     }
 
-    /// Resolves the intents without a running pull. If the image is present, the pull had finished.
-    ///
-    /// Such an image gets a record without credentials, so each client must present credentials. If an intent cannot be
-    /// closed, it stays, and the others are still closed.
+    /// Resolves the intents without a running pull. If the image is present, the pull had finished, and the image gets
+    /// a record without credentials: each client must present its own. An error does not stop the other intents.
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],
@@ -163,8 +160,7 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// Writes a record that permits no client, unless a record exists. An unreadable record also rejects every client,
-    /// and it may be repaired.
+    /// Writes a record that permits no client, unless a record exists. An unreadable record also permits no client.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
         let _turn = self.records.turn();
         if matches!(self.records.find(id.as_str()), Ok(None)) {
@@ -180,11 +176,8 @@ impl PullRecords {
         PruneMark { until: now, sequence: self.state().touched.sequence }
     }
 
-    /// Removes records of missing images that are older than the mark. Returns the number of removed records and the
-    /// failures.
-    ///
-    /// `present` must have every image on the node, also images in use and pinned images, listed after the mark. On
-    /// return the removals are durable, unless a failure says otherwise.
+    /// Removes the records of absent images, except records newer than the mark. Returns their number and the failures.
+    /// `present`: all images of the node, listed after the mark. Without a failure, removals are durable on return.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
         let (mut removed, mut failures, mut last) = (0, Vec::new(), None);
@@ -194,7 +187,7 @@ impl PullRecords {
             failures.extend(unreadable.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
             for record in records {
                 let id = ImageId::new(&record.image_ref);
-                // In whole seconds, as in the file and after a restart.
+                // Compared in whole seconds, as the file stores them.
                 let updated = record.updated.and_then(whole_seconds);
                 let is_younger = updated.is_some_and(|updated| updated >= mark.until)
                     || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
@@ -226,7 +219,7 @@ impl PullRecords {
         (removed, failures)
     }
 
-    /// The record of an image could not be written. Rejects every client of the image until a later record.
+    /// After a failed write of the record: rejects every client of the image until a later record.
     pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str) {
         self.leave(image);
         {
@@ -237,7 +230,7 @@ impl PullRecords {
                 state.unrecorded_overflow = true;
             }
         }
-        // Before the next start, a name may move to another image, but an id cannot.
+        // The intent has the id, because until the next start a name may move to another image, but an id cannot.
         if self.guards_images() {
             let _turn = self.intents.turn();
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {

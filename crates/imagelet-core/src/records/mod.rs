@@ -9,7 +9,7 @@
 //! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
 //! file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
 //! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
-//! process owns the folder; memory mirrors it, so a lookup reads an unreadable file alone.
+//! process owns the folder and has all records in memory. A lookup reads only unreadable files.
 
 mod file;
 mod folder;
@@ -61,7 +61,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied()
 }
 
-/// The maximum number of unrecorded images in the set. Above this limit, every image is treated as unrecorded.
+/// The maximum size of the set. Above this limit, every image is treated as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
 /// A time may be this far in the future, because the clock may be corrected. Later times are invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
@@ -141,8 +141,8 @@ impl PullRecords {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), false)
     }
 
-    /// Reads the records below a read-only data root. Changes are only in memory. An unreadable folder is an error,
-    /// because without its records every client could use the present images.
+    /// Reads the records below a data root; changes are only in memory. An unreadable folder is an error, because
+    /// without its records every client could use the present images.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
         Self::open_on(Arc::new(MachineDisk), root, settings.into(), true)
     }
@@ -224,8 +224,7 @@ impl PullRecords {
             return Ok(intent);
         }
         let turn = self.intents.turn();
-        // This intent is from an interrupted pull, which may have fetched an image. The end of the new pull does not
-        // resolve it.
+        // An interrupted pull may have fetched an image. So the end of the new pull does not remove the intent.
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
         }
@@ -271,7 +270,7 @@ impl PullRecords {
             return Ok(Evidence::Absent);
         }
         let record = self.records.find(id)?;
-        // What was pulled since under other names does not count.
+        // Later pulls under other names do not count.
         if self.stays_preloaded(image, &found.id, record.as_deref()) {
             return Ok(Evidence::Begun(false));
         }
@@ -357,7 +356,7 @@ impl PullRecords {
         if !self.guards_images() {
             return Ok(false);
         }
-        // Of an unreadable intent only the file name is known.
+        // Only the file name of an unreadable intent is known.
         for name in found.tags.iter().chain(&found.digests) {
             if is_begun(name)? {
                 return Ok(true);
@@ -431,10 +430,8 @@ impl fmt::Debug for PullRecords {
     }
 }
 
-/// The recorded intent of a pull.
-///
-/// A drop means that the pull was interrupted. The image may be present, or may arrive later. The intent stays until
-/// [`PullRecords::resolve_open_intents`] checks it.
+/// The recorded intent of a pull. A drop means that the pull was interrupted: the image may be present or arrive later,
+/// and the intent stays until [`PullRecords::resolve_open_intents`] checks it.
 #[derive(Debug)]
 #[must_use = "dropping an intent says that the end of the pull is unknown"]
 pub(crate) struct Intent {
@@ -445,7 +442,7 @@ pub(crate) struct Intent {
 
 impl Intent {
     /// Records a successful pull and its credentials. Durable on return. After an error the intent stays, and the image
-    /// is treated as pulled under all its names. So a full disk opens no image.
+    /// is treated as pulled under all its names, so a full disk permits no client.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
@@ -459,8 +456,7 @@ impl Intent {
         self.records.release(&self.image)
     }
 
-    /// Removes the intent of a failed pull that fetched no image. After an error the image is still treated as being
-    /// pulled.
+    /// Removes the intent of a pull that fetched no image. After an error, the image is still treated as being pulled.
     pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());

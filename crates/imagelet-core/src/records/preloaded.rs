@@ -1,11 +1,10 @@
-//! The preloaded images: those that were present before any pull, which stay usable by every pod (`docs/spec/pull.md §8.11`).
+//! The preloaded images: present before any pull, so every pod may use them (`docs/spec/pull.md §8.11`).
 //!
 //! ```text
 //! ROOT/preloaded-images.json   {"sha256:…": ["docker.io/library/app"]}
 //! ```
 //!
-//! The file is imagelet's own, beside the kubelet's two kinds. Without it, a preloaded image requires credentials once it
-//! has a record, as in the kubelet.
+//! The file is imagelet's own. Without it, a preloaded image with a record requires credentials, as in the kubelet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +35,7 @@ pub(super) struct PreloadedImages {
     /// `None`: memory only.
     path: Option<PathBuf>,
     disk: Arc<dyn Disk>,
-    /// Held during a change and its write, so that the file never gets an earlier state.
+    /// Locked during a change and its write, so that the file never gets an earlier state.
     turn: Mutex<()>,
     /// Locked for moments, never during disk I/O.
     state: Mutex<PreloadedState>,
@@ -94,21 +93,20 @@ fn read_images(path: &Path) -> io::Result<RepositoriesById> {
     }
 }
 
-/// Whether an image is still preloaded under a name: it was present under the repository before any pull, and no pull
-/// of the repository is recorded since.
+/// Whether an image was present under the repository before any pull, and no later pull of the repository is recorded.
 fn is_preloaded(repositories: &BTreeSet<String>, record: Option<&PulledRecord>, repository: &str) -> bool {
     let is_same = |name: &String| name.parse::<Reference>().is_ok_and(|name| name.repository() == repository);
     repositories.contains(repository) && !record.is_some_and(|record| record.mapping.keys().any(is_same))
 }
 
-/// Whether this pull, whose end is unknown, may have brought the image under this repository.
+/// Whether an interrupted pull may have fetched the image under this repository.
 fn is_possible_source(begun: &PullIntent, id: &ImageId, repository: &str) -> bool {
     begun.image == id.as_str() || begun.reference.as_ref().is_none_or(|begun| begun.repository() == repository)
 }
 
 impl PullRecords {
-    /// Remembers the images without a record and without an intent, of this manager and of the node's kubelet, as
-    /// preloaded. `images` must be listed after the mark. Durable on return.
+    /// Remembers an image as preloaded if neither this manager nor the node's kubelet has a record or an intent for the
+    /// image. `images` must be listed after the mark. Durable on return.
     pub fn remember_preloaded<'a>(
         &self,
         images: impl IntoIterator<Item = &'a Image>,
@@ -158,7 +156,7 @@ impl PullRecords {
         remembered.map_err(|source| failed("write", FILE, source))
     }
 
-    /// Whether every pod may use a present image under this name, whatever was pulled since under other names.
+    /// Whether every pod may use a present image under this name. Pulls under other names do not matter.
     pub(super) fn stays_preloaded(&self, image: &str, id: &ImageId, record: Option<&PulledRecord>) -> bool {
         let Ok(reference) = image.parse::<Reference>() else { return false };
         let repository = reference.repository();
@@ -172,7 +170,7 @@ impl PullRecords {
             && self.intents.find(image).is_ok()
     }
 
-    /// Forgets the images for which an interrupted pull may have ended. `begun`: `None` if its name is unknown.
+    /// Forgets the repositories under which an interrupted pull may have fetched the image. `None`: all repositories.
     pub(super) fn forget_preloaded(&self, id: &ImageId, begun: Option<&PullIntent>) -> Result<(), RecordsError> {
         let forgotten = self.preloaded.change(|images| {
             let Some(names) = images.get_mut(id.as_str()) else { return false };
@@ -185,7 +183,7 @@ impl PullRecords {
         forgotten.map_err(|source| failed("write", FILE, source))
     }
 
-    /// Forgets the images that are absent: a later pull brings them for its own clients.
+    /// Forgets absent images: a later pull fetches them only for its own clients.
     pub(super) fn prune_preloaded(&self, present: &BTreeSet<ImageId>) -> Result<(), RecordsError> {
         let pruned = self.preloaded.change(|images| {
             let before = images.len();

@@ -149,7 +149,7 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether a record grants the access. The record comes from an earlier answer of the registry.
+    /// Whether a record grants the access. The record is from an earlier answer of the registry.
     pub(crate) fn is_by_record(&self) -> bool {
         self.result == Some(CheckResult::RecordFound)
     }
@@ -162,8 +162,7 @@ impl Verdict {
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 
-/// Decides on access. `record`: the record of the image id. `intended`: there is an open intent for this spelling.
-/// `proof` is called only if its result is needed.
+/// `intended`: an open intent may have pulled the image. `proof` is called only if its result is needed.
 pub(super) fn judge<E>(
     policy: &VerificationPolicy,
     image: &str,

@@ -1,4 +1,4 @@
-//! What every [`ImageService`] promises, checked on a live one.
+//! The promises of every [`ImageService`], checked on a live service.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,29 +8,27 @@ use crate::{
     ports::{ImageDetails, ImageService, Listing, Progress, PullEvent, PullRequest, no_progress},
 };
 
-/// Images that the service under test can pull: two different ones, and a second name of the first.
+/// Images that the service under test can pull: two different images, and a second tag of the first image.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is what one kind of service cannot do")]
 pub struct PromisedImages {
     /// A full name with tag.
     pub first: String,
-    /// Another tag of the same image.
     pub first_again: String,
-    /// A full name with tag of another image.
+    /// A full name of another image, with tag.
     pub second: String,
-    /// A name that its registry does not have.
+    /// A name that the registry does not have.
     pub absent: String,
     /// Whether the service reports progress; CRI cannot.
     pub reports_progress: bool,
     /// Whether a single name can be removed; CRI cannot.
     pub untags: bool,
-    /// Whether it reports shared layers of images; CRI cannot.
+    /// Whether shared layers of images are reported; CRI cannot.
     pub reports_layers: bool,
-    /// Whether it reports the configurations of images.
     pub reports_configs: bool,
 }
 
-/// Runs all checks. The store must not hold these images before, and does not afterwards.
+/// Runs all checks. The store has none of these images before the checks, and none after them.
 ///
 /// # Panics
 /// On the first violation.
@@ -283,7 +281,7 @@ async fn a_dropped_pull_leaves_no_image(service: &dyn ImageService, images: &Pro
         }
     };
     if gave_up {
-        // A runtime behind a socket may see the cancel only after the image is whole; then the image is listed whole.
+        // A runtime behind a socket may see the cancel only after the pull. Then the complete image is listed.
         if let Some(image) = status(service, &images.second).await {
             assert!(image.size.0 > 0);
         }

@@ -1,8 +1,8 @@
-//! Finds Rust's debug format in a text for people.
+//! Finds Rust's debug format in a text for users.
 
 const MARKS: [&str; 7] = ["Some(", "Err(", "Other(", "Os {", "Custom {", "Error {", "CaUsedAsEndEntity"];
 
-/// The first piece of Rust's debug format in a text: a variant or structure with its fields.
+/// The first piece of Rust's debug format in a text: a variant or a structure with its fields.
 pub fn debug_text(text: &str) -> Option<&str> {
     let mark = MARKS.into_iter().find(|mark| text.contains(mark));
     mark.or_else(|| {
@@ -11,7 +11,7 @@ pub fn debug_text(text: &str) -> Option<&str> {
     })
 }
 
-/// How many parts a name in camel case has; 0 for another word.
+/// The number of parts of a name in camel case. 0 for another word.
 fn humps(word: &str) -> usize {
     let name = word.trim_end_matches('(');
     let is_name = name.starts_with(|first: char| first.is_ascii_uppercase());

@@ -1,6 +1,6 @@
-//! Chance that a seed repeats.
+//! Random numbers that a seed repeats.
 
-/// A small generator (SplitMix64); the same seed is the same history.
+/// A small generator (SplitMix64). The same seed gives the same numbers.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {

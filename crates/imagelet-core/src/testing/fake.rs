@@ -1,4 +1,4 @@
-//! A runtime in memory: a registry of images to pull, a store, containers, and a log of what it was asked.
+//! A runtime in memory: a registry, a store, containers, and a log of the received calls.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Cheap to clone; clones share all state.
+/// Cheap to clone. Clones share all state.
 #[derive(Clone, Debug, Default)]
 pub struct FakeRuntime {
     state: Arc<Mutex<FakeState>>,
@@ -63,19 +63,19 @@ struct FakeState {
     volumes: HashMap<String, Vec<String>>,
     sandbox_images: HashMap<String, String>,
     default_sandbox_images: Vec<String>,
-    /// Whether it reports missing containers as gone for certain; otherwise their state is unknown.
+    /// Whether missing containers are reported as removed for certain. `false`: their state is unknown.
     tells_who_is_gone: bool,
     calls: Vec<String>,
     failures: HashMap<String, (RuntimeErrorKind, String)>,
-    /// Whether pulls can be estimated; off by default, as with CRI.
+    /// Whether pulls can be estimated. Off by default, as with CRI.
     estimates: bool,
-    /// Scripted estimates by normal name; they precede the registry's.
+    /// Estimates by normalised name, instead of an estimate from the registry.
     estimated: HashMap<String, PullEstimate>,
-    /// Layers of each image, by id and size; without any, the fake reports no layers.
+    /// The id and size of each layer of an image. Empty: the fake reports no layers.
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
-    /// Images that stay after a removal, with these names by digest and no other.
+    /// Images that stay after a removal, with these names by digest and no tag.
     keeps: BTreeMap<ImageId, Vec<String>>,
-    /// As a runtime that unpacks no file of an artifact.
+    /// Behaves as a runtime that unpacks no file of an artifact.
     unpacks_nothing: bool,
     reserved: Freed,
     pull_takes: Duration,
@@ -93,12 +93,11 @@ struct Offer {
 }
 
 impl FakeRuntime {
-    /// A runtime with an empty store and an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an image to the registry; equal `content` means the same image under several names.
+    /// Adds an image to the registry. Names with equal `content` are names of one image.
     pub fn offer(&self, name: &str, content: &str, size: u64) -> ImageId {
         self.offer_to(name, content, size, None)
     }
@@ -123,12 +122,12 @@ impl FakeRuntime {
         id
     }
 
-    /// Adds an image to the store as it is.
+    /// Adds an image to the store, unchanged.
     pub fn insert(&self, image: Image) {
         self.lock().images.insert(image.id.clone(), Arc::new(image));
     }
 
-    /// Sets or clears the runtime's own pin on an image.
+    /// Sets or clears the pin of the runtime.
     pub fn set_pinned(&self, id: &ImageId, pinned: bool) {
         if let Some(image) = self.lock().images.get_mut(id) {
             Arc::make_mut(image).pinned = pinned;
@@ -140,7 +139,6 @@ impl FakeRuntime {
         self.lock().failures.insert(call.to_owned(), (kind, message.to_owned()));
     }
 
-    /// Clears all failures.
     pub fn heal(&self) {
         self.lock().failures.clear();
     }
@@ -155,27 +153,26 @@ impl FakeRuntime {
         self.lock().estimates = estimates;
     }
 
-    /// Sets the estimate of one image, whatever the registry has.
+    /// Sets the estimate of one image, instead of an estimate from the registry.
     pub fn set_estimate(&self, name: &str, estimate: PullEstimate) {
         let mut fake = self.lock();
         fake.estimates = true;
         fake.estimated.insert(normal(name), estimate);
     }
 
-    /// Sets the layers of an image by name and size; equal names are shared.
-    ///
-    /// After the first call the fake reports layers; an image without any is one layer of its own.
+    /// Sets the layers of an image by name and size. Images share the layers with equal names. After the first call the
+    /// fake reports layers; an image without layers then has one unique layer.
     pub fn set_layers(&self, id: &ImageId, layers: &[(&str, u64)]) {
         let layers = layers.iter().map(|(name, size)| ((*name).to_owned(), ByteSize(*size))).collect();
         self.lock().layers.insert(id.clone(), layers);
     }
 
-    /// From now on accepts removals of an image and keeps it, with these names by digest and no tag.
+    /// Accepts removals of an image from now on and keeps it, with these names by digest and no tag.
     pub fn keep_after_removal(&self, id: &ImageId, digests: &[&str]) {
         self.lock().keeps.insert(id.clone(), digests.iter().map(|name| (*name).to_owned()).collect());
     }
 
-    /// Disk usage of all images together, shared layers once.
+    /// The disk usage of all images. A shared layer is counted once.
     pub fn disk_bytes(&self) -> ByteSize {
         let fake = self.lock();
         if fake.layers.is_empty() {
@@ -233,12 +230,10 @@ impl FakeRuntime {
         id
     }
 
-    /// Adds a container as it is.
     pub fn add_container(&self, container: Container) {
         self.lock().containers.push(container);
     }
 
-    /// Adds a sandbox as it is.
     pub fn add_sandbox(&self, sandbox: Sandbox) {
         self.lock().sandboxes.push(sandbox);
     }
@@ -248,22 +243,18 @@ impl FakeRuntime {
         self.lock().volumes.entry(container_id.to_owned()).or_default().push(image.to_owned());
     }
 
-    /// Sets the image that a sandbox reports.
     pub fn set_sandbox_image(&self, sandbox_id: &str, image: &str) {
         self.lock().sandbox_images.insert(sandbox_id.to_owned(), image.to_owned());
     }
 
-    /// Sets the sandbox image in the runtime's reported configuration.
     pub fn set_default_sandbox_image(&self, image: &str) {
         self.lock().default_sandbox_images = vec![image.to_owned()];
     }
 
-    /// Removes one sandbox.
     pub fn remove_sandbox(&self, sandbox_id: &str) {
         self.lock().sandboxes.retain(|sandbox| sandbox.id != sandbox_id);
     }
 
-    /// Removes all containers and sandboxes.
     pub fn stop_all(&self) {
         let mut fake = self.lock();
         fake.containers.clear();
@@ -271,27 +262,24 @@ impl FakeRuntime {
         fake.volumes.clear();
     }
 
-    /// From now on, reports each missing container as gone for certain.
+    /// Reports each missing container as removed for certain, from now on.
     pub fn report_gone_containers(&self) {
         self.lock().tells_who_is_gone = true;
     }
 
-    /// The calls since the last `take_calls`, as `VERB SUBJECT`; reads are `list`, `containers`, `status X`, …
+    /// The calls since the last `take_calls`, as `VERB SUBJECT`: `list`, `containers`, `status X`, …
     pub fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().calls)
     }
 
-    /// The pull requests since the start, in order.
     pub fn pull_requests(&self) -> Vec<PullRequest> {
         self.lock().requests.clone()
     }
 
-    /// The maximum number of concurrent pulls so far.
     pub fn pulls_running_max(&self) -> usize {
         self.lock().pulls_running_max
     }
 
-    /// The number of running pulls.
     pub fn pulls_running(&self) -> usize {
         self.lock().pulls_running
     }
@@ -336,7 +324,7 @@ impl FakeState {
         }
     }
 
-    /// The registry's image under a request's name, for the request's credential.
+    /// The registry's image for the name and the credential of a request.
     fn offered(&self, request: &PullRequest) -> Result<(String, Offer), RuntimeError> {
         let name = request.image.image.parse::<Reference>().map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
@@ -414,7 +402,7 @@ impl ImageNames for FakeState {
     }
 }
 
-/// The digest of the image's manifest, also used for its one layer.
+/// The digest of the image's manifest, also used for its only layer.
 fn manifest(id: &ImageId) -> Digest {
     Digest::of(id.as_str().as_bytes())
 }

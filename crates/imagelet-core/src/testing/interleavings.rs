@@ -1,8 +1,8 @@
-//! Runs the tasks of a small story in every order of their steps, or in orders drawn by a seed.
+//! Runs the tasks of a small story in every order of their steps, or in random orders of a seed.
 //!
-//! A step is one poll of one task, from one `.await` that waits to the next. Tasks that the story spawns on the runtime run
-//! together, as one more task. Code between two `.await`s is never interrupted: gaps between two locks inside it, and the
-//! memory order of atomics, are outside of what this explores.
+//! A step is one poll of one task. Tasks that the story spawns on the runtime run together, as one more task. Code
+//! between two `.await`s is not interrupted, so races between two locks in such code and the memory order of atomics
+//! are not tested.
 
 use std::{
     fmt,
@@ -20,30 +20,28 @@ use tokio::{runtime::Handle, task::yield_now, time};
 
 use super::dice::Dice;
 
-/// Virtual time after which a story without a runnable task counts as stuck; longer than each timer of a story.
+/// The virtual time after which a story without a runnable task is stuck. Longer than each timer of a story.
 const STUCK_AFTER: Duration = Duration::from_hours(24);
 
-/// Tasks whose orders are explored, and what has to hold.
+/// Tasks whose orders are explored, and their invariants.
 pub struct InterleavedStory {
-    /// Polled one at a time.
     pub tasks: Vec<BoxFuture<'static, ()>>,
     /// Checked after each step.
     pub invariant: Box<dyn FnMut() -> Result<(), String> + Send>,
-    /// Checked after the last step of all tasks, spawned ones included.
+    /// Checked after the last step of all tasks, including spawned tasks.
     pub at_end: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
-/// A story that fails, with the choices that repeat it.
+/// The failure of a story, with the choices that repeat the failure.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{violation}, after the choices {choices:?}")]
 pub struct InterleavingError {
-    /// What does not hold.
     pub violation: String,
-    /// The task at each step that had more than one, by position among those that could run.
+    /// The chosen index at each step at which several tasks could run.
     pub choices: Vec<usize>,
 }
 
-/// Runs a story in all orders of its steps, and returns their number. Needs a runtime of one thread with paused time.
+/// Runs a story in all orders of its steps, and returns their number. Needs a single-threaded runtime with paused time.
 ///
 /// # Errors
 /// The first order that violates an invariant or never ends.
@@ -58,10 +56,7 @@ pub async fn explore_all_orders(mut story: impl FnMut() -> InterleavedStory) -> 
     unreachable!("the numbers do not end")
 }
 
-/// Runs a story in one order drawn by this seed, as [`explore_all_orders`] runs all.
-///
-/// # Errors
-/// The order violates an invariant or never ends.
+/// Runs a story in one random order of this seed. Errors are those of [`explore_all_orders`].
 pub async fn explore_random_order(story: InterleavedStory, seed: u64) -> Result<(), InterleavingError> {
     Order { taken: Vec::new(), next: 0, dice: Some(Dice(seed)) }.run(story).await
 }
@@ -79,7 +74,7 @@ pub async fn step() {
     .await;
 }
 
-/// The choices of one run: what was taken, of how many.
+/// The choices of one run: the chosen index and the number of runnable tasks.
 struct Order {
     taken: Vec<(usize, usize)>,
     next: usize,
@@ -111,7 +106,7 @@ impl Order {
         self.taken[self.next - 1].0
     }
 
-    /// Turns to the next order, depth first. False after the last one.
+    /// Turns to the next order, depth first. Returns false after the last order.
     fn advance(&mut self) -> bool {
         self.next = 0;
         while let Some((taken, of)) = self.taken.pop() {
@@ -134,7 +129,7 @@ impl Order {
         let explorer = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
         let woken = || Arc::new(WokenTask { is_woken: AtomicBool::new(true), explorer: explorer.clone() });
         let mut tasks: Vec<_> = story.tasks.drain(..).map(|task| (task, woken())).collect();
-        // Whether the spawned tasks have had their step since the last one of the story's own.
+        // The spawned tasks had their step after the last step of the story's tasks.
         let mut is_runtime_idle = false;
         while !tasks.is_empty() {
             let is_ready = |(_, woken): &(_, Arc<WokenTask>)| woken.is_woken.load(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The settings of the two configurations under which vectors run.
+//! The settings of the two configurations under which test vectors run.
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -10,16 +10,14 @@ use crate::{
     records::Guard,
 };
 
-/// The settings of a configuration under which vectors run: the kubelet's or the shipped one.
+/// The settings of one configuration: the kubelet's or the shipped configuration.
 pub trait WaySettings: Copy {
-    /// Whether it is the shipped one.
     fn is_shipped(self) -> bool;
 
     fn node_policy(self) -> NodePolicy {
         if self.is_shipped() { NodePolicy::IMAGELET } else { NodePolicy::KUBELET }
     }
 
-    /// The daemon's pull settings.
     fn pull_settings(self) -> PullSettings {
         PullSettings {
             slots: NonZeroUsize::new(1),
@@ -35,7 +33,7 @@ pub trait WaySettings: Copy {
         if self.is_shipped() { Guard::Image } else { Guard::Spelling }
     }
 
-    /// These thresholds and ages, with this way's defaults for the rest.
+    /// These thresholds and ages, with the defaults of this configuration for the rest.
     #[must_use]
     fn collecting(self, policy: GcPolicy) -> GcPolicy {
         if !self.is_shipped() {
@@ -48,7 +46,7 @@ pub trait WaySettings: Copy {
     }
 }
 
-/// This policy in an order, with the kubelet's rules where the order is the kubelet's.
+/// This policy in an order. The kubelet's order gets the kubelet's rules.
 #[cfg(test)]
 pub(crate) fn in_order(order: GcOrder, policy: GcPolicy) -> GcPolicy {
     let rules = if order == GcOrder::ListedSizes { NodePolicy::KUBELET } else { NodePolicy::IMAGELET }.gc;

@@ -1,4 +1,4 @@
-//! Texts in the form that Go prints and parses. Users search for that form.
+//! Texts in the form that Go prints and parses. Users search for these texts.
 
 mod url;
 
@@ -74,7 +74,7 @@ fn is_printable(character: char) -> bool {
     !character.is_whitespace() && character.escape_debug().len() == 1
 }
 
-/// A serde JSON error as Go prints it. It contains at most one character of the text.
+/// A serde JSON error in the words of Go, with at most one character of the parsed text.
 pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     const CONTEXTS: [(&str, &str); 10] = [
         ("trailing characters", "after top-level value"),
@@ -139,11 +139,11 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// How much of a key an error shows, in bytes.
+/// The maximum bytes of a key in an error.
 const KEY_SHOWN_MAX: usize = 128;
 
-/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map. The error names the key's
-/// start, so a caller whose keys may be secret must drop it.
+/// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map. The error has the start of
+/// the key, so a caller whose keys may be secret must drop the error.
 pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
@@ -176,7 +176,7 @@ pub fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 #[derive(Default)]
 pub struct Object<T>(pub T);
 
-/// The value may be a secret.
+/// Prints no value, because the value may be a secret.
 impl<T> fmt::Debug for Object<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Object").finish_non_exhaustive()
@@ -202,7 +202,7 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A null is an absent value.
+/// Parses `null` as the default value.
 pub fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
@@ -216,8 +216,7 @@ pub fn file_time_text(seconds: i64, nanoseconds: u32) -> String {
         .map_or_else(|| format!("{seconds} s since 1970"), |at| at.to_string())
 }
 
-/// A file's time in seconds since 1970, as a `SystemTime`. `None` if the time is outside the years of RFC 3339, as in a
-/// damaged file. Additions to such a time would overflow.
+/// Converts seconds since 1970 from a file. `None`: a year outside RFC 3339, where additions would overflow.
 pub fn file_time(seconds: u64) -> Option<SystemTime> {
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok().map(SystemTime::from)
 }
@@ -330,7 +329,7 @@ impl FromStr for GoDuration {
         if rest.is_empty() {
             return Err(invalid());
         }
-        // The smallest number has no positive counterpart.
+        // `i64::MIN` has no positive counterpart.
         let limit = i128::from(i64::MAX) + i128::from(negative);
         let mut total: i128 = 0;
         while !rest.is_empty() {

@@ -45,7 +45,7 @@ impl GoUrl {
     }
 }
 
-/// The scheme in lower case and the text after its colon; without a scheme, an empty one.
+/// The scheme in lower case, empty if absent, and the rest of the text.
 fn split_scheme(text: &str) -> Result<(String, &str), String> {
     for (position, byte) in text.bytes().enumerate() {
         match byte {

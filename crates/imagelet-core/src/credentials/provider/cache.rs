@@ -143,7 +143,7 @@ impl Cache {
             self.sweep(now);
         }
         make_room(&mut self.entries, &key, ENTRIES_MAX, |entry| entry.expires);
-        // If the clock cannot represent the time: one year.
+        // One year if the clock cannot represent the time.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
         self.entries.insert(key, CachedAnswer { auth, expires });
     }

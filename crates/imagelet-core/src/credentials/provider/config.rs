@@ -89,10 +89,7 @@ pub(super) struct TokenAttributes {
 }
 
 impl ProviderConfig {
-    /// Reads a file, or the files of a folder in the order of their names. Blocks on disk I/O.
-    ///
-    /// # Errors
-    /// With the kubelet's text. Contains only names from the configuration, no values.
+    /// Reads a file, or the files of a folder by name. Blocks. An error has the kubelet's text, without values.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         if path.as_os_str().is_empty() {
             return Err("credential provider config path is empty".to_owned());
@@ -145,7 +142,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// Decodes one file. Its environment variables may be secrets, so no error contains a value.
+/// Decodes one file. The environment variables in it may be secrets, so no error contains a value.
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     let text = String::from_utf8_lossy(content);
     // Text that begins like a JSON object is read as JSON, other text as YAML.
@@ -176,7 +173,6 @@ fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     }
 }
 
-/// The names of the providers in one file, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn provider_names(content: &[u8]) -> Result<Vec<String>, String> {
     decode(content).map(|providers| providers.into_iter().map(|provider| provider.name).collect())
@@ -224,7 +220,7 @@ fn first_document(content: &[u8]) -> Result<Value, String> {
                     "strict decoding error: yaml: unmarshal errors:\n  line {line}: key {key} already set in map"
                 ));
             }
-            // The parser's own message may show a value.
+            // The parser's message may show a value, so it is not used.
             Err(format!("error converting YAML to JSON: yaml: line {line}: it does not read"))
         }
     }

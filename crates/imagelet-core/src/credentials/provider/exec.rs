@@ -1,7 +1,6 @@
-//! Runs a plugin once, and leaves no process behind (`docs/spec/pull.md §7.4`). A plugin gets its own process group.
-//! When a run ends (response, failure, time limit, dropped future), the whole group is killed. Only then the leader is
-//! reaped, so that the kernel cannot reuse the group id earlier. If a process left the group and keeps the output open,
-//! the run does not wait for it.
+//! Runs a plugin once in its own process group, and leaves no process behind (`docs/spec/pull.md §7.4`). After the run
+//! (response, failure, time limit, dropped future) the group is killed before the leader is reaped: the unreaped leader
+//! reserves the group id. The run does not wait for a process that left the group and keeps the output open.
 
 use crate::image::ByteSize;
 use std::{
@@ -28,14 +27,14 @@ use super::{
 
 /// A longer response is rejected.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
-/// The maximum length of the stored stderr. The rest is read and dropped.
+/// Further bytes are read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 const CHUNK_LENGTH: usize = 8 << 10;
-/// The wait after the exit if another process keeps the output open. By then the plugin's own output is complete.
+/// The wait for the rest of the plugin's output after its exit, if another process keeps the output open.
 const FINISHED_AFTER: Duration = Duration::from_millis(100);
 /// A process that survives SIGKILL for this time is stuck in the kernel; it is reaped later.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
-/// Retries of `ETXTBSY` while a plugin is being replaced.
+/// The maximum number of starts that fail with `ETXTBSY`, while the plugin is being replaced.
 const BUSY_TRIES: u32 = 5;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
@@ -47,7 +46,7 @@ pub(super) struct Plugin {
     pub(super) limit: Duration,
 }
 
-/// Environment variables. If a name is repeated, the last value is used. `Debug` shows their number.
+/// Environment variables. Of a repeated name, the last value is used. `Debug` shows only their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Variables(pub Vec<(OsString, OsString)>);
 
@@ -116,7 +115,7 @@ impl Plugin {
     async fn run_into(&self, question: &[u8], output: &mut Output) -> Result<(), RunError> {
         let deadline = Instant::now() + self.limit;
         let mut child = self.start().await?;
-        // Declared after the child, so that it is dropped first. Until then the unreaped leader reserves the group id.
+        // Declared after the child, so it is dropped first, while the unreaped leader still reserves the group id.
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         let ended = follow(&mut child, group.0, question, output, deadline).await;
         group.end();
@@ -152,7 +151,7 @@ impl Plugin {
     }
 }
 
-/// Writes the request and reads the output, until the plugin has exited and its output is complete. Does not reap it.
+/// Writes the request, and reads until the plugin has exited and its output is complete. Does not reap the plugin.
 async fn follow(
     child: &mut Child,
     leader: Option<Pid>,

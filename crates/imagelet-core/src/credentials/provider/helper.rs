@@ -1,7 +1,5 @@
 //! Credential helpers of docker configurations: `docker-credential-NAME get`, `store` and `erase`, run like plugins.
-//!
-//! Only the node's own configuration can name a helper. The helper of a pull secret never runs, because a pod must not
-//! choose a program.
+//! Only the node's configuration can name a helper. A pull secret cannot, because a pod must not choose a program.
 
 use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
@@ -20,7 +18,7 @@ use crate::{
 
 const RUNS_MAX: usize = 8;
 const NAME_LENGTH_MAX: usize = 64;
-/// A helper prints this if it has no credential for a registry; all helpers made with Docker's library do.
+/// A helper that uses Docker's library prints this text if it has no credential for a server.
 const NOT_FOUND: &str = "credentials not found in native keychain";
 /// The user name in a response whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
@@ -65,12 +63,12 @@ impl CredentialHelpers {
         self.run(name, "store", &document, Some(password)).await.map(drop)
     }
 
-    /// Removes the helper's credential for a server. Succeeds if the helper has no credential for the server.
+    /// Removes the helper's credential for a server. Also succeeds if the helper has no such credential.
     pub(crate) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
         self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }
 
-    /// Runs a helper. Returns its program and response. `secret`: a part of the input that no error may show.
+    /// Runs a helper. Returns its program and response. `secret` is a part of the input that no error may show.
     async fn run(
         &self,
         name: &str,
@@ -106,8 +104,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// The first program with this name in `PATH`. Only root and this user may be able to change it. Relative folders are
-/// skipped.
+/// The first program with this name in `PATH`, without relative folders. Fails if other users can change the program.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {
@@ -179,7 +176,6 @@ fn credential(program: &str, answer: Option<Answer>) -> Result<Option<Credential
     })
 }
 
-/// The response of a helper, or why it failed, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn helper_answer(stdout: &[u8], stderr: &[u8], succeeds: bool) -> Result<Option<Credential>, String> {
     let result = if succeeds { Ok(()) } else { Err(RunError::TooLong) };

@@ -8,10 +8,8 @@
 //! helper    credential helpers of a docker configuration, run the same way
 //! ```
 //!
-//! [`CredentialProvider`] is the port to all credential sources other than configuration documents.
-//!
-//! Nothing is written to disk. A plugin receives the image and, on request, a service account token only on its
-//! standard input.
+//! [`CredentialProvider`] is the port to all credential sources other than configuration documents. Nothing is written
+//! to disk. A plugin receives the image, and on request a service account token, only on its standard input.
 
 mod cache;
 mod config;
@@ -60,11 +58,10 @@ pub struct CredentialQuery {
     pub namespace: String,
     pub pod_name: String,
     pub pod_uid: String,
-    /// The name of the pod's service account; `None`: the pod has none.
+    /// `None`: the pod has no service account.
     pub service_account: Option<String>,
 }
 
-/// The result of all providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provided {
     /// In the order in which they are tried.
@@ -124,10 +121,8 @@ impl Providers {
         Self { tokens, metrics, permits, set: RwLock::default() }
     }
 
-    /// Reads the configuration; the next lookup uses it. `None` removes all providers. Blocks on disk I/O.
-    ///
-    /// Running lookups finish with the old providers. An unchanged configuration keeps its cache. After an error the
-    /// old providers stay.
+    /// Reads the configuration for the next lookups. `None` removes all providers. Running lookups finish with the old
+    /// providers. An unchanged configuration keeps its cache. After an error the old providers stay. Blocks.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), PlainError> {
         let set = match options {
             None => ProviderSet::default(),
@@ -206,7 +201,7 @@ impl CredentialProvider for Providers {
         if set.providers.is_empty() {
             return Provided::default();
         }
-        // Runs in parallel; the results have the order of the configuration.
+        // The lookups run in parallel. The results have the order of the configuration.
         let answers = join_all(set.providers.iter().map(|provider| provider.ask(query))).await;
         self.collect(query, set.providers.iter().zip(answers))
     }

@@ -1,5 +1,4 @@
-//! One provider: its match rules, service account tokens, plugin runs and response cache
-//! (`docs/spec/pull.md §7.3, §7.6`).
+//! One provider: match rules, service account tokens, plugin runs, response cache (`docs/spec/pull.md §7.3, §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +30,7 @@ use crate::{
     text::PlainError,
 };
 
-/// How many characters of an invalid cache key type or version an error shows.
+/// An error shows at most this many characters of an invalid cache key type or version.
 const KEY_TYPE_SHOWN_MAX: usize = 64;
 const VERSION_SHOWN_MAX: usize = 128;
 
@@ -183,7 +182,7 @@ impl Provider {
         match self.join(guess, repository, account).await {
             (asked, Ok(given)) if given.key_type.base(&asked) == given.key_type.base(repository) => Ok(given.auth),
             (asked, Err(error)) if asked == repository => Err(error),
-            // The guess was wrong, or a run for another image failed, which says nothing about this image.
+            // The shared response does not cover this image, or the run for another image failed.
             _ => self.join(CacheKeyType::Image, repository, account).await.1.map(|given| given.auth),
         }
     }
@@ -285,7 +284,7 @@ impl Provider {
         }
     }
 
-    /// The plugin's text without these secrets, its input, and text that looks like a secret.
+    /// Removes these secrets, the token, the plugin's variables, and text that looks like a secret.
     fn without_secrets<'a>(
         &'a self,
         said: &[u8],

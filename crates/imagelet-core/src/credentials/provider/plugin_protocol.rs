@@ -40,7 +40,7 @@ pub(super) struct Response {
     pub(super) auth: DockerConfig,
 }
 
-/// The output is not a response. The text has at most one character of the output, and its version field.
+/// The output is not a response. The text shows at most one character and the version field of the output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]
@@ -50,7 +50,7 @@ pub(super) enum ResponseError {
          apiVersion:{actual}"
     )]
     ApiVersion { expected: String, actual: String },
-    /// Without the cause, which may contain secrets.
+    /// The text omits the cause, which may contain secrets.
     #[error("error decoding credential provider plugin response from stdout")]
     Decode,
 }
@@ -114,7 +114,6 @@ impl Response {
     }
 }
 
-/// The credentials in a response, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub fn plugin_answer(output: &[u8], api_version: &str) -> Result<Vec<super::super::PlainLogin>, String> {
     let response = Response::decode(output, api_version).map_err(|error| error.to_string())?;

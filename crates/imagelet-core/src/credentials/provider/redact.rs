@@ -1,7 +1,5 @@
-//! Removes possible secrets from plugin output.
-//!
-//! A failed plugin may print anything, and its output reaches logs and messages. Known secrets are removed everywhere.
-//! In the rest, text that looks like a credential or a response is removed.
+//! Removes possible secrets from plugin output, which reaches logs and messages. Known secrets are removed everywhere.
+//! Other text is removed if it looks like a credential or a response.
 
 use std::fmt::Write as _;
 
@@ -10,22 +8,22 @@ use zeroize::Zeroizing;
 use crate::credentials::{Secret, spellings};
 
 const REDACTED: &str = "[redacted]";
-/// A shorter text is not removed everywhere: the output would be unreadable.
+/// A shorter known secret is not searched: its removal everywhere would make the output unreadable.
 const KNOWN_LENGTH_MIN: usize = 6;
-/// A run of this many letters of both cases and digits is not a word.
+/// A run of this many characters is not a word if it has letters of both cases and digits.
 const RUN_LENGTH_MIN: usize = 24;
 const SHOWN_MAX: usize = 4096;
-/// The word after a marker, in any case, is a secret.
+/// The word after a marker is a secret. Markers match in any case.
 const MARKERS: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
 
-/// How many texts of an unreadable response are treated as secrets.
+/// Limit of texts in an unreadable response that are treated as secrets.
 const TEXTS_MAX: usize = 1000;
 
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::from_utf8_lossy(complaint).into_owned();
     let known: Vec<Secret> = known.into_iter().flat_map(spellings).collect();
-    // Longest first, because a secret may be part of another.
+    // Longest first, because a secret may be part of another secret.
     let mut known: Vec<&str> = known
         .iter()
         .map(Secret::expose)

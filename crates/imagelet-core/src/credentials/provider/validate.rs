@@ -1,5 +1,4 @@
-//! Validates the configuration of providers, with the kubelet's error texts in the kubelet's order
-//! (`docs/spec/pull.md §7.2`).
+//! Validates the provider configuration with the kubelet's error texts and order (`docs/spec/pull.md §7.2`).
 
 use std::collections::BTreeSet;
 

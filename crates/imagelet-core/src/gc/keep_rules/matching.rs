@@ -17,7 +17,7 @@ use crate::{
     inventory::{ImageEntry, ImageOrigin},
 };
 
-/// For each image, the first matching rule as a reason. Empty if there are no rules. Independent of the image order.
+/// For each entry, the first matching rule as a reason. Empty if there are no rules. Independent of the image order.
 pub(crate) fn held_by_rules(
     entries: &[Arc<ImageEntry>],
     labels: &Labels,
@@ -63,7 +63,7 @@ fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     })
 }
 
-/// Creates the reason if the rule matches; `None` if the rule does not match.
+/// The constructor of the reason, if the rule matches the image.
 fn covers(
     scope: &KeepScope,
     entry: &ImageEntry,

@@ -49,7 +49,7 @@ pub(super) enum KeepScope {
     },
     Label {
         key: String,
-        /// Matches the value; `None`: any value.
+        /// `None`: any value.
         value: Option<Glob>,
     },
     /// Matches if the last user of the image is a pod of a matching namespace.

@@ -9,9 +9,8 @@ pub(super) struct Tag<'a> {
     pub(super) image: usize,
 }
 
-/// The images of the last `count` version tags and of the last `count` other tags.
-///
-/// The result is independent of the input order, unless two tags have the same text and the same first sight.
+/// The last `count` images by version tag, and the last `count` images by other tag. The input order matters only if
+/// two tags have the same text and the same first sight.
 pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     let (mut versions, mut others) = (Vec::new(), Vec::new());
     for Tag { text, first_seen, image } in tags {
@@ -39,8 +38,7 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
     found
 }
 
-/// The numbers between dots; whether the version is a release (later than its pre-releases); the parts of a
-/// pre-release.
+/// The numbers between dots; `true` for a release, which is after its pre-releases; the parts of a pre-release.
 type Version<'a> = (Vec<Number<'a>>, bool, Vec<Part<'a>>);
 
 /// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after

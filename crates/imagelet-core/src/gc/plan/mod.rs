@@ -1,10 +1,8 @@
-//! Decides which images are removed, in which order, and why others stay (`docs/spec/gc.md §6-§8, §21`).
+//! Pure functions: which images are removed, in which order, and why others stay (`docs/spec/gc.md §6-§8, §21`).
 //!
-//! A pure function.
-//!
-//! Images past the maximum age are removed first, at any disk usage. Then the plan removes no more images than the
-//! wanted space needs. If all candidates are not enough, it removes long-idle images, and more images on a nearly full
-//! disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
+//! Images over the maximum age are removed first, at any disk usage. Then the plan removes only as many images as the
+//! wanted space needs. If all candidates do not free enough, the plan removes long-idle images, and more images on a
+//! nearly full disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
 
 mod retention_score;
 mod select;
@@ -46,7 +44,7 @@ pub(super) struct PlanInput<'a> {
     pub(super) ruled: &'a [Option<Reason>],
     /// Shared layers; `None`: unknown.
     pub(super) layers: Option<&'a LayerGraph>,
-    /// Images that this collection or an earlier one failed to remove, with the errors.
+    /// Images to skip, because this collection or an earlier collection tried to remove them; with the reasons.
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
@@ -75,11 +73,11 @@ impl PlanInput<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    /// The next removals after a failed removal, if the order is that of listed sizes.
+    /// The next removals if a planned removal fails. Only in the order of listed sizes.
     pub(super) reserve: Vec<Step>,
     /// By index: why the image stays. `None`: the plan removes the image.
     pub(super) kept: Vec<Option<Reason>>,
-    /// Bytes to free. `None` if no space is wanted, or if all unused images are to be removed.
+    /// The amount to free. `None` if no space is wanted, or if all unused images are to be removed.
     pub(super) wanted: Option<Freed>,
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
@@ -92,7 +90,7 @@ pub(super) struct Step {
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
-    /// Bytes that this step frees after the previous steps.
+    /// The amount that this step frees after the previous steps.
     pub(super) frees: Freed,
 }
 
@@ -240,11 +238,9 @@ fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool
     since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
 }
 
-/// How much to free for space, after the removals by age.
-///
-/// Usage below the high threshold ends the pressure, so this is the least amount if the low threshold is unreachable. A
-/// low threshold of zero is always unreachable: it frees as much as possible. Reservations of running pulls are added
-/// to the goal.
+/// The amount to free for space after the removals by age, with the reservations of running pulls. `least` is the
+/// amount that brings usage below the high threshold, which ends the pressure. If the low threshold is zero, `least` is
+/// zero bytes: then as much as possible is freed.
 fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
     let aged = input.done.age.plus(aged);
     let policy = &input.request.policy;

@@ -1,8 +1,7 @@
-//! The retention score: the expected cost of removing an image, as use frequency times fetch cost.
-//!
-//! The score is Greedy-Dual-Size-Frequency: frequency × cost ÷ bytes freed. The selection divides by the size. The
-//! frequency is one use per mean interval between uses. It decays after an image is unused for longer than its
-//! interval. Superseded versions and images that were never used again have a lower score.
+//! The retention score: the expected cost of removing an image, as use frequency × fetch cost. The selection divides
+//! the score by the freed bytes (Greedy-Dual-Size-Frequency). The frequency is one use per mean interval between uses,
+//! and decays if the image is unused for longer than that interval. Superseded versions, and images that were never
+//! used again, have a lower score.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,10 +35,7 @@ const SLOWNESS: (f64, f64) = (0.5, 4.0);
 /// A smaller pull measures the latency of a registry and not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// Expected cost per day of removing each image, in bytes at usual link speed. The minimum is 1, which is the cost of
-/// an image that was prefetched and never used.
-///
-/// The cost of a shared layer is divided between its images. A layer that stays on the disk anyway costs 0.
+/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1 (for an unused prefetch).
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let candidates = || places.iter().map(|place| input.id(*place)).collect();
     let fetched = input.layers.map(|graph| shared_out(graph, candidates())).unwrap_or_default();
@@ -65,8 +61,7 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
-/// Bytes to fetch again per image. A layer that stays costs 0; the size of a shared layer is divided between its
-/// images.
+/// Bytes to fetch again per image. A layer that stays costs 0. The images of a shared layer share its cost equally.
 fn shared_out<'a>(graph: &LayerGraph, candidates: BTreeSet<&'a ImageId>) -> BTreeMap<&'a ImageId, f64> {
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();

@@ -25,7 +25,7 @@ pub struct Shortfall {
     pub missing: Freed,
 }
 
-/// Divides the used space by user, after the images at the indices `removed` freed `freed`. `candidates` are indices.
+/// Divides the used space by user after the removals. `candidates` and `removed` are indices; `removed` free `freed`.
 pub(crate) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
@@ -106,7 +106,7 @@ impl Shortfall {
 pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
-    /// Whether the shortfall differs from the last reported shortfall. A different one replaces it.
+    /// Whether the shortfall differs from the last reported shortfall. Stores a different shortfall.
     pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = locked(&self.0);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
@@ -121,7 +121,7 @@ impl ReportedShortfall {
     }
 }
 
-/// Normal starts and stops of pods change less than this.
+/// Normal starts and stops of pods cause smaller changes.
 const CHANGE_MIN_PERCENT: u64 = 5;
 
 fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {

@@ -1,9 +1,6 @@
-//! The ledger: the usage history on disk, in one file. Each write replaces the file.
-//!
-//! The first line is the digest of the second line, a JSON object. A file that does not match its digest is renamed.
-//!
-//! Another process may write the file, such as a command beside a daemon. A file that this process has neither read nor
-//! written is merged before the next write.
+//! The ledger: the usage history on disk, in one file that each write replaces. The first line is the digest of the
+//! second line, a JSON object. A file that does not match its digest is renamed. Another process, such as a command
+//! beside a daemon, may also write the file. Its data is merged before the next write.
 
 use std::{
     collections::BTreeMap,
@@ -59,8 +56,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The images in the state of the last pass of the writing process. Unconfirmed observations are dropped: the
-    /// reader starts its own waiting time.
+    /// The images as in the writer's last pass. Unconfirmed observations are dropped: the reader starts a new wait.
     pub(crate) fn into_images(self) -> Images {
         let Self { window, mut images, .. } = self;
         for usage in images.values_mut() {
@@ -107,7 +103,7 @@ impl LedgerFile {
     }
 
     fn read(&mut self) -> io::Result<Ledger> {
-        // Before the read, so that a concurrent replacement is detected as a change.
+        // The state is read before the content, so that a concurrent replacement is detected as a change.
         self.seen = self.state()?;
         self.directory.read(LEDGER, Ledger::decode)
     }
@@ -132,8 +128,7 @@ impl LedgerFile {
 }
 
 impl Inventory {
-    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be the first
-    /// call.
+    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be called first.
     #[must_use]
     pub fn forgetful(self, is_forgetful: bool) -> Self {
         self.lock().memory.is_forgetful = is_forgetful;
@@ -145,22 +140,20 @@ impl Inventory {
         self.lock().memory.images.is_empty()
     }
 
-    /// Records an image of another manager and its age, if this inventory did not know the image. The next pass applies
-    /// the record, unless it has better data.
+    /// Records that another manager pulled an image, and when. The next pass applies the record if the origin of the
+    /// image is unknown. Only an image that is new in that pass gets the age.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         self.lock().memory.adopt(id, since);
     }
 
-    /// Writes the ledger. Earlier changes are on disk on return. Does nothing without a state directory or without
-    /// changes.
+    /// Writes the ledger: earlier changes are on disk on return. Does nothing without a state directory or changes.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path.clone(), source })
     }
 
-    /// Writes the ledger if the last write is old, or at once if an image got its first container: after a crash only
-    /// the ledger knows the containers that a restarting runtime does not list. Called by a timer, because images are
-    /// also used between passes.
+    /// Writes the ledger if the last write is old, or if an image got its first container: after a crash, a restarting
+    /// runtime may not list that container. Also called by a timer, because images are used between passes.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {

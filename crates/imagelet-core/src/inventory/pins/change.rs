@@ -26,7 +26,7 @@ impl Inventory {
         }
     }
 
-    /// The patterns that pin an image, and `runtime` if the runtime pins it.
+    /// The values of `ImageEntry::pinned_by` for an image.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
     }
@@ -51,15 +51,13 @@ impl Inventory {
         images.into()
     }
 
-    /// Pins a reference, 12 or more digits of an id or digest, or a glob with `*`. Returns false if the pin exists. The
-    /// pin is on disk on return.
+    /// Pins a reference, a glob with `*`, or 12+ digits of an id or digest, durably. Returns false if the pin exists.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
         let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
         pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
     }
 
-    /// Pins several patterns with one write of the file, each as [`Inventory::pin`] does. A rejected pattern does not
-    /// affect the others.
+    /// As [`Inventory::pin`], with one write for several patterns. A rejected pattern does not affect the others.
     pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
         let mut pinned = Vec::new();
         self.change_pins(|pins| {
@@ -69,7 +67,7 @@ impl Inventory {
         Ok(pinned)
     }
 
-    /// Removes a pattern, spelled as pinned. Returns false if the pin is absent. The change is on disk on return.
+    /// Removes a pattern, spelled as pinned. Returns false if the pin is absent. Durable on return.
     pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
         self.change_pins(|pins| {
             let before = pins.len();

@@ -14,7 +14,7 @@ pub(crate) struct PatternIndex<T> {
     by_name: HashMap<String, Vec<usize>>,
     /// The digits of a digest → its patterns.
     by_digest: HashMap<String, Vec<usize>>,
-    /// The texts after the last slash of the listed names that may match `by_name`.
+    /// The parts after the last slash of the names in `by_name`, with and without `:latest`.
     tails: HashSet<String>,
     one_by_one: Vec<usize>,
 }

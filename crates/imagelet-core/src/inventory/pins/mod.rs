@@ -14,15 +14,12 @@ pub(crate) const PATTERNS_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// The glob matches every image.
     #[error("a pattern of `*` alone would pin every image")]
     Everything,
-    /// The pattern is longer than any name, or there are too many patterns.
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
     #[error(transparent)]
     Glob(#[from] crate::image::GlobError),
-    /// The pattern is not a glob, an id or a reference.
     #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }

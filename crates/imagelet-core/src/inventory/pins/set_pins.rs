@@ -26,8 +26,7 @@ impl Inventory {
         self.lock().set_pins.clone()
     }
 
-    /// Replaces the pins of sets with these pairs of reference and owner. The pins are on disk on return. After an
-    /// error the former pins stay.
+    /// Replaces the pins of sets with (reference, owner) pairs. Durable on return. After an error the former pins stay.
     pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
         if pins.len() > PATTERNS_MAX {
             let pattern = pins[PATTERNS_MAX].0.clone();

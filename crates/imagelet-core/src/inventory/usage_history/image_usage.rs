@@ -12,8 +12,7 @@ use crate::{
 /// A shorter pause belongs to the previous use: no collection removes an image that fast.
 const GAP_MIN: Duration = Duration::from_mins(2);
 
-/// How long to wait for the listing of an image, or for the container after an `ensure`. The commit of a pull is
-/// shorter.
+/// The maximum wait for a listing of the image or the container after an `ensure`. The commit of a pull is shorter.
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
@@ -25,7 +24,6 @@ pub struct UseReport {
     pub is_prefetch: bool,
 }
 
-/// The times of a pass, and whether its lists are reliable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PassTimes {
     /// Time of the request; becomes the first sight of new images.
@@ -34,13 +32,11 @@ pub(crate) struct PassTimes {
     pub(crate) now: SystemTime,
     /// The same time by the wall clock, for waits.
     pub(crate) wall: SystemTime,
-    /// How long a list without an image's last container is not trusted.
     pub(crate) settling: Duration,
     /// Containers may be missing from the list.
     pub(crate) is_doubtful: bool,
 }
 
-/// When an image was seen and used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseTimes {
@@ -52,8 +48,8 @@ pub struct UseTimes {
     pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
-    /// Time of the first pass that found a formerly used image unused. `None` if that was long ago. A restarting
-    /// runtime may return a short list, so a second pass must confirm it.
+    /// Time of the first pass that found a used image unused. `None`: long ago. A restarting runtime may return a short
+    /// list, so a second pass must confirm the release.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
@@ -127,7 +123,7 @@ impl ImageUsage {
         self.times.begun = self.times.begun.max(Some(at));
     }
 
-    /// Updates the release time: whether a pass found users of the image. Returns whether the release time changed.
+    /// Updates the release time. `in_use`: the pass found users of the image. Returns whether the release time changed.
     pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
         let before = self.times.released_at;
         let is_settled = |at: &SystemTime| pass.wall.duration_since(*at).unwrap_or_default() >= pass.settling;
@@ -162,8 +158,7 @@ impl ImageUsage {
         self.times.requested_at = Some(now);
     }
 
-    /// Applies the users of a pass. `by_creation`: containers may be older than the observation. Returns whether the
-    /// record changed.
+    /// Applies the users of a pass. Returns true for a change. `by_creation`: containers may predate the observation.
     pub(super) fn see(&mut self, uses: Option<&ImageUses>, by_creation: bool, now: SystemTime) -> bool {
         let in_use = uses.is_some();
         self.has_containers = uses.is_some_and(|uses| uses.has_containers);
@@ -217,7 +212,6 @@ pub struct PullCost {
     pub at: SystemTime,
 }
 
-/// The known origin of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageOrigin {
@@ -243,13 +237,12 @@ impl ImageOrigin {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseHistory {
-    /// Number of uses: an `ensure` by a pod, a pull, a new container or mount. An `ensure` and its container are one
-    /// use.
+    /// Each `ensure` by a pod, pull, new container or mount is a use. An `ensure` and its container are one use.
     pub uses: u64,
     pub returns: u32,
-    /// Mean seconds between uses with a pause. The latest have more weight. Zero: never used again.
+    /// Mean seconds between uses with a pause. Later intervals have more weight. Zero: never used again.
     pub interval: u64,
-    /// A newer image of the same repository was used, and this image was not used after that one appeared.
+    /// A newer image of the repository was used, and this image was not used since the newer image appeared.
     pub superseded: bool,
 }
 

@@ -24,7 +24,7 @@ const PENDING_MAX: usize = 1024;
 /// Limit of remembered images while the runtime lists no image.
 const UNLISTED_MAX: usize = 100_000;
 const ADOPTED_MAX: usize = 50_000;
-/// If a runtime lists no image for longer, it is assumed to have lost its images.
+/// A runtime that lists no image for longer has probably lost its images.
 const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
 /// If a single image comes back, it may have been pulled again.
 const RETURNED_MIN: usize = 2;
@@ -49,11 +49,10 @@ pub(crate) struct UsageHistory {
     unlisted: Option<SystemTime>,
     /// The current pass found that images absent since this time were present all the time.
     returning: Option<SystemTime>,
-    /// An image that comes back is new in all reports, as in the kubelet.
     pub(crate) is_forgetful: bool,
     /// No pass has run since the start, so some present containers are older than this process.
     is_resumed: bool,
-    /// A container or sandbox of the runtime came to an image without containers since the last ledger write.
+    /// Since the last ledger write, an image without containers got a container or sandbox of the runtime.
     pub(crate) has_new_users: bool,
 }
 
@@ -67,8 +66,7 @@ impl UsageHistory {
         }
     }
 
-    /// Merges another process's data: the later time and the larger count are used. The next pass of this process sets
-    /// the users.
+    /// Merges another process's data: earliest first sight, latest use, larger history. The next pass sets the users.
     pub(crate) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {
@@ -215,7 +213,7 @@ impl UsageHistory {
         self.images.insert(key, usage);
     }
 
-    /// Marks images as superseded if a newer image of the repository was used and they were not used since it appeared.
+    /// Updates `superseded` of all present images.
     fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for (image, (_, usage)) in images.iter().zip(self.present()).filter(|(_, (_, it))| it.history.uses > 0) {
@@ -232,7 +230,7 @@ impl UsageHistory {
         }
     }
 
-    /// Limits the absent images. Returns whether it removed some.
+    /// Removes old and excess absent images. Returns whether an image was removed.
     fn forget_removed(&mut self, mut absent: Vec<(SystemTime, ImageKey)>, now: SystemTime) -> bool {
         absent.sort_unstable();
         let absent_max = if self.unlisted.is_some() { UNLISTED_MAX } else { REMOVED_IMAGES_MAX };

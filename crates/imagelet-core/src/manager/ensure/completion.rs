@@ -75,8 +75,7 @@ impl Completion {
     }
 }
 
-/// The decision log entry of a pull. `bytes` is the size received over the network, or the image size if the store does
-/// not report it.
+/// Completes a decision log entry with the received bytes, or with the image size if the bytes are unknown.
 pub(super) fn act_of(pulled: &Pulled, progress: &PullProgress, act: Act) -> Act {
     let bytes = Some(fetched(pulled, progress).0).filter(|size| *size > 0);
     let details = ActDetails { bytes, hosts: progress.traffic.hosts.clone(), ..act.details };

@@ -1,6 +1,5 @@
 //! The credentials of one request: its own or its pull secrets', then the node's, then the providers'; and the access
-//! recorded from them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each other host that may serve the image has its own
-//! credentials.
+//! recorded from them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each further host of the image has separate credentials.
 
 use std::sync::OnceLock;
 
@@ -74,8 +73,7 @@ impl Ensuring<'_> {
         Ok(found)
     }
 
-    /// Adds the node's own credentials for a repository with these names: from its helper, its files, then the
-    /// providers.
+    /// Adds the node's credentials for a repository: from its helper, then `of_files`, then the providers.
     async fn add_of_node(
         &self,
         names: &[String],
@@ -146,8 +144,7 @@ impl Ensuring<'_> {
     }
 }
 
-/// The credentials in a keyring for a repository at a host that is not its registry. `names`: the names of the
-/// repository.
+/// The credentials of a keyring for a repository at a host that is not its registry, without duplicates.
 fn at_host(keyring: &Keyring, names: &[String]) -> Vec<TrackedCredential> {
     let mut found: Vec<TrackedCredential> = Vec::new();
     for tracked in names.iter().flat_map(|name| keyring.lookup_at(name)) {

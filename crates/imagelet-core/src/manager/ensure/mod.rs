@@ -123,9 +123,8 @@ impl<'a> Ensuring<'a> {
         let records = &self.manager.parts.records;
         let evidence = records.latest_evidence(self.request.image(), found).await;
         let now = SystemTime::now();
-        // The records are first compared with the pod's secrets, which needs no wait. Only a negative result needs the
-        // other credentials: those of the node and the providers (one may belong to the pod's service account), and
-        // those for mirrors.
+        // First compares the records with the pod's secrets, which needs no wait. Only a negative result needs the
+        // credentials of the node, of the providers (one may be for the pod's service account) and for mirrors.
         let mut judged = records.judge(self.request.image(), &evidence, now, || self.own_proof());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed)
             && (evidence.names_service_accounts() || self.has_secret_for_host().await)
@@ -380,14 +379,13 @@ fn is_doubtful(kind: RuntimeErrorKind) -> bool {
     matches!(kind, RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut | RuntimeErrorKind::Cancelled)
 }
 
-/// Adds failed secrets and credential providers to a pull's error: the registry may reject the pull only because their
-/// credentials are missing.
+/// Adds failed secrets and providers to a pull's error: their missing credentials may cause the rejection.
 fn with_causes(failure: Arc<RuntimeError>, missing: &[String]) -> Arc<RuntimeError> {
     if missing.is_empty() {
         return failure;
     }
     let hints: Vec<String> = failure.hint().map(str::to_owned).into_iter().chain(missing.iter().cloned()).collect();
-    // Other requests may share the same pull with another hint.
+    // Other requests that share the pull may have another hint.
     let fault = failure.fault();
     Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")).with_fault(fault))
 }

@@ -4,9 +4,8 @@
 //! FILE    [{"name", "platform", "handler", "image", "verifiedAt"}]
 //! ```
 //!
-//! One file, replaced by temporary file, sync and rename. If the file is missing or unreadable, no image is used during
-//! an outage until its registry answers again. Times on disk are older than in memory by a small share of the bound,
-//! which saves writes. So a restart makes answers older, never younger.
+//! If the file is missing or unreadable, no image is used during an outage until its registry answers again. To save
+//! writes, times on disk may be older than in memory by a small share of the maximum age.
 
 use std::{
     collections::HashMap,
@@ -64,9 +63,9 @@ pub(crate) struct ResolvedNames {
 
 #[derive(Debug, Default)]
 struct KnownNames {
-    /// For each name the image, and the time of the registry's answer.
+    /// The image of each name, and the time of the registry's answer.
     by_subject: HashMap<Subject, (ImageId, SystemTime)>,
-    /// When the file was written; `None`: it has to be written.
+    /// When the file was written. `None`: the file has to be written.
     written_at: Option<SystemTime>,
 }
 
@@ -93,7 +92,7 @@ impl ResolvedNames {
         let mut names = self.lock();
         make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
         let before = names.by_subject.insert(subject, (image.clone(), now));
-        // The file may have the replaced entry, however late it was written.
+        // The file may still have the replaced entry. A changed or late entry is therefore written.
         let is_late = |at| now.duration_since(at).is_ok_and(|lag| lag > self.lag_max);
         if before.is_none_or(|(before, at)| before != *image || is_late(at)) {
             names.written_at = None;

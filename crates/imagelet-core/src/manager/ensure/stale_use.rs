@@ -30,8 +30,8 @@ pub struct StaleUse {
 }
 
 impl StaleUse {
-    /// Permits use for `age_max` after the registry's last answer. `file` stores the answers; `None`: only memory does.
-    /// Reads the file.
+    /// Permits use for `age_max` after the registry's last answer. Reads `file`, which stores the answers (`None`: no
+    /// file).
     pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
         Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
     }
@@ -51,7 +51,7 @@ impl Ensuring<'_> {
         }
     }
 
-    /// Returns the present image instead of a failed pull. `None`: the pull fails with its own error.
+    /// Returns the present image instead of a failed pull. `None`: the pull fails.
     pub(super) async fn use_stale(
         &self,
         reference: &Reference,
@@ -108,7 +108,7 @@ fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
     *policy == PullPolicy::Always && failure.is_outage()
 }
 
-/// How long ago the registry resolved the name to the present image, or why the image is not used.
+/// The time since the registry resolved the name to the present image, or the reason to reject the image.
 fn age(
     verified: Option<&(ImageId, SystemTime)>,
     present: Option<&ImageId>,

@@ -1,9 +1,9 @@
 //! The circuit breaker of registries: rejects pulls for a while after failures; pure functions.
 //!
-//! If a registry fails, a thousand pods that need its images send one probe at a time. Each registry has a circuit per
-//! failure scope. A scope that depends on repository, credentials or image has a circuit for each, so that no client
-//! suffers for another. A circuit opens after [`OPENS_AFTER`] failures in a row, or at once if the registry requests a
-//! wait. After the window, one pull is the probe. The other pulls wait until the probe succeeds, or for [`PROBE_MAX`].
+//! A registry has a circuit per failure scope, and per repository, credentials or image if the scope depends on them.
+//! So a failure of one client does not affect others. A circuit opens after [`OPENS_AFTER`] failures in a row, or at
+//! once if the registry requests a wait. After the window, one pull is the probe. The other pulls are rejected until
+//! the probe succeeds, or for [`PROBE_MAX`].
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -51,8 +51,7 @@ struct Circuit {
     class: ErrorClass,
     /// The repository of the first failure.
     repository: String,
-    /// Whether the failures concern the whole scope. Failures of one repository alone do not concern the scope of all
-    /// pulls.
+    /// `false`: all failures are of one repository, so the circuit for all pulls stays closed.
     is_general: bool,
 }
 
@@ -82,8 +81,7 @@ fn next_attempt(remaining: Duration) -> String {
 }
 
 impl OpenCircuit {
-    /// The event text for a circuit that has just opened. It has no number of failures, because each number would be a
-    /// new event.
+    /// The event text of an opened circuit. Without the number of failures: each number would be a new event.
     pub(crate) fn opening(&self, stage: Stage) -> String {
         let Self { registry, scope, class, remaining, .. } = self;
         let (scope, seconds) = (scope.name(), remaining.as_secs());
@@ -100,8 +98,8 @@ impl OpenCircuit {
     }
 }
 
-/// The pulls that an open circuit rejects. A failure in one of the last two scopes is an answer of the registry, so it
-/// closes the circuits of the earlier scopes.
+/// The pulls that an open circuit rejects. A failure in one of the last two scopes is an answer of the registry, so
+/// that failure closes the circuits of the earlier scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CircuitScope {
     /// All pulls: the registry is unreachable or broken.
@@ -216,7 +214,7 @@ impl Circuits {
     }
 
     /// Records a failed pull. Returns the circuit that this failure opened; of two, the wider circuit. A failed probe
-    /// opens no circuit: its circuit was already open.
+    /// returns none, because its circuit was already open.
     pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let Some(met) = CircuitScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {

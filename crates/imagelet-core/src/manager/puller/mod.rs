@@ -40,8 +40,7 @@ use crate::{
     ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
 };
 
-/// The maximum number of credentials that one pull tries. Each costs the registry a round of requests. The kubelet has
-/// no limit.
+/// The maximum number of credentials per pull. Each costs the registry some requests. The kubelet has no limit.
 const CREDENTIALS_MAX: usize = 64;
 /// The maximum number of parallel estimates for waiting pulls. Each estimate costs the registry one manifest.
 const ESTIMATES_MAX: usize = 4;
@@ -51,7 +50,7 @@ const ENDED_MAX: usize = 32;
 pub(crate) struct Puller {
     runtime: RuntimeManager,
     pulls: Arc<SingleFlight>,
-    /// Rejects pulls above the rate. `None`: there is no rate, or the queue waits for it.
+    /// Rejects pulls above the rate. `None`: there is no rate, or the queue waits for the rate.
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
     circuits: Mutex<Circuits>,
@@ -134,15 +133,13 @@ impl Puller {
         self.pulls.status()
     }
 
-    /// Returns the current version, the waiting and running pulls, and the pulls that ended after `version`. With
-    /// `version` 0, no ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullStatus>) {
         let open = self.pulls.status();
         let ended = locked(&self.ended);
         let news = if version == 0 { 0 } else { ended.version.saturating_sub(version) };
         let known = ended.last.len().saturating_sub(usize::try_from(news).unwrap_or(usize::MAX));
         let ended_since = ended.last.iter().skip(known).cloned();
-        // A pull that ends between the two reads is in both; its end is the last word.
+        // A pull that ends between the two reads is in both lists. The later entry has its end.
         (ended.version, open.into_iter().chain(ended_since).collect())
     }
 
@@ -234,8 +231,7 @@ impl Puller {
                 Err(error) => {
                     let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word);
                     let is_refusal = |class: &String| refusals.contains(&class.as_str());
-                    // A host that rejected its credential may accept the next one, even if another host caused the
-                    // error.
+                    // A host that rejected its credential may accept the next, even after another host's error.
                     let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
                     let is_final =
                         self.policy.pulls.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
@@ -350,7 +346,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     )
 }
 
-/// Joins the errors: a single error stays as it is, others become a list in brackets, each text once.
+/// Joins errors. Equal texts: the last error, unchanged. Different texts: a list in brackets, each text once.
 pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     let mut texts: Vec<String> = Vec::new();
     for failure in &failures {
@@ -369,7 +365,7 @@ pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     // The joined text does not say which party failed.
     let fault = last.fault();
     let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
-    // If the registry rejected one credential, it was reachable.
+    // A registry that rejected a credential was reachable.
     let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {
         Some(hint) => joined.with_hint(hint),

@@ -1,9 +1,9 @@
 //! Decides which pull starts next: a bounded queue by priority, then by arrival.
 //!
-//! If all slots are taken, and by no pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch at most
-//! [`SMALL_MAX`] run in addition. So a large image does not delay small images. The pulls of a client with its own
-//! limits need neither slot nor token; at most [`UNLIMITED_MAX`] of them run at once. As the kubelet does, a FIFO queue
-//! ignores priority and size.
+//! While all slots are taken and no pull in them is known to be small, up to [`SMALL_EXTRA_MAX`] pulls of at most
+//! [`SMALL_MAX`] run in addition, so that a large image does not delay small images. The pulls of a client with its own
+//! limits need neither slot nor token; at most [`UNLIMITED_MAX`] of them run at once. A FIFO queue ignores priority and
+//! size, as the kubelet does.
 
 use std::{
     cmp::Reverse,
@@ -30,8 +30,7 @@ use crate::{
 const WAITING_MAX: usize = 10_000;
 /// The maximum number of waiting pulls per namespace, so that no client fills the queue.
 const WAITING_OF_TENANT_MAX: usize = 1000;
-/// Small pulls that run in addition while all slots are taken. Four small pulls get four fifths of the link beside one
-/// large pull.
+/// Four small pulls get four fifths of the link beside one large pull.
 const SMALL_EXTRA_MAX: usize = 4;
 /// At 50 MB/s, half of it for a parallel large pull, a pull of this size takes 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
@@ -169,8 +168,7 @@ impl Scheduler {
         self.lock().running.contains_key(&ticket)
     }
 
-    /// A second request for the same image arrived: takes the higher priority, and removes the limits if that request
-    /// has none.
+    /// Another request joined the pull: takes the higher priority, and removes the limits if the request has none.
     pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
         let mut state = self.lock();
         let Some(rank) = state.rank_of(ticket) else { return };

@@ -36,13 +36,12 @@ use crate::{
 };
 
 type PullFuture = BoxFuture<'static, Outcome>;
-/// The requests that share a pull, also for the pull itself. A drop of the pull may happen under the lock of the table.
+/// The requests that share a pull. Has its own lock, because a pull may be dropped while the table is locked.
 pub(super) type PullClients = Arc<Mutex<Vec<PullClient>>>;
 
-/// Identifies a pull. Pulls with equal keys are the same for registry and store, so one pull is enough.
-///
-/// The key has the hashes of the credentials, so no client shares a pull that another client's access permitted. Two
-/// secrets with the same content share a pull, and each secret is recorded.
+/// Identifies a pull. Pulls with equal keys are the same for registry and store, so one pull is enough. The key has the
+/// hashes of the credentials, so no client shares a pull that another client's access permitted. Two secrets with the
+/// same content share a pull, and each secret is recorded.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct PullKey {
     image: ImageSpec,
@@ -70,12 +69,12 @@ struct FlightTable {
 }
 
 struct Pull {
-    /// Distinguishes this pull from a later one under the same key.
+    /// Distinguishes this pull from a later pull under the same key.
     ticket: Ticket,
     /// The subscriptions own the pull. It ends with the last subscription, or after a grace.
     future: WeakShared<PullFuture>,
     progress: watch::Receiver<PullProgress>,
-    /// The pod of its first client.
+    /// The pod of the first client.
     pod: PodIdentity,
     clients: PullClients,
     priority: i32,
@@ -114,7 +113,7 @@ impl SingleFlight {
         Self { scheduler, grace, shares, alone: AtomicU64::default(), table: Mutex::default() }
     }
 
-    /// Whether an equal pull waits or runs. A request that joins it costs the registry nothing.
+    /// Whether an equal pull waits or runs. A request that joins that pull costs the registry nothing.
     pub(super) fn has(&self, work: &Work) -> bool {
         self.lock().by_key.get(&self.key(work)).is_some_and(|pull| !pull.has_ended())
     }
@@ -274,8 +273,7 @@ impl<T: Send + 'static> Drop for Subscription<T> {
                 () = (on_complete.unwanted)(&on_complete.kept) => None,
                 ended = timeout(pulls.grace, pull) => ended.ok(),
             };
-            // If a client joined during the grace, that client or its own grace owns the pull. Otherwise the pull ended
-            // above, with its last clone.
+            // A client that joined during the grace now owns the pull. Otherwise the pull ended with its last clone.
             pulls.forget(&key, ticket, Pull::has_ended);
             if let Some(Ok(pulled)) = ended {
                 (on_complete.conclude)(on_complete.kept, pulled).await;

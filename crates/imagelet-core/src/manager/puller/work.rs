@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// Of the request: its pull with the default tag, its caller and its priority. Its pull secrets would wait with it.
+    /// The client's request, with the default tag and without its pull secrets, which would wait in the queue.
     pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,

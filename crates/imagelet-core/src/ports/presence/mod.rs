@@ -15,7 +15,7 @@ use crate::image::ImageId;
 
 /// A usable image is not checked again for this time.
 const USABLE_FOR: Duration = Duration::from_secs(10);
-/// The time limit of the check. After it, the image is treated as usable.
+/// The time limit of a check. After this time, the image is treated as usable.
 const USABLE_MAX: Duration = Duration::from_secs(1);
 const IMAGES_MAX: usize = 20_000;
 
@@ -31,7 +31,7 @@ pub trait ImageBacking: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct UsableImages {
     backing: Arc<dyn ImageBacking>,
-    /// The last successful check of each image. `None`: its layers were gone, and this was logged.
+    /// The last successful check of each image. `None`: the layers were gone, which was logged.
     usable_at: Arc<Mutex<HashMap<ImageId, Option<Instant>>>>,
 }
 

@@ -23,18 +23,18 @@ pub trait RemovableNames: Send + Sync + fmt::Debug {
     async fn make_removable(&self, image: &ImageId) -> Result<(), RuntimeError>;
 }
 
-/// Prepares the removal of an image. The image is given by its id.
+/// Prepares the removal of the image with this id.
 pub(super) async fn prepare(
     images: &dyn ImageService,
     names: &dyn RemovableNames,
     spec: &ImageSpec,
 ) -> Result<(), RuntimeError> {
-    // The spec has a name only if no image has that name.
+    // If the spec has a name, no image has that name.
     if spec.image.parse::<Digest>().is_err() {
         return Ok(());
     }
     match names.make_removable(&ImageId::new(&spec.image)).await {
-        // CRI alone does not show the names in the records. One kind of such names can be recognized.
+        // CRI does not show which names prevent a removal, except names of `ctr images import`.
         Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
             let found = images.status(spec).await?;
             match found.iter().flat_map(|image| image.tags.iter().chain(&image.digests)).find(|name| is_of_import(name))
@@ -54,8 +54,7 @@ pub(super) async fn prepare(
     }
 }
 
-/// Checks that the image is gone after the runtime accepted its removal. An image of another handler may have the same
-/// id.
+/// Checks that a removed image is gone. An image of another handler may have the same id.
 pub(super) async fn check(images: &dyn ImageService, spec: &ImageSpec) -> Result<(), RuntimeError> {
     let found = match images.status(spec).await {
         Err(error) => {

@@ -1,10 +1,10 @@
-//! The greedy search for any number of images: it takes the best moves first and then prunes the set.
+//! A greedy search for any number of images: takes the best moves first, then drops unneeded images.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
-/// Above this many groups one walk is enough: a walk takes milliseconds, and a single move has little effect.
+/// Above this many groups, one walk is enough: a walk takes milliseconds, and a single move has little effect.
 const GROUPS_FEW: usize = 4_000;
 /// Limit of comparisons to find overlapping groups. Above the limit, moves seem to free less than they do.
 const RELATIONS_MAX: usize = 8_000_000;
@@ -57,8 +57,7 @@ impl Rule {
 /// Moves of a problem before any removal, one per group.
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
-    /// For each group, the groups whose users include all its users, itself included. The moves of these groups free
-    /// it.
+    /// For each group: itself and the groups whose users include all its users. A move of any of them frees the group.
     wider: Vec<Vec<u32>>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
@@ -101,12 +100,11 @@ struct Walk<'m, 'a> {
     gains: Vec<Weight>,
     costs: Vec<u128>,
     heap: BinaryHeap<Move>,
-    /// Groups with one remaining user. The moves of that user count them.
+    /// Groups with one remaining user. All moves with that user count such a group.
     alone: Vec<bool>,
 }
 
-/// A move: the bits of its ratio at insertion, and its group. Bits of positive numbers sort like the numbers. The
-/// largest ratio is best; of equal ratios, the lowest group.
+/// The ratio at insertion, as sortable bits, and the group. The largest ratio is best, then the lowest group.
 type Move = (u64, Reverse<u32>);
 
 impl<'m, 'a> Walk<'m, 'a> {
@@ -146,8 +144,8 @@ impl<'m, 'a> Walk<'m, 'a> {
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
-    /// Removes the remaining users of a group and returns them. Images with few shared layers are first, because they
-    /// free bytes before all users are removed.
+    /// Removes and returns the remaining users of a group. Users of layers with few users are first, because such
+    /// layers are free before all users are removed.
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
         let mut users = problem.groups[place(group)].users.clone();
@@ -190,8 +188,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         }
     }
 
-    /// Changes the gains of all moves that free a group. `last` is the group's only remaining user, if it has exactly
-    /// one.
+    /// Changes the gains of all moves that free a group. `last`: the only remaining user, if the group is `alone`.
     fn count(&mut self, group: u32, last: u32, touched: &mut Vec<u32>, change: impl Fn(Weight, Weight) -> Weight) {
         let moves = self.moves;
         let is_alone = self.alone[place(group)];

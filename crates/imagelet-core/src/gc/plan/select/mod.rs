@@ -1,8 +1,6 @@
-//! Selects the candidates to remove for space.
-//!
-//! With known layers, finding the cheapest images that free enough is a set-cover problem: a layer is freed with the last
-//! image that uses it. Layers that the same images use are one *group*. A *move* removes all remaining images that use a
-//! group. The best moves are taken first (`greedy.rs`). If only sizes are known, images are independent.
+//! Selects the candidates to remove for space. If layers are known, this is a set-cover problem: a layer is freed with
+//! the last image that uses the layer. Layers with the same users are a *group*. A *move* removes all remaining users
+//! of a group. The best moves are taken first (`greedy.rs`). If only sizes are known, images are independent.
 
 mod greedy;
 mod set_cover;
@@ -32,15 +30,14 @@ pub(super) struct Wanted {
     pub(super) all: Freed,
     /// The minimum amount. If less can be freed, the goal is unreachable.
     pub(super) least: Freed,
-    /// The amount to free if the goal is unreachable, in addition to idle images. `None`: remove nothing.
+    /// If the goal is unreachable: idle images are removed, and others until this amount is free. `None`: no removal.
     pub(super) relief: Option<Freed>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Indices in removal order, and the bytes that each removal frees after the previous ones.
+    /// Indices in removal order, and the amount that each removal frees after the previous removals.
     pub(super) chosen: Vec<(usize, Freed)>,
-    /// The next removals after a failed removal, if the order is that of listed sizes.
     pub(super) reserve: Vec<(usize, Freed)>,
     pub(super) possible: Freed,
     pub(super) is_short: bool,
@@ -86,7 +83,7 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
 /// The removals if the goal is unreachable: idle images, then other images until `least` is freed.
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
-    // The idle time of a multi-handler image is that of its last used entry.
+    // A multi-handler image is as idle as its last used entry.
     let recent: BTreeSet<&ImageId> = candidates
         .iter()
         .filter(|place| !is_idle(&field.input.snapshot.entries[**place], field.input))
@@ -228,7 +225,7 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) 
     Cow::Owned(graph)
 }
 
-/// Indices of candidates by image. All entries of a multi-handler image must be candidates.
+/// Indices of candidates by image. Without the multi-handler images that have an entry outside the candidates.
 fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a ImageId, Vec<usize>> {
     let mut of_image: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
     for (at, place) in candidates.iter().enumerate() {
@@ -253,11 +250,9 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
     }
 }
 
-/// The images in removal order, the best ratio of freed bytes to cost first, with the bytes freed after the previous
-/// ones. These bytes are often zero until the last image of a shared layer. `None`: all images together do not free
-/// enough.
-///
-/// The result is independent of the image order. A duplicate counts once. An image outside the graph frees zero.
+/// The images in removal order, the best ratio of freed bytes to cost first, each with the amount that it frees after
+/// the previous images. `None`: all images together do not free enough. The result is independent of the image order. A
+/// duplicate counts once. An image outside the graph frees zero.
 fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
     let problem = Problem::new(graph, images);
     let target = Weight::of(wanted);
@@ -274,8 +269,8 @@ fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Op
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
-/// Indices, in removal order, of images without shared layers, selected by cost and size. All images if they do not
-/// free enough. Sizes do not include inodes, so an inode goal selects all images.
+/// Selects images without shared layers by cost and size. Returns indices in removal order. Selects all images if they
+/// do not free enough, also for an inode goal, because sizes do not include inodes.
 fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
     let (problem, target) = (Problem::independent(images), Weight::of(wanted));
     if !problem.all().meets(target) {

@@ -45,7 +45,7 @@ pub(super) struct Group {
     pub(super) weight: Weight,
 }
 
-/// Candidates and their groups. Each candidate with a group also has a group with itself as the only user, maybe empty.
+/// Candidates and their groups. Each candidate with a group also has a group, maybe empty, with no other user.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) images: Vec<ImageId>,
@@ -138,7 +138,7 @@ enum LayerUsers {
 }
 
 impl LayerUsers {
-    /// Adds a candidate, or an image that stays. Candidates are added in ascending order.
+    /// Adds a candidate; `None`: an image that stays. Candidates are added in ascending order.
     fn add(&mut self, user: Option<u32>) {
         match (&mut *self, user) {
             (Self::Outside, _) => {}
@@ -195,7 +195,7 @@ impl<'a> CoverState<'a> {
         }
     }
 
-    /// The amount that is not freed without this candidate.
+    /// The freed amount that is lost if this candidate is put back.
     pub(super) fn loss(&self, user: u32) -> Weight {
         let groups = self.problem.groups_of[place(user)].iter();
         groups
